@@ -1,0 +1,167 @@
+"""Every option of every process, in frozen structs, and the one validation of them.
+
+A field's `Option` gives its help text, group, bounds or choices; the command line, the config file and `penstock config`
+are made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from typing import Annotated
+
+import msgspec
+
+from protocol.errors import ConfigError
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What the command line says about a field, and what values it may take."""
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    metavar: str = ""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options that all processes share; their hash is checked in every handshake."""
+
+    model: Annotated[str, Option("folder in Hugging Face layout or hub id; empty: the embedded model")] = ""
+    revision: Annotated[str, Option("hub revision: branch, tag or commit")] = ""
+    served_model_name: Annotated[str, Option("name clients use; empty: the model's own; several with commas")] = ""
+    dtype: Annotated[
+        str,
+        Option("arithmetic type; auto: the checkpoint's on a GPU, float32 on a CPU",
+               choices=("auto", "float32", "bfloat16", "float16")),
+    ] = "auto"
+    load_format: Annotated[
+        str, Option("dummy makes random weights for speed work", choices=("auto", "safetensors", "dummy"))
+    ] = "auto"
+    max_model_len: Annotated[int, Option("longest prompt plus output in tokens; 0: the model's own", 0, 1 << 24)] = 0
+    block_size: Annotated[int, Option("tokens per KV block", 1, 256)] = 16
+    max_num_seqs: Annotated[int, Option("most sequences running at once (executor slots)", 1, 4096)] = 256
+    max_num_batched_tokens: Annotated[int, Option("token budget of one step", 1, 1 << 20)] = 8192
+    tensor_parallel_size: Annotated[int, Option("GPUs per replica; only 1 is built", 1, 1)] = 1
+    seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the api processes."""
+
+    host: Annotated[str, Option("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Option("port to listen on; 0 picks a free one", 0, 65535)] = 8000
+    api_processes: Annotated[int, Option("api processes sharing the port", 1, 64)] = 1
+    api_key: Annotated[str, Option("key that clients must send as bearer token; empty: none")] = ""
+    max_queued_requests: Annotated[
+        int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
+    ] = 4096
+    max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = 32 << 20
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the tokenizer processes."""
+
+    tokenizer_processes: Annotated[int, Option("tokenizer processes; requests are sharded over them", 1, 64)] = 1
+    chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the scheduler process."""
+
+    enable_prefix_caching: Annotated[bool, Option("reuse KV blocks of equal prefixes")] = True
+    scheduling_policy: Annotated[
+        str, Option("order of waiting requests: fcfs, or the request's priority first", choices=("fcfs", "priority"))
+    ] = "fcfs"
+    overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
+    status_interval: Annotated[float, Option("seconds between heartbeats", 0.05, 10.0)] = 0.5
+
+
+class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the executor processes."""
+
+    device: Annotated[str, Option("auto takes a GPU when there is one", choices=("auto", "cpu", "cuda"))] = "auto"
+    gpu_memory_utilization: Annotated[float, Option("share of the GPU's memory Penstock may use", 0.05, 0.99)] = 0.9
+    kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
+    enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
+    cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: one per core", 0, 1024)] = 0
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of running itself, the same for every process."""
+
+    run_dir: Annotated[str, Option("directory of socket files, made with mode 0700; empty: a temporary one")] = ""
+    log_level: Annotated[
+        str, Option("least severe log line that is printed", choices=("debug", "info", "warning", "error"))
+    ] = "info"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The effective configuration: a section per process."""
+
+    model: ModelConfig = ModelConfig()
+    api: ApiConfig = ApiConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    run: RunConfig = RunConfig()
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One option as the command line sees it."""
+
+    section: str
+    name: str
+    type: type
+    default: object
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def fields() -> tuple[Field, ...]:
+    """Every option of every section, in the order of the structs."""
+    found = []
+    for section in msgspec.structs.fields(Config):
+        assert isinstance(section.type, type)
+        hints = typing.get_type_hints(section.type, include_extras=True)
+        for field in msgspec.structs.fields(section.type):
+            kind, option = typing.get_args(hints[field.name])
+            assert not isinstance(kind, types.UnionType)
+            found.append(Field(section.name, field.name, kind, field.default, option))
+    return tuple(found)
+
+
+def check(config: Config) -> Config:
+    """Return `config` if every option is allowed, alone and with the others.
+
+    Raises ConfigError with the option as typed, its value and what is allowed.
+    """
+    for field in fields():
+        check_value(field, getattr(getattr(config, field.section), field.name))
+    model, tokens = config.model, config.model.max_num_batched_tokens
+    if tokens < model.max_num_seqs:
+        raise ConfigError(
+            "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
+        )
+    return config
+
+
+def check_value(field: Field, value: object) -> None:
+    """Raise ConfigError unless `value` has the field's type and stands within its bounds or choices."""
+    option = field.option
+    if field.type is float and type(value) is int:
+        value = float(value)
+    if type(value) is not field.type:
+        raise ConfigError(field.flag, value, f"it must be of type {field.type.__name__}")
+    if option.choices and value not in option.choices:
+        raise ConfigError(field.flag, value, "one of " + ", ".join(option.choices))
+    if isinstance(value, int | float) and option.low is not None:
+        assert option.high is not None
+        if not (math.isfinite(value) and option.low <= value <= option.high):
+            raise ConfigError(field.flag, value, f"it must be between {option.low:g} and {option.high:g}")

@@ -1,0 +1,130 @@
+"""Errors that a user or an operator can cause, and what they map to.
+
+    PenstockError
+    ├── RequestError                 one request is wrong or cannot be served; carries HTTP status and OpenAI error type
+    │   ├── InvalidRequest           400 invalid_request_error
+    │   │   └── NotBuilt             400 invalid_request_error, code "unsupported"
+    │   ├── Unauthorized             401 authentication_error
+    │   ├── NotFound                 404 not_found_error
+    │   ├── MethodNotAllowed         405 invalid_request_error
+    │   ├── PayloadTooLarge          413 invalid_request_error
+    │   ├── UnsupportedMediaType     415 invalid_request_error
+    │   ├── Overloaded               429 rate_limit_error
+    │   ├── EngineFailure            500 server_error
+    │   └── Unavailable              503 service_unavailable
+    ├── ConfigError                  an option of the command line or the config file
+    ├── ModelError                   the model folder: a missing, truncated or misshapen file, an unknown architecture
+    └── LinkError                    a peer process: refused handshake, wrong version, lost
+
+Only RequestError reaches a client; its message never holds a path, a prompt or a trace.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Root of every error that is not a bug of ours."""
+
+
+class RequestError(PenstockError):
+    """One request ends with this error. `param` names the request's field in OpenAI's notation, `code` a stable word."""
+
+    status: int = 500
+    type: str = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequest(RequestError):
+    """A wrong type, an out-of-range value, an over-long prompt, a malformed body."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class NotBuilt(InvalidRequest):
+    """A known parameter that Penstock does not serve yet. Refused, never ignored."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="unsupported")
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    type = "invalid_request_error"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+    type = "invalid_request_error"
+
+
+class Overloaded(RequestError):
+    """The queue is full. `retry_after` is in seconds and becomes the Retry-After header."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message, code="overloaded")
+        self.retry_after = retry_after
+
+
+class EngineFailure(RequestError):
+    """The engine failed this request (non-finite logits, a lost process); a retry may succeed."""
+
+
+class Unavailable(RequestError):
+    """The server is loading, draining or missing a part."""
+
+    status = 503
+    type = "service_unavailable"
+
+
+class ConfigError(PenstockError):
+    """An option is wrong: its name as typed, the value given, what is allowed."""
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        super().__init__(f"{option}: {value!r} is not allowed; {allowed}")
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+
+
+class ModelError(PenstockError):
+    """The model folder cannot be served; the message names the file."""
+
+
+class LinkError(PenstockError):
+    """A peer process was refused or lost; the message says which side to fix."""
+
+
+REQUEST_ERRORS: dict[int, type[RequestError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    404: NotFound,
+    405: MethodNotAllowed,
+    413: PayloadTooLarge,
+    415: UnsupportedMediaType,
+    500: EngineFailure,
+    503: Unavailable,
+}

@@ -1,0 +1,20 @@
+"""Bounds on what one request may ask for. Each refusal names the limit; those with an option name the option too."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 32 << 20  # --max-body-bytes
+MAX_N = 128
+MAX_LOGPROBS = 20  # OpenAI's bound for top_logprobs
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 512  # characters of one stop string
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 16
+MAX_JSON_DEPTH = 64
+MAX_PROMPTS = 256  # prompts of one completions request
+MAX_CHOICES = 1024  # prompts times n of one request
+MAX_CACHE_SALT = 256  # characters
+MAX_TOKEN_ID = 2**31 - 1
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1

@@ -1,0 +1,157 @@
+"""The links between processes as data: who binds, who connects, which messages travel, how many may wait.
+
+On every link the first-named role binds a ROUTER (MANDATORY) and the other connects a DEALER whose identity is
+role-index-incarnation. `window` is the credit: how many messages a sender may have unacknowledged at one peer; what is
+produced beyond it is merged or refused upstream, never dropped. `high_water` is the socket's own limit, above the window.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from protocol.messages import (
+    Abort,
+    Detokenize,
+    Detokenized,
+    EngineStatus,
+    Message,
+    Rejected,
+    StopHit,
+    SubmitText,
+    SubmitTokens,
+    TextBatch,
+    TokenBatch,
+    Tokenize,
+    Tokenized,
+)
+from protocol.steps import ExecutorReady, StepPlan, StepResult
+
+PROTOCOL_VERSION = 1
+
+
+class Role(enum.StrEnum):
+    API = "api"
+    TOKENIZER = "tokenizer"
+    SCHEDULER = "scheduler"
+    EXECUTOR = "executor"
+
+
+class Hello(Message, kw_only=True):
+    """Connector → binder on connecting, and again whenever the link was idle: who I am and what I was started with."""
+
+    version: int
+    role: str
+    index: int
+    incarnation: int
+    pid: int
+    config: int  # `shared_hash` of the options that both sides must agree on
+    epoch: int = 0
+
+
+class Welcome(Message, kw_only=True):
+    """Binder → connector: the handshake is accepted; `epoch` and `incarnation` are the binder's own."""
+
+    version: int
+    role: str
+    index: int
+    incarnation: int
+    pid: int
+    epoch: int = 0
+
+
+class Refused(Message):
+    """Binder → connector: the handshake failed; the reason says which side to fix. The connector exits with it."""
+
+    reason: str
+
+
+class Credit(Message):
+    """Receiver → sender: this many more messages were taken off the link."""
+
+    count: int
+
+
+class Goodbye(Message):
+    """Either way: an orderly end; what is in flight will not be answered."""
+
+
+LinkControl = Hello | Welcome | Refused | Credit | Goodbye
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One row of the table."""
+
+    name: str
+    binder: Role
+    connector: Role
+    up: tuple[type[Message], ...]  # connector → binder
+    down: tuple[type[Message], ...]  # binder → connector
+    window: int  # messages in flight per peer and direction
+    high_water: int
+    max_bytes: int  # of one message
+
+
+TEXT = Link(
+    name="text",
+    binder=Role.TOKENIZER,
+    connector=Role.API,
+    up=(SubmitText, Abort, Tokenize, Detokenize),
+    down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus),
+    window=1024,
+    high_water=4096,
+    max_bytes=64 << 20,
+)
+TOKENS = Link(
+    name="tokens",
+    binder=Role.SCHEDULER,
+    connector=Role.TOKENIZER,
+    up=(SubmitTokens, Abort, StopHit),
+    down=(TokenBatch, Rejected, EngineStatus),
+    window=1024,
+    high_water=4096,
+    max_bytes=64 << 20,
+)
+STEPS = Link(
+    name="steps",
+    binder=Role.SCHEDULER,
+    connector=Role.EXECUTOR,
+    up=(ExecutorReady, StepResult),
+    down=(StepPlan,),
+    window=16,
+    high_water=64,
+    max_bytes=256 << 20,
+)
+
+LINKS: tuple[Link, ...] = (TEXT, TOKENS, STEPS)
+
+
+def address(link: Link, run_dir: Path, index: int) -> str:
+    """Where binder number `index` of the link listens: a socket file in the 0700 run directory."""
+    return f"ipc://{run_dir}/{link.name}-{index}.sock"
+
+
+def identity(role: Role, index: int, incarnation: int) -> bytes:
+    return f"{role}-{index}-{incarnation:08x}".encode()
+
+
+def new_incarnation() -> int:
+    """31 random bits that tell one life of a process from the next."""
+    return secrets.randbits(31)
+
+
+def shared_hash(options: msgspec.Struct) -> int:
+    """CRC-32 of the options that every process must share, in canonical JSON."""
+    return zlib.crc32(msgspec.json.encode(options, order="deterministic"))
+
+
+def decoder(link: Link, *, at_binder: bool) -> msgspec.msgpack.Decoder[Message]:
+    """The one decoder for what arrives at the binder's (or the connector's) end of the link."""
+    union = LinkControl
+    for kind in link.up if at_binder else link.down:
+        union = union | kind
+    return msgspec.msgpack.Decoder(union)

@@ -1,0 +1,268 @@
+"""Per-request messages between api, tokenizer and scheduler, and the columnar batches that answer them.
+
+Request ids are 63-bit integers made by the api process (`request_id`), never by a client. A request with n choices is
+one message on every link; its choices are told apart by their index. Every (id, choice) gets exactly one terminal
+row (finish other than NONE) on each link, unless the whole request was answered with `Rejected`, which is terminal for
+all of its choices.
+
+Columns are little-endian arrays as raw bytes: int64 ids, uint16 choices, int32 counts and token ids, uint8 finish.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Finish(enum.IntEnum):
+    """Why a choice ended."""
+
+    NONE = 0
+    STOP = 1  # end-of-sequence token, stop token id or stop string
+    LENGTH = 2  # max_tokens or the model's length
+    ABORT = 3  # the client left or asked for it
+    ERROR = 4  # the row's extra says what
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """Root of every message: a frozen tagged array."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Root of what messages hold."""
+
+
+class TraceContext(Part):
+    """W3C trace context as it came; empty when there is none."""
+
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+class Sampling(Part, kw_only=True):
+    """How tokens of one request are chosen. Validated at the api; every number is finite and in range."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    seed: int = 0  # always filled: the client's, or a random one
+    max_tokens: int | None = None  # None until the tokenizer knows the prompt's length
+    min_tokens: int = 0  # until then end-of-sequence and stop token ids are masked
+    stop_token_ids: tuple[int, ...] = ()  # the request's own; kept in the ids
+    eos_token_ids: tuple[int, ...] = ()  # the model's; filled by the tokenizer, also under ignore_eos
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not be completed
+    allowed_token_ids: tuple[int, ...] = ()  # empty allows all
+    logprobs: int = -1  # -1 none, 0 the chosen token's, k the k best as well; of the raw distribution
+    prompt_logprobs: int = -1
+
+
+class SubmitText(Message, kw_only=True):
+    """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
+
+    id: int
+    messages: bytes | None = None  # JSON array of chat messages
+    tools: bytes | None = None  # JSON array, rendered by the template
+    template_arguments: bytes | None = None  # JSON object: further names for the template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    prompt: str | None = None
+    prompt_ids: bytes | None = None  # int32
+    add_special_tokens: bool = True
+    sampling: Sampling
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    bad_words: tuple[str, ...] = ()  # as text; the tokenizer adds their ids to `sampling`
+    skip_special_tokens: bool = True
+    echo: bool = False  # the prompt's text comes first in every choice
+    stream: bool = False  # false: text may be held back and sent in one piece
+    priority: int = 0  # larger goes first under the priority policy
+    cache_salt: str = ""
+    trace: TraceContext = TraceContext()
+    arrival: float = 0.0  # unix seconds
+
+
+class Abort(Message):
+    """api → tokenizer → scheduler: end every choice of the request. Unknown ids are ignored: the end may have crossed."""
+
+    id: int
+
+
+class Tokenize(Message, kw_only=True):
+    """api → tokenizer: ids of a text or of a chat; answered by `Tokenized` or `Rejected`."""
+
+    id: int
+    messages: bytes | None = None
+    tools: bytes | None = None
+    template_arguments: bytes | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    with_strings: bool = False
+
+
+class Detokenize(Message):
+    """api → tokenizer: text of token ids (int32); answered by `Detokenized` or `Rejected`."""
+
+    id: int
+    token_ids: bytes
+
+
+class Tokenized(Message):
+    id: int
+    token_ids: bytes  # int32
+    token_strings: tuple[str, ...] | None = None
+
+
+class Detokenized(Message):
+    id: int
+    text: str
+
+
+class Rejected(Message, kw_only=True):
+    """scheduler → tokenizer → api: the request ends here with an error; terminal for all of its choices."""
+
+    id: int
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+
+class SubmitTokens(Message, kw_only=True):
+    """tokenizer → scheduler: one request as token ids. `sampling.max_tokens` is filled; prompt + max_tokens fits."""
+
+    id: int
+    token_ids: bytes  # int32 [prompt]
+    sampling: Sampling
+    n: int = 1
+    priority: int = 0
+    cache_salt: str = ""
+    trace: TraceContext = TraceContext()
+    arrival: float = 0.0
+
+
+class StopHit(Message):
+    """tokenizer → scheduler: a stop string ended this choice after `tokens` output tokens. Confirmed by a terminal row."""
+
+    id: int
+    choice: int
+    tokens: int
+
+
+class Logprobs(Part):
+    """Log-probabilities at consecutive positions, `width` columns each; column 0 is the token that stands there."""
+
+    width: int
+    token_ids: bytes  # int32 [positions, width]
+    values: bytes  # float32 [positions, width]
+    ranks: bytes  # int32 [positions], 1 is the most likely
+
+
+class TokenExtra(Part, kw_only=True):
+    """What few rows of a `TokenBatch` carry beside their tokens."""
+
+    row: int
+    cached_tokens: int | None = None  # on a choice's first row
+    logprobs: Logprobs | None = None  # one position per token of the row
+    prompt_logprobs: Logprobs | None = None  # positions 1.. of the prompt, once
+    stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
+    error: str | None = None  # with Finish.ERROR
+
+
+class TokenBatch(Message, kw_only=True):
+    """scheduler → tokenizer: what one step (or several, after a full link) gave to this tokenizer's requests."""
+
+    step: int
+    ids: bytes  # int64 [rows]
+    choices: bytes  # uint16 [rows]
+    counts: bytes  # int32 [rows], tokens of each row
+    token_ids: bytes  # int32 [sum of counts]
+    finish: bytes  # uint8 [rows]
+    extras: tuple[TokenExtra, ...] = ()
+
+
+class TokenLogprob(Part):
+    token: str
+    token_id: int
+    logprob: float
+    raw: bytes  # the token's own bytes
+
+
+class PositionLogprobs(Part):
+    chosen: TokenLogprob
+    rank: int
+    top: tuple[TokenLogprob, ...]
+    text_offset: int  # in characters of the choice's text, echo included
+
+
+class TextExtra(Part, kw_only=True):
+    """What few rows of a `TextBatch` carry beside their text."""
+
+    row: int
+    prompt_tokens: int | None = None  # on a choice's first row
+    cached_tokens: int | None = None  # on a choice's first row
+    logprobs: tuple[PositionLogprobs, ...] = ()  # of the text in this row
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0
+    stop_reason: str | int | None = None  # stop string or stop token id that ended the choice
+    error: str | None = None
+
+
+class TextBatch(Message, kw_only=True):
+    """tokenizer → api: deltas of text. A row may hold no text (a token that decodes to nothing yet)."""
+
+    ids: bytes  # int64 [rows]
+    choices: bytes  # uint16 [rows]
+    text: tuple[str, ...]  # [rows]
+    tokens: bytes  # int32 [rows], output tokens that this row accounts for
+    finish: bytes  # uint8 [rows]
+    extras: tuple[TextExtra, ...] = ()
+
+
+class EngineStatus(Message, kw_only=True):
+    """scheduler → tokenizer → api, every status interval and when readiness changes: the heartbeat with its counters."""
+
+    time: float  # unix seconds at the scheduler
+    epoch: int
+    ready: bool
+    step: int  # steps applied
+    step_age: float  # seconds since the last apply, 0 when idle
+    running: int
+    waiting: int
+    blocks: int
+    blocks_free: int  # never used or given up
+    blocks_idle: int  # free, content still cached
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    device: str
+    dtype: str
+    prompt_tokens: int  # the rest are totals since start
+    cached_tokens: int
+    output_tokens: int
+    finished: int
+    aborted: int
+    failed: int
+    preemptions: int
+    drain_rate: float  # requests finished per second, recent
+    draining: bool = False
+
+
+def request_id(api_index: int, incarnation: int, counter: int) -> int:
+    """A 63-bit id: 7 bits of api index, 24 of its incarnation, 32 of a counter."""
+    assert 0 <= api_index < 128
+    return (api_index << 56) | ((incarnation & 0xFFFFFF) << 32) | (counter & 0xFFFFFFFF)
+
+
+def api_index(request: int) -> int:
+    """Which api process made the id."""
+    return request >> 56

@@ -1,0 +1,84 @@
+"""The step: what the scheduler tells an executor and what comes back. Columnar; a steady decode step is tens of bytes.
+
+The executor keeps one slot per running request. A plan changes slots by small diffs and names the work of one step:
+
+- every slot in the decode set runs one position, in ascending slot order; `decode_on` and `decode_off` change that set
+  before this step runs and it persists between plans;
+- then each row of `chunks`, in the order given, runs `count` positions of its slot from position `start`; with `sample`
+  set the chunk ends at the slot's last known token and the next token is sampled.
+
+Input ids are gathered on the device from the slot's own token row: a sampled token is written there by the step that
+sampled it, so the next step needs nothing from the host. The rows that sample, in the same order, are the rows of
+`StepResult`.
+"""
+
+from __future__ import annotations
+
+from protocol.messages import Logprobs, Message, Part, Sampling
+
+
+class SlotStart(Part, kw_only=True):
+    """A request enters a slot, new or after preemption; all that the slot held before is gone."""
+
+    slot: int
+    token_ids: bytes  # int32 [prompt and output so far]
+    prompt_tokens: int  # how many of them are prompt; penalties, min_tokens and bad words look at the rest
+    computed: int  # positions whose KV stands in `blocks` already
+    blocks: bytes  # int32 [blocks], enough for the step's chunk
+    sampling: Sampling
+    seed: int  # of this choice, see `choice_seed`
+
+
+class StepPlan(Message, kw_only=True):
+    """scheduler → executors: one step."""
+
+    step: int
+    epoch: int
+    starts: tuple[SlotStart, ...] = ()
+    blocks: bytes = b""  # int32 [pairs, 2]: slot, block appended to the slot's table
+    decode_on: bytes = b""  # int32 [slots]
+    decode_off: bytes = b""  # int32 [slots]
+    chunks: bytes = b""  # int32 [chunks, 4]: slot, start, count, sample (0 or 1)
+
+
+class RowLogprobs(Part):
+    """Log-probabilities of one sampled row, or of a chunk's prompt positions."""
+
+    row: int  # index among the sampled rows; for prompt logprobs the index among the plan's chunks
+    logprobs: Logprobs
+
+
+class StepResult(Message, kw_only=True):
+    """executor rank 0 → scheduler: one step's sampled tokens. A row with non-finite logits has token -1."""
+
+    step: int
+    epoch: int
+    token_ids: bytes  # int32 [sampled rows]
+    logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()  # of positions start+1 .. start+count of the chunk that are prompt
+    busy: float = 0.0  # seconds of device work
+    waited: float = 0.0  # seconds the executor stood idle before this step
+
+
+class ExecutorReady(Message, kw_only=True):
+    """executor → scheduler, once per epoch after the weights are loaded: what it can hold."""
+
+    epoch: int
+    blocks: int  # usable KV blocks, numbered 1..blocks; block 0 is scratch
+    block_size: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    cache_bytes: int
+    load_seconds: float
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one choice of a request: choice 0 keeps the request's own. SplitMix64 (Steele, Lea, Flood, 2014)."""
+    mask = (1 << 64) - 1
+    if choice == 0:
+        return seed & mask
+    z = (seed + choice * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
