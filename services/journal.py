@@ -1,0 +1,104 @@
+"""The log of a process: one line per event on stderr, logfmt.
+
+    2026-11-21T11:02:03.123Z info scheduler-0 executor_ready blocks=4096 device=cpu
+
+A module keeps `log = logging.getLogger(__name__)` and writes `journal.info(log, "executor_ready", blocks=4096)`.
+Records of other libraries pass through the same formatter, so a line is always one event. Prompts are never logged.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import re
+import sys
+import warnings
+from typing import TextIO
+
+PLAIN = re.compile(r"[\w./:@+,\-\[\]()*%]+")
+QUIET = ("asyncio", "httpx", "httpcore", "huggingface_hub", "urllib3", "uvicorn.access")
+
+
+class LineFormatter(logging.Formatter):
+    """Turns a record into one logfmt line, whatever stands in it."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        head = f"{stamp.replace('+00:00', 'Z')} {record.levelname.lower()} {self._process}"
+        fields = dict(getattr(record, "fields", {}))
+        event = record.getMessage()
+        if "fields" not in record.__dict__:
+            fields = {"message": event, "logger": record.name}
+            event = "log"
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["trace"] = self.formatException(record.exc_info)
+        return " ".join([head, event, *(f"{name}={text(value)}" for name, value in fields.items())])
+
+
+def setup(process: str, level: str, stream: TextIO | None = None) -> None:
+    """Send every record of this process at `level` (an option's word: debug, info, warning, error) or above to stderr.
+
+    `process` is role-index. Replaces what handlers the root logger had; Python warnings become records too.
+    """
+    output = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    output.setFormatter(LineFormatter(process))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(output)
+    root.setLevel(level.upper())
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    logging.captureWarnings(True)
+    warnings.formatwarning = one_line_warning
+
+
+def debug(log: logging.Logger, event: str, /, **fields: object) -> None:
+    write(log, logging.DEBUG, event, fields)
+
+
+def info(log: logging.Logger, event: str, /, **fields: object) -> None:
+    write(log, logging.INFO, event, fields)
+
+
+def warning(log: logging.Logger, event: str, /, **fields: object) -> None:
+    write(log, logging.WARNING, event, fields)
+
+
+def error(log: logging.Logger, event: str, /, **fields: object) -> None:
+    write(log, logging.ERROR, event, fields)
+
+
+def exception(log: logging.Logger, event: str, /, **fields: object) -> None:
+    """As `error`, with the exception being handled as field `trace`."""
+    write(log, logging.ERROR, event, fields, trace=True)
+
+
+def write(log: logging.Logger, level: int, event: str, fields: dict[str, object], *, trace: bool = False) -> None:
+    """One event: a word, and what is known about it."""
+    if log.isEnabledFor(level):
+        log.log(level, "%s", event, extra={"fields": fields}, exc_info=trace, stacklevel=3)
+
+
+def text(value: object) -> str:
+    """A value as logfmt: bare when it cannot be misread, otherwise a JSON string, so that a line stays one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    plain = str(value)
+    if PLAIN.fullmatch(plain):
+        return plain
+    return json.dumps(plain, ensure_ascii=not plain.isprintable())
+
+
+def one_line_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    del line
+    return f"{category.__name__}: {message} ({filename.rsplit('/', 1)[-1]}:{lineno})"

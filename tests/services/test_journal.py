@@ -1,0 +1,79 @@
+import io
+import logging
+import re
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services import journal
+
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (debug|info|warning|error) scheduler-0 \S+.*\n")
+log = logging.getLogger("penstock.test")
+
+
+@pytest.fixture
+def lines():
+    root = logging.getLogger()
+    level, outputs = root.level, list(root.handlers)
+    original = warnings.formatwarning
+    stream = io.StringIO()
+    journal.setup("scheduler-0", "info", stream)
+    yield stream
+    logging.captureWarnings(False)
+    warnings.formatwarning = original
+    root.setLevel(level)
+    root.handlers[:] = outputs
+
+
+def test_an_event_is_one_line(lines):
+    journal.info(log, "ready", blocks=512, url="http://127.0.0.1:8000", load=1.23456789, ok=True, note="two words")
+    line = lines.getvalue()
+    assert LINE.fullmatch(line)
+    assert line.endswith(' ready blocks=512 url=http://127.0.0.1:8000 load=1.23457 ok=true note="two words"\n')
+
+
+def test_a_field_may_have_any_name(lines):
+    journal.warning(log, "lost", name="x", msg="y", args=1, process=2, level=3)
+    assert "lost name=x msg=y args=1 process=2 level=3" in lines.getvalue()
+
+
+def test_levels_below_are_not_written(lines):
+    journal.debug(log, "noise")
+    journal.error(log, "trouble")
+    assert "noise" not in lines.getvalue()
+    assert " error scheduler-0 trouble" in lines.getvalue()
+
+
+def test_an_exception_stays_on_one_line(lines):
+    try:
+        raise ValueError("broken\nacross lines")
+    except ValueError:
+        journal.exception(log, "failed", step=3)
+    assert lines.getvalue().count("\n") == 1
+    assert 'failed step=3 trace="Traceback' in lines.getvalue()
+
+
+def test_records_of_libraries_are_lines_too(lines):
+    logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
+    assert lines.getvalue().endswith(' log message="Started server process [7]" logger=uvicorn.error\n')
+
+
+def test_warnings_are_lines_too(lines):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
+    assert LINE.fullmatch(lines.getvalue())
+    assert "DeprecationWarning: old thing" in lines.getvalue()
+
+
+@given(value=st.text())
+def test_a_value_never_breaks_its_line(value):
+    written = journal.text(value)
+    assert written
+    assert written.splitlines() == [written]
+    if " " in written or "=" in written:
+        assert written.startswith('"')
+        assert written.endswith('"')
