@@ -1,7 +1,7 @@
 """Every option of every process, in frozen structs, and the one validation of them.
 
-A field's `Option` gives its help text, group, bounds or choices; the command line, the config file and `penstock config`
-are made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`.
+A field's `Option` gives its help text, bounds or choices; the command line, the config file and `penstock config` are
+made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`.
 """
 
 from __future__ import annotations

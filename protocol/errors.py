@@ -27,7 +27,7 @@ class PenstockError(Exception):
 
 
 class RequestError(PenstockError):
-    """One request ends with this error. `param` names the request's field in OpenAI's notation, `code` a stable word."""
+    """One request ends with this error. `param` names the request's field in OpenAI's notation, `code` is a word."""
 
     status: int = 500
     type: str = "server_error"

@@ -2,7 +2,7 @@
 
 On every link the first-named role binds a ROUTER (MANDATORY) and the other connects a DEALER whose identity is
 role-index-incarnation. `window` is the credit: how many messages a sender may have unacknowledged at one peer; what is
-produced beyond it is merged or refused upstream, never dropped. `high_water` is the socket's own limit, above the window.
+produced beyond it is merged or refused upstream, never dropped. `high_water` is the socket's own limit, above that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Role(enum.StrEnum):
     EXECUTOR = "executor"
 
 
-class Hello(Message, kw_only=True):
+class Hello(Message, frozen=True, kw_only=True):
     """Connector → binder on connecting, and again whenever the link was idle: who I am and what I was started with."""
 
     version: int
@@ -53,7 +53,7 @@ class Hello(Message, kw_only=True):
     epoch: int = 0
 
 
-class Welcome(Message, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """Binder → connector: the handshake is accepted; `epoch` and `incarnation` are the binder's own."""
 
     version: int
@@ -64,19 +64,19 @@ class Welcome(Message, kw_only=True):
     epoch: int = 0
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """Binder → connector: the handshake failed; the reason says which side to fix. The connector exits with it."""
 
     reason: str
 
 
-class Credit(Message):
+class Credit(Message, frozen=True):
     """Receiver → sender: this many more messages were taken off the link."""
 
     count: int
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """Either way: an orderly end; what is in flight will not be answered."""
 
 
@@ -94,6 +94,7 @@ class Link(msgspec.Struct, frozen=True):
     window: int  # messages in flight per peer and direction
     high_water: int
     max_bytes: int  # of one message
+    silence: float  # seconds without a word after which a peer counts as lost; 0: only its process's end counts
 
 
 TEXT = Link(
@@ -105,6 +106,7 @@ TEXT = Link(
     window=1024,
     high_water=4096,
     max_bytes=64 << 20,
+    silence=10.0,
 )
 TOKENS = Link(
     name="tokens",
@@ -115,6 +117,7 @@ TOKENS = Link(
     window=1024,
     high_water=4096,
     max_bytes=64 << 20,
+    silence=10.0,
 )
 STEPS = Link(
     name="steps",
@@ -125,6 +128,7 @@ STEPS = Link(
     window=16,
     high_water=64,
     max_bytes=256 << 20,
+    silence=0.0,  # a step may be long; how long is the scheduler's to judge
 )
 
 LINKS: tuple[Link, ...] = (TEXT, TOKENS, STEPS)

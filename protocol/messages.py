@@ -33,14 +33,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Root of what messages hold."""
 
 
-class TraceContext(Part):
+class TraceContext(Part, frozen=True):
     """W3C trace context as it came; empty when there is none."""
 
     traceparent: str = ""
     tracestate: str = ""
 
 
-class Sampling(Part, kw_only=True):
+class Sampling(Part, frozen=True, kw_only=True):
     """How tokens of one request are chosen. Validated at the api; every number is finite and in range."""
 
     temperature: float = 1.0  # 0 is greedy
@@ -63,7 +63,7 @@ class Sampling(Part, kw_only=True):
     prompt_logprobs: int = -1
 
 
-class SubmitText(Message, kw_only=True):
+class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
     id: int
@@ -89,13 +89,13 @@ class SubmitText(Message, kw_only=True):
     arrival: float = 0.0  # unix seconds
 
 
-class Abort(Message):
-    """api → tokenizer → scheduler: end every choice of the request. Unknown ids are ignored: the end may have crossed."""
+class Abort(Message, frozen=True):
+    """api → tokenizer → scheduler: end every choice of the request. Unknown ids are ignored: ends may cross."""
 
     id: int
 
 
-class Tokenize(Message, kw_only=True):
+class Tokenize(Message, frozen=True, kw_only=True):
     """api → tokenizer: ids of a text or of a chat; answered by `Tokenized` or `Rejected`."""
 
     id: int
@@ -109,25 +109,25 @@ class Tokenize(Message, kw_only=True):
     with_strings: bool = False
 
 
-class Detokenize(Message):
+class Detokenize(Message, frozen=True):
     """api → tokenizer: text of token ids (int32); answered by `Detokenized` or `Rejected`."""
 
     id: int
     token_ids: bytes
 
 
-class Tokenized(Message):
+class Tokenized(Message, frozen=True):
     id: int
     token_ids: bytes  # int32
     token_strings: tuple[str, ...] | None = None
 
 
-class Detokenized(Message):
+class Detokenized(Message, frozen=True):
     id: int
     text: str
 
 
-class Rejected(Message, kw_only=True):
+class Rejected(Message, frozen=True, kw_only=True):
     """scheduler → tokenizer → api: the request ends here with an error; terminal for all of its choices."""
 
     id: int
@@ -138,7 +138,7 @@ class Rejected(Message, kw_only=True):
     retry_after: float | None = None
 
 
-class SubmitTokens(Message, kw_only=True):
+class SubmitTokens(Message, frozen=True, kw_only=True):
     """tokenizer → scheduler: one request as token ids. `sampling.max_tokens` is filled; prompt + max_tokens fits."""
 
     id: int
@@ -151,15 +151,15 @@ class SubmitTokens(Message, kw_only=True):
     arrival: float = 0.0
 
 
-class StopHit(Message):
-    """tokenizer → scheduler: a stop string ended this choice after `tokens` output tokens. Confirmed by a terminal row."""
+class StopHit(Message, frozen=True):
+    """tokenizer → scheduler: a stop string ended this choice after `tokens` output tokens; a terminal row confirms."""
 
     id: int
     choice: int
     tokens: int
 
 
-class Logprobs(Part):
+class Logprobs(Part, frozen=True):
     """Log-probabilities at consecutive positions, `width` columns each; column 0 is the token that stands there."""
 
     width: int
@@ -168,7 +168,7 @@ class Logprobs(Part):
     ranks: bytes  # int32 [positions], 1 is the most likely
 
 
-class TokenExtra(Part, kw_only=True):
+class TokenExtra(Part, frozen=True, kw_only=True):
     """What few rows of a `TokenBatch` carry beside their tokens."""
 
     row: int
@@ -179,7 +179,7 @@ class TokenExtra(Part, kw_only=True):
     error: str | None = None  # with Finish.ERROR
 
 
-class TokenBatch(Message, kw_only=True):
+class TokenBatch(Message, frozen=True, kw_only=True):
     """scheduler → tokenizer: what one step (or several, after a full link) gave to this tokenizer's requests."""
 
     step: int
@@ -191,21 +191,21 @@ class TokenBatch(Message, kw_only=True):
     extras: tuple[TokenExtra, ...] = ()
 
 
-class TokenLogprob(Part):
+class TokenLogprob(Part, frozen=True):
     token: str
     token_id: int
     logprob: float
     raw: bytes  # the token's own bytes
 
 
-class PositionLogprobs(Part):
+class PositionLogprobs(Part, frozen=True):
     chosen: TokenLogprob
     rank: int
     top: tuple[TokenLogprob, ...]
     text_offset: int  # in characters of the choice's text, echo included
 
 
-class TextExtra(Part, kw_only=True):
+class TextExtra(Part, frozen=True, kw_only=True):
     """What few rows of a `TextBatch` carry beside their text."""
 
     row: int
@@ -217,7 +217,7 @@ class TextExtra(Part, kw_only=True):
     error: str | None = None
 
 
-class TextBatch(Message, kw_only=True):
+class TextBatch(Message, frozen=True, kw_only=True):
     """tokenizer → api: deltas of text. A row may hold no text (a token that decodes to nothing yet)."""
 
     ids: bytes  # int64 [rows]
@@ -228,8 +228,8 @@ class TextBatch(Message, kw_only=True):
     extras: tuple[TextExtra, ...] = ()
 
 
-class EngineStatus(Message, kw_only=True):
-    """scheduler → tokenizer → api, every status interval and when readiness changes: the heartbeat with its counters."""
+class EngineStatus(Message, frozen=True, kw_only=True):
+    """scheduler → tokenizer → api, every status interval and when readiness changes: heartbeat and counters."""
 
     time: float  # unix seconds at the scheduler
     epoch: int

@@ -17,7 +17,7 @@ from __future__ import annotations
 from protocol.messages import Logprobs, Message, Part, Sampling
 
 
-class SlotStart(Part, kw_only=True):
+class SlotStart(Part, frozen=True, kw_only=True):
     """A request enters a slot, new or after preemption; all that the slot held before is gone."""
 
     slot: int
@@ -29,7 +29,7 @@ class SlotStart(Part, kw_only=True):
     seed: int  # of this choice, see `choice_seed`
 
 
-class StepPlan(Message, kw_only=True):
+class StepPlan(Message, frozen=True, kw_only=True):
     """scheduler → executors: one step."""
 
     step: int
@@ -41,14 +41,14 @@ class StepPlan(Message, kw_only=True):
     chunks: bytes = b""  # int32 [chunks, 4]: slot, start, count, sample (0 or 1)
 
 
-class RowLogprobs(Part):
+class RowLogprobs(Part, frozen=True):
     """Log-probabilities of one sampled row, or of a chunk's prompt positions."""
 
     row: int  # index among the sampled rows; for prompt logprobs the index among the plan's chunks
     logprobs: Logprobs
 
 
-class StepResult(Message, kw_only=True):
+class StepResult(Message, frozen=True, kw_only=True):
     """executor rank 0 → scheduler: one step's sampled tokens. A row with non-finite logits has token -1."""
 
     step: int
@@ -60,7 +60,7 @@ class StepResult(Message, kw_only=True):
     waited: float = 0.0  # seconds the executor stood idle before this step
 
 
-class ExecutorReady(Message, kw_only=True):
+class ExecutorReady(Message, frozen=True, kw_only=True):
     """executor → scheduler, once per epoch after the weights are loaded: what it can hold."""
 
     epoch: int

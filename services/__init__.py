@@ -1,1 +1,1 @@
-"""Processes: sockets, event loops, signals, clocks, metrics and HTTP. Decides nothing; a decision is a call into engine_core."""
+"""Processes: sockets, event loops, signals, clocks, metrics, HTTP. Decides nothing: a decision is engine_core's."""

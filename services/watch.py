@@ -1,0 +1,71 @@
+"""A port on an asyncio loop: its descriptor watched and drained, its tick kept, without a future per message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from protocol.messages import Message
+from services.wire import Arrival, Peer, Port, PortStatistics
+
+TICK = 0.2  # seconds
+
+
+class Watch:
+    """Delivers a port's arrivals to one callback, on the running loop, in order.
+
+    ZMQ's descriptor is edge-triggered and a send can swallow the edge of an arrival, so each send is followed by a
+    drain in the same turn of the loop.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+        self._deliver: Callable[[list[Arrival]], None] | None = None
+        self._draining: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        return self._port.peers
+
+    def start(self, deliver: Callable[[list[Arrival]], None]) -> None:
+        """From now on hand arrivals to `deliver`, which must not block."""
+        assert self._deliver is None
+        self._deliver = deliver
+        self._loop.add_reader(self._port.fileno(), self._drain)
+        self._tick()
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """As `Port.send`."""
+        return self.send_each((peer,), message)
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
+        """As `Port.send_each`."""
+        sent = self._port.send_each(peers, message)
+        if self._draining is None:
+            self._draining = self._loop.call_soon(self._drain)
+        return sent
+
+    def statistics(self) -> PortStatistics:
+        return self._port.statistics()
+
+    def close(self) -> None:
+        """Stop watching and close the port."""
+        self._loop.remove_reader(self._port.fileno())
+        for handle in (self._timer, self._draining):
+            if handle is not None:
+                handle.cancel()
+        self._port.close()
+
+    def _drain(self) -> None:
+        self._draining = None
+        arrivals = self._port.receive()
+        if arrivals:
+            assert self._deliver is not None
+            self._deliver(arrivals)
+
+    def _tick(self) -> None:
+        self._port.tick(self._loop.time())
+        self._drain()
+        self._timer = self._loop.call_later(TICK, self._tick)

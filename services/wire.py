@@ -1,0 +1,366 @@
+"""One end of a link: a ROUTER that binds or a DEALER that connects, with handshake, credit and loss of peers.
+
+Sending never queues beyond the peer's credit: `send` says False and the caller keeps its data. A peer is lost when its
+process ends (seen through a pidfd), when a new incarnation takes its place, when it says Goodbye, or when it was silent
+for the link's limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the
+connector then says Hello again. So every message was either handed to the incarnation that `send` named, or its owner
+hears `Left` for that incarnation.
+
+Synchronous: event loops watch the descriptor (see services/watch.py), plain loops poll the socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from protocol.errors import LinkError
+from protocol.links import (
+    PROTOCOL_VERSION,
+    Credit,
+    Goodbye,
+    Hello,
+    Link,
+    Refused,
+    Role,
+    Welcome,
+    address,
+    decoder,
+    identity,
+)
+from protocol.messages import Message
+
+log = logging.getLogger(__name__)
+
+HELLO_INTERVAL = 0.5  # seconds between hellos on a link that stands; they are its heartbeat
+HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
+CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A peer shook hands."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A peer is gone; nothing that it was sent will be answered."""
+
+    reason: str
+
+
+class Self(msgspec.Struct, frozen=True):
+    """What a process says of itself in every handshake. `shared` is the hash of the options both sides share."""
+
+    role: Role
+    index: int
+    incarnation: int
+    shared: int
+
+
+class PortStatistics(msgspec.Struct, frozen=True):
+    """Counters since the port was opened."""
+
+    peers: int
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
+    refused_sends: int
+
+
+class Peer:
+    """The process at the other end, one incarnation of it. Equal only to itself."""
+
+    __slots__ = ("credit", "epoch", "heard", "incarnation", "index", "name", "pid", "pidfd", "taken")
+
+    def __init__(self, name: bytes, hello: Hello | Welcome, window: int, now: float) -> None:
+        self.name = name
+        self.index = hello.index
+        self.incarnation = hello.incarnation
+        self.pid = hello.pid
+        self.epoch = hello.epoch
+        self.credit = window  # messages we may still send
+        self.taken = 0  # messages received and not yet credited
+        self.heard = now
+        self.pidfd = open_pidfd(hello.pid)
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name.decode(errors='replace')}, pid {self.pid})"
+
+    def exited(self) -> bool:
+        """Whether its process has ended; False when that cannot be known from here."""
+        return self.pidfd is not None and bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def close(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """What `receive` found: a message of the link, or that a peer joined or left."""
+
+    peer: Peer
+    message: Message | Joined | Left
+
+
+class Port:
+    """One end of a link. Made by `bind` or `connect`; owned by one thread."""
+
+    def __init__(self, socket: zmq.Socket[bytes], link: Link, me: Self, *, binder: bool) -> None:
+        self.socket = socket
+        self.link = link
+        self.me = me
+        self.epoch = 0  # told in handshakes; the owner may change it
+        self._binder = binder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = decoder(link, at_binder=binder)
+        self._peers: dict[bytes, Peer] = {}
+        self._arrivals: list[Arrival] = []  # events found outside receive()
+        self._greeted = float("-inf")  # when we last said Hello or Welcome to all
+        self._now = 0.0  # as of the last tick
+        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = self._refused = 0
+
+    @classmethod
+    def bind(cls, context: zmq.Context[zmq.Socket[bytes]], link: Link, me: Self, run_dir: Path) -> Port:
+        """Listen as binder number `me.index`. A socket file left by an earlier life is taken over."""
+        socket = open_socket(context, zmq.ROUTER, link)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.bind(address(link, run_dir, me.index))
+        return cls(socket, link, me, binder=True)
+
+    @classmethod
+    def connect(
+        cls, context: zmq.Context[zmq.Socket[bytes]], link: Link, me: Self, run_dir: Path, index: int = 0
+    ) -> Port:
+        """Connect to binder number `index`, now or whenever it comes up."""
+        socket = open_socket(context, zmq.DEALER, link)
+        socket.setsockopt(zmq.IDENTITY, identity(me.role, me.index, me.incarnation))
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.connect(address(link, run_dir, index))
+        return cls(socket, link, me, binder=False)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Peers that shook hands and are not lost, in the order in which they joined."""
+        return tuple(self._peers.values())
+
+    def fileno(self) -> int:
+        """The edge-triggered descriptor of the socket: after each send and receive, receive again."""
+        return self.socket.FD
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Hand `message` to the link. False when the peer is gone or its credit is used up; then nothing was sent."""
+        return self.send_each((peer,), message)
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
+        """Send to each of `peers`, encoded once. True when each took it."""
+        payload = self._encoder.encode(message)
+        sent = True
+        for peer in peers:
+            if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):
+                peer.credit -= 1
+                self._messages_out += 1
+                self._bytes_out += len(payload)
+            else:
+                self._refused += 1
+                sent = False
+        return sent
+
+    def receive(self) -> list[Arrival]:
+        """Everything that has arrived, without blocking. Raises LinkError when the binder refused our handshake."""
+        arrivals, self._arrivals = self._arrivals, []
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            name = frames[0] if self._binder else b""
+            self._take(name, frames[-1], arrivals)
+        for peer in self._peers.values():
+            if peer.taken * CREDIT_SHARE >= self.link.window:
+                self._give_credit(peer)
+        return arrivals
+
+    def tick(self, now: float) -> None:
+        """Keep the link alive: say hello, return credits, notice lost peers. Call every 0.2 s; monotonic seconds."""
+        self._now = now
+        for peer in self.peers:
+            if peer.taken:
+                self._give_credit(peer)
+            if peer.exited():
+                self._lose(peer, f"process {peer.pid} ended", self._arrivals)
+            elif self.link.silence and now - peer.heard > self.link.silence:
+                self._lose(peer, f"silent for {self.link.silence:g} s", self._arrivals)
+        interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
+        if not self._binder and now - self._greeted >= interval:
+            self._greet()
+
+    def statistics(self) -> PortStatistics:
+        return PortStatistics(
+            peers=len(self._peers),
+            messages_in=self._messages_in,
+            messages_out=self._messages_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            refused_sends=self._refused,
+        )
+
+    def close(self) -> None:
+        """Say Goodbye to every peer and close the socket."""
+        goodbye = self._encoder.encode(Goodbye())
+        for peer in self.peers:
+            self._put(peer.name, goodbye)
+            peer.close()
+        self._peers.clear()
+        self.socket.close(linger=100)
+
+    def _put(self, name: bytes, payload: bytes) -> bool:
+        try:
+            if self._binder:
+                self.socket.send_multipart((name, payload), zmq.NOBLOCK)
+            else:
+                self.socket.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            peer = self._peers.get(name)
+            if peer is not None:
+                self._lose(peer, "unreachable", self._arrivals)
+            return False
+        return True
+
+    def _take(self, name: bytes, payload: bytes, arrivals: list[Arrival]) -> None:
+        try:
+            message = self._decoder.decode(payload)
+        except (msgspec.DecodeError, RecursionError) as error:
+            log.error("link %s: a peer sent what is not of this protocol: %s", self.link.name, error)
+            if name in self._peers:
+                self._lose(self._peers[name], "sent a malformed message", arrivals)
+            return
+        self._messages_in += 1
+        self._bytes_in += len(payload)
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.heard = self._now
+        match message:
+            case Hello():
+                self._answer(name, message, arrivals)
+            case Welcome():
+                self._welcomed(peer, message, arrivals)
+            case Refused(reason):
+                raise LinkError(reason)
+            case Credit(count):
+                if peer is not None:
+                    peer.credit += count
+            case Goodbye():
+                if peer is not None:
+                    self._lose(peer, "said goodbye", arrivals)
+                self._greeted = float("-inf")
+            case _ if peer is None:
+                self._put(name, self._encoder.encode(Goodbye()))
+            case _:
+                peer.taken += 1
+                arrivals.append(Arrival(peer, message))
+
+    def _greet(self) -> None:
+        self._greeted = self._now
+        me = self.me
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            role=me.role,
+            index=me.index,
+            incarnation=me.incarnation,
+            pid=os.getpid(),
+            config=me.shared,
+            epoch=self.epoch,
+        )
+        self._put(b"", self._encoder.encode(hello))
+
+    def _answer(self, name: bytes, hello: Hello, arrivals: list[Arrival]) -> None:
+        reason = refusal(self.link, self.me, hello)
+        if reason:
+            log.error("link %s: refused: %s", self.link.name, reason)
+            self._put(name, self._encoder.encode(Refused(reason)))
+            return
+        if name not in self._peers:
+            for other in self.peers:
+                if other.index == hello.index:
+                    self._lose(other, "replaced by a new incarnation", arrivals)
+            peer = self._peers[name] = Peer(name, hello, self.link.window, self._now)
+            arrivals.append(Arrival(peer, Joined()))
+        self._peers[name].epoch = hello.epoch
+        me = self.me
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            role=me.role,
+            index=me.index,
+            incarnation=me.incarnation,
+            pid=os.getpid(),
+            epoch=self.epoch,
+        )
+        self._put(name, self._encoder.encode(welcome))
+
+    def _welcomed(self, peer: Peer | None, welcome: Welcome, arrivals: list[Arrival]) -> None:
+        if peer is not None and peer.incarnation != welcome.incarnation:
+            self._lose(peer, "restarted", arrivals)
+            peer = None
+        if peer is None:
+            peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now)
+            arrivals.append(Arrival(peer, Joined()))
+        peer.epoch = welcome.epoch
+
+    def _give_credit(self, peer: Peer) -> None:
+        if self._put(peer.name, self._encoder.encode(Credit(peer.taken))):
+            peer.taken = 0
+
+    def _lose(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+            peer.close()
+            arrivals.append(Arrival(peer, Left(reason)))
+
+
+def refusal(link: Link, me: Self, hello: Hello) -> str:
+    """Why this hello cannot be accepted, in words that say which side to fix; empty when it can."""
+    who = f"{hello.role}-{hello.index} (pid {hello.pid})"
+    if hello.role != link.connector:
+        return f"{who} connected to the link {link.name!r}, which is for role {link.connector.value!r}"
+    if hello.version != PROTOCOL_VERSION:
+        return (
+            f"{who} speaks protocol version {hello.version}, {me.role.value}-{me.index} speaks {PROTOCOL_VERSION}; "
+            "start both from the same release"
+        )
+    if hello.config != me.shared:
+        return (
+            f"{who} was started with other model options than {me.role.value}-{me.index}; give both the same "
+            "(compare `penstock config` on each side)"
+        )
+    return ""
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, link: Link) -> zmq.Socket[bytes]:
+    """A socket with every bound stated."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, link.high_water)
+    socket.setsockopt(zmq.RCVHWM, link.high_water)
+    socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that turns readable when the process ends; None for a process out of sight."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

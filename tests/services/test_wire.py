@@ -1,0 +1,282 @@
+"""The link: handshake, credit, loss and return of peers, over real ipc sockets in one process and in two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from protocol.errors import LinkError
+from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role
+from protocol.messages import Abort, EngineStatus, Rejected
+from services.watch import Watch
+from services.wire import Arrival, Joined, Left, Port, Self
+
+SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=32)
+
+
+class Wires:
+    """Ports of one test, on one context, with a clock that only moves when told."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.run_dir = run_dir
+        self.now = 0.0
+        self.ports: list[Port] = []
+
+    def bind(self, link: Link = SMALL, incarnation: int = 1, shared: int = 7) -> Port:
+        port = Port.bind(self.context, link, Self(link.binder, 0, incarnation, shared), self.run_dir)
+        self.ports.append(port)
+        return port
+
+    def connect(self, link: Link = SMALL, index: int = 0, incarnation: int = 1, shared: int = 7) -> Port:
+        me = Self(link.connector, index, incarnation, shared)
+        port = Port.connect(self.context, link, me, self.run_dir)
+        self.ports.append(port)
+        return port
+
+    def until(self, port: Port, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
+        """Everything `port` receives until `done` says so; all ports keep ticking. Fails after 2,000 rounds."""
+        found: list[Arrival] = []
+        for _ in range(2000):
+            for other in self.ports:
+                if not other.socket.closed:
+                    other.tick(self.now)
+            self.now += 0.1
+            for other in self.ports:
+                if other is not port and not other.socket.closed:
+                    other._arrivals = other.receive()  # keep the far side moving without losing its events
+            found += port.receive()
+            if done(found):
+                return found
+            port.socket.poll(5)
+        raise AssertionError(f"nothing of the kind arrived: {found}")
+
+
+@pytest.fixture
+def wires(tmp_path: Path) -> Iterator[Wires]:
+    wires = Wires(tmp_path)
+    yield wires
+    for port in wires.ports:
+        if not port.socket.closed:
+            port.close()
+    wires.context.destroy(linger=0)
+
+
+def joined(arrivals: list[Arrival]) -> bool:
+    return any(isinstance(arrival.message, Joined) for arrival in arrivals)
+
+
+def left(arrivals: list[Arrival]) -> bool:
+    return any(isinstance(arrival.message, Left) for arrival in arrivals)
+
+
+def messages(arrivals: list[Arrival]) -> list[object]:
+    return [arrival.message for arrival in arrivals if not isinstance(arrival.message, Joined | Left)]
+
+
+def meet(wires: Wires, binder: Port, connector: Port) -> None:
+    wires.until(connector, joined)
+    wires.until(binder, joined)
+
+
+def test_messages_pass_both_ways_in_order(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    for k in range(5):
+        assert connector.send(connector.peers[0], Abort(k))
+    found = wires.until(binder, lambda a: len(messages(a)) == 5)
+    assert messages(found) == [Abort(k) for k in range(5)]
+    answer = Rejected(id=3, status=400, message="no")
+    assert binder.send(binder.peers[0], answer)
+    assert messages(wires.until(connector, lambda a: bool(messages(a)))) == [answer]
+
+
+def test_the_connector_may_come_first(wires: Wires) -> None:
+    connector = wires.connect()
+    connector.tick(0.0)
+    assert connector.receive() == []
+    binder = wires.bind()
+    meet(wires, binder, connector)
+
+
+def test_credit_bounds_what_is_in_flight_and_returns(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    peer = connector.peers[0]
+    sent = sum(connector.send(peer, Abort(k)) for k in range(100))
+    assert sent == SMALL.window
+    assert connector.statistics().refused_sends == 100 - SMALL.window
+    assert len(messages(wires.until(binder, lambda a: len(messages(a)) == sent))) == sent
+    wires.until(connector, lambda a: peer.credit == SMALL.window)
+    assert connector.send(peer, Abort(1))
+
+
+def test_other_options_are_refused_with_the_side_to_fix(wires: Wires) -> None:
+    wires.bind(shared=1)
+    connector = wires.connect(shared=2)
+    with pytest.raises(LinkError, match="started with other model options"):
+        wires.until(connector, joined)
+
+
+def test_the_wrong_role_is_refused(wires: Wires) -> None:
+    wires.bind()
+    connector = wires.connect(msgspec.structs.replace(SMALL, connector=Role.EXECUTOR))
+    with pytest.raises(LinkError, match="which is for role 'api'"):
+        wires.until(connector, joined)
+
+
+def test_goodbye_is_seen_at_once(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    peer = binder.peers[0]
+    connector.close()
+    found = wires.until(binder, left)
+    assert found[-1] == Arrival(peer, Left("said goodbye"))
+    assert binder.peers == ()
+    assert not binder.send(peer, Rejected(id=1, status=500, message=""))
+
+
+def test_a_new_incarnation_replaces_the_old(wires: Wires) -> None:
+    binder, first = wires.bind(), wires.connect(incarnation=1)
+    meet(wires, binder, first)
+    second = wires.connect(incarnation=2)
+    wires.until(second, joined)
+    found = wires.until(binder, lambda a: left(a) and joined(a))
+    assert [type(arrival.message) for arrival in found] == [Left, Joined]
+    assert [peer.incarnation for peer in binder.peers] == [2]
+
+
+def test_a_restarted_binder_is_met_again(wires: Wires) -> None:
+    binder, connector = wires.bind(incarnation=1), wires.connect()
+    meet(wires, binder, connector)
+    binder.socket.close(linger=0)  # dies without a word
+    again = wires.bind(incarnation=2)
+    wires.until(connector, lambda a: left(a) and joined(a))
+    assert connector.peers[0].incarnation == 2
+    wires.until(again, joined)
+
+
+def test_data_from_a_stranger_is_answered_with_goodbye(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    binder._peers.clear()  # as after a restart that the connector has not noticed
+    connector.send(connector.peers[0], Abort(1))
+    found = wires.until(connector, lambda a: left(a) and joined(a))
+    assert messages(found) == []
+    assert messages(wires.until(binder, joined)) == []
+
+
+def test_a_silent_peer_is_lost(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    binder.tick(wires.now + SMALL.silence + 1)
+    assert binder.receive()[-1].message == Left("silent for 10 s")
+
+
+def test_malformed_bytes_lose_the_peer_and_nothing_else(wires: Wires) -> None:
+    binder, one, two = wires.bind(), wires.connect(index=0), wires.connect(index=1)
+    meet(wires, binder, one)
+    wires.until(two, joined)
+    wires.until(binder, lambda a: len(binder.peers) == 2)
+    one.socket.send(b"\xc1 not msgpack")
+    found = wires.until(binder, left)
+    assert isinstance(found[-1].message, Left)
+    assert found[-1].message.reason == "sent a malformed message"
+    assert [peer.index for peer in binder.peers] == [1]
+
+
+def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
+    binder = wires.bind(TOKENS)
+    script = (
+        "import sys, time, zmq, pathlib; from protocol.links import TOKENS, Role;"
+        "from services.wire import Port, Self, Joined\n"
+        "port = Port.connect(zmq.Context(), TOKENS, Self(Role.TOKENIZER, 0, 5, 7), pathlib.Path(sys.argv[1]))\n"
+        "while True: port.tick(time.monotonic()); port.receive(); port.socket.poll(50)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script, str(wires.run_dir)], cwd=Path(__file__).parents[2])
+    try:
+        binder.socket.poll(20000)
+        wires.until(binder, joined)
+        assert binder.peers[0].pid == child.pid
+        child.kill()
+        child.wait()
+        assert wires.until(binder, left)[-1].message == Left(f"process {child.pid} ended")
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_control_messages_cost_no_credit(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    for _ in range(50):
+        wires.now += 1
+        connector.tick(wires.now)
+        binder.receive()
+        connector.receive()
+    assert connector.peers[0].credit == SMALL.window
+    assert binder.peers[0].credit == SMALL.window
+
+
+def test_closing_a_port_closes_its_descriptors(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    fd = binder.peers[0].pidfd
+    assert fd is not None
+    binder.close()
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+async def test_watch_delivers_without_polling(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    binder = Watch(Port.bind(context, TEXT, Self(Role.TOKENIZER, 0, 1, 7), tmp_path))
+    connector = Watch(Port.connect(context, TEXT, Self(Role.API, 0, 1, 7), tmp_path))
+    got: asyncio.Queue[object] = asyncio.Queue()
+    echoed: asyncio.Queue[object] = asyncio.Queue()
+
+    def echo(arrivals: list[Arrival]) -> None:
+        for arrival in arrivals:
+            match arrival.message:
+                case Abort(id):
+                    binder.send(arrival.peer, Rejected(id=id, status=499, message="aborted"))
+
+    def keep(arrivals: list[Arrival]) -> None:
+        for arrival in arrivals:
+            (got if isinstance(arrival.message, Joined) else echoed).put_nowait(arrival.message)
+
+    binder.start(echo)
+    connector.start(keep)
+    try:
+        await asyncio.wait_for(got.get(), 20)
+        for k in range(3000):  # far beyond the window: credit returns while we go
+            while not connector.send(connector.peers[0], Abort(k)):
+                await asyncio.wait_for(echoed.get(), 20)
+        last = None
+        while last is None or last.id != 2999:
+            last = await asyncio.wait_for(echoed.get(), 20)
+            assert isinstance(last, Rejected)
+    finally:
+        connector.close()
+        binder.close()
+        context.destroy(linger=0)
+
+
+def test_statistics_count_messages_and_bytes(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    before = connector.statistics()
+    connector.send(connector.peers[0], Abort(1))
+    after = connector.statistics()
+    assert after.messages_out == before.messages_out + 1
+    assert after.bytes_out > before.bytes_out
+    assert EngineStatus not in TEXT.up
+    assert {Credit, Goodbye}.isdisjoint(TEXT.up)
