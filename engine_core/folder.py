@@ -1,0 +1,115 @@
+"""The model folder: where it is, what generation_config.json says, how long and by which names it is served.
+
+Imports no torch and no transformers: every process reads its model's folder through here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from engine_core.models.config_file import read_json
+from engine_core.models.spec import ModelSpec
+from protocol.config import ModelConfig
+from protocol.errors import ConfigError, ModelError
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+FETCHED = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]  # never code, never pickles
+NOT_FETCHED = ["*/*", "consolidated*"]  # other layouts of the same weights
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model's makers set for requests that say nothing; None where they are silent."""
+
+    eos_token_ids: tuple[int, ...] = ()  # of generation_config.json and config.json together
+    temperature: float | None = None
+    top_k: int | None = None  # 0 keeps all
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+def resolve(model: str, revision: str = "") -> Path:
+    """The folder of `model`: "" is the embedded model, an existing folder is itself, else a hub id is fetched.
+
+    Hub ids go through huggingface_hub, whose environment variables for endpoint, cache, token and offline mode hold;
+    it shows its progress bars. Raises ModelError: no such folder or repository, not reachable and not in the cache.
+    """
+    if not model:
+        from engine_core.embedded import demo_folder
+
+        return demo_folder()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{path}: a model is a folder with config.json, not a file")
+    if not HUB_ID.fullmatch(model):
+        raise ModelError(f"{model}: no such folder, and not a hub id of the form owner/name")
+    return fetch(model, revision)
+
+
+def fetch(model: str, revision: str) -> Path:
+    """The cached snapshot of a hub repository, downloaded as far as it is not there yet."""
+    from huggingface_hub import errors, snapshot_download
+
+    transport_error = errors.HfHubHTTPError.__mro__[1]  # the HTTP client's own, which client it may be
+    assert issubclass(transport_error, Exception)
+    try:
+        found = snapshot_download(
+            model, revision=revision or None, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED
+        )
+    except (OSError, ValueError, errors.XetDownloadError, transport_error) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise ModelError(f"{model}{at}: no such folder, and not fetched from the hub: {error}") from error
+    return Path(str(found))
+
+
+def read_generation(folder: Path) -> Generation:
+    """Defaults of `folder`/generation_config.json, which may be missing. Raises ModelError on a wrong value."""
+    eos = read_json(folder / "config.json").token_ids("eos_token_id")
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return Generation(eos_token_ids=eos)
+    file = read_json(path)
+    eos = tuple(dict.fromkeys(file.token_ids("eos_token_id") + eos))
+    sampled = file.get("do_sample") is not False
+
+    def number(key: str, low: float, high: float) -> float | None:
+        return None if file.get(key) is None else file.number(key, low=low, high=high)
+
+    top_k = None if file.get("top_k") is None else max(0, file.integer("top_k", low=-1))
+    return Generation(
+        eos_token_ids=eos,
+        temperature=number("temperature", 0.0, 100.0) if sampled else None,
+        top_k=top_k if sampled else None,
+        top_p=number("top_p", 0.0, 1.0) if sampled else None,
+        min_p=number("min_p", 0.0, 1.0) if sampled else None,
+        repetition_penalty=number("repetition_penalty", 1e-3, 1e3),
+        max_new_tokens=None if file.get("max_new_tokens") is None else file.integer("max_new_tokens"),
+    )
+
+
+def model_length(spec: ModelSpec, config: ModelConfig) -> int:
+    """Tokens of prompt plus output that are served: the option, or the model's own length.
+
+    Raises ConfigError when the option exceeds what the model's positions allow. Under dynamic rope scaling the model's
+    own length is the unscaled one and up to `factor` times as much may be asked for, see `models.rope`.
+    """
+    if config.max_model_len > spec.longest:
+        allowed = f"the model's positions (config.json: max_position_embeddings, rope scaling) allow {spec.longest}"
+        raise ConfigError("--max-model-len", config.max_model_len, allowed)
+    return config.max_model_len or spec.max_position
+
+
+def served_names(folder: Path, config: ModelConfig) -> tuple[str, ...]:
+    """Names that clients may use; the first stands in responses. A folder on disk is named without its path."""
+    names = tuple(dict.fromkeys(name for part in config.served_model_name.split(",") if (name := part.strip())))
+    if names:
+        return names
+    if config.model and not Path(config.model).expanduser().is_dir():
+        return (config.model,)
+    return (folder.resolve().name,)

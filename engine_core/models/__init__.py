@@ -1,0 +1,1 @@
+"""Model families over shared layers, and the spec that config.json becomes."""

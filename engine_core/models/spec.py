@@ -1,0 +1,250 @@
+"""What config.json says about a model, checked once and frozen. Imports no torch: every process may read it.
+
+Key names and defaults are those of the families' configuration classes in transformers; config.json is read as plain
+JSON, in the spelling before transformers 5 (`rope_theta`, `rope_scaling`) and after it (`rope_parameters`).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine_core.models.config_file import ConfigFile, read_json
+from protocol.errors import ModelError
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+DTYPES = ("float32", "bfloat16", "float16")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+# What a family assumes where config.json is silent.
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
+
+
+class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary position embedding (Su et al., 2021) and how it is stretched to longer contexts.
+
+    `linear` divides positions (kaiokendev, 2023), `dynamic` raises the base for the served length (NTK-aware, bloc97
+    and emozilla, 2023), `yarn` is Peng et al., 2023, `llama3` is the wavelength-dependent division of Llama 3.1.
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int = 0  # length that the unstretched frequencies were trained for
+    attention_factor: float = 1.0  # yarn: multiplies cosines and sines
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only transformer with RMS norm, rotary positions, grouped-query attention and a gated SiLU MLP."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab_size: int
+    norm_eps: float
+    rope: RopeSpec
+    windows: tuple[int, ...]  # per layer: a query sees this many latest keys, its own among them; 0: all
+    tied: bool  # the output embedding is the input embedding
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    max_position: int  # length served by default
+    longest: int  # length that may be asked for
+    dtype: str  # of the checkpoint
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The model that `folder`/config.json describes.
+
+    Raises ModelError naming the file and the key: unknown architecture, code of the model's own, quantized weights, an
+    unknown activation or rope scaling, a missing or impossible size.
+    """
+    file = read_json(folder / "config.json")
+    family = read_family(file)
+    file = ConfigFile(file.path, file.values, FAMILY_DEFAULTS[family])
+    refuse_unsupported(file)
+    heads, hidden, layers = file.integer("num_attention_heads"), file.integer("hidden_size"), read_layers(file)
+    kv_heads = file.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise file.error("num_key_value_heads", f"it must divide num_attention_heads ({heads})")
+    if file.get("head_dim") is None and hidden % heads:
+        raise file.error("num_attention_heads", f"without head_dim it must divide hidden_size ({hidden})")
+    head_dim = file.integer("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise file.error("head_dim", "rotary positions need an even head size")
+    rope = read_rope(file)
+    max_position = file.integer("max_position_embeddings")
+    if rope.kind == "linear":
+        max_position = int(max_position * rope.factor)
+    elif rope.kind == "yarn":
+        max_position = max(max_position, int(rope.original_max_position * rope.factor))
+    attention_bias = file.flag("attention_bias") and family in ("llama", "qwen3")
+    return ModelSpec(
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=file.integer("intermediate_size"),
+        vocab_size=file.integer("vocab_size"),
+        norm_eps=file.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        windows=read_windows(file, family, layers),
+        tied=file.flag("tie_word_embeddings"),
+        qkv_bias=attention_bias or family == "qwen2",
+        output_bias=attention_bias,
+        mlp_bias=file.flag("mlp_bias") and family == "llama",
+        qk_norm=family == "qwen3",
+        max_position=max_position,
+        longest=int(max_position * rope.factor) if rope.kind == "dynamic" else max_position,
+        dtype=read_dtype(file),
+        bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
+        eos_token_ids=file.token_ids("eos_token_id"),
+    )
+
+
+def read_layers(file: ConfigFile) -> int:
+    return file.integer("num_hidden_layers", high=4096)
+
+
+def read_family(file: ConfigFile) -> str:
+    """The family by `architectures`, or by `model_type` in a file without it."""
+    known = ", ".join(ARCHITECTURES)
+    architectures = file.get("architectures")
+    if architectures is None and file.get("model_type") in FAMILY_DEFAULTS:
+        return str(file.get("model_type"))
+    if isinstance(architectures, list):
+        for name in architectures:
+            if isinstance(name, str) and name in ARCHITECTURES:
+                return ARCHITECTURES[name]
+    raise file.error("architectures", f"Penstock serves {known}")
+
+
+def refuse_unsupported(file: ConfigFile) -> None:
+    """Raise ModelError for what would be served wrongly if it were ignored."""
+    if file.get("auto_map"):
+        raise file.error("auto_map", "the model needs code of its own, which Penstock never runs")
+    if file.get("quantization_config"):
+        raise ModelError(f"{file.path}: quantization_config is present; Penstock serves unquantized weights only")
+    if file.get("hidden_act") not in (None, "silu", "swish"):
+        raise file.error("hidden_act", "Penstock serves silu")
+    if file.number("partial_rotary_factor", 1.0) != 1.0:
+        raise file.error("partial_rotary_factor", "Penstock rotates whole heads (1.0)")
+
+
+def read_dtype(file: ConfigFile) -> str:
+    """The checkpoint's type; `torch_dtype` is the key's name before transformers 5."""
+    key = "dtype" if "dtype" in file.values else "torch_dtype"
+    name = file.get(key) or "float32"
+    if name not in DTYPES:
+        raise file.error(key, "one of " + ", ".join(DTYPES))
+    return str(name)
+
+
+def read_windows(file: ConfigFile, family: str, layers: int) -> tuple[int, ...]:
+    """Windows per layer: Mistral's is every layer's; Qwen's is that of `layer_types` or starts at `max_window_layers`."""
+    if family == "llama" or file.get("sliding_window") is None:
+        return (0,) * layers
+    if family == "mistral":
+        return (file.integer("sliding_window"),) * layers
+    if not file.flag("use_sliding_window"):
+        return (0,) * layers
+    window = file.integer("sliding_window")
+    kinds = file.get("layer_types")
+    if kinds is None:
+        first = file.integer("max_window_layers", 28, low=0)
+        return tuple(window if layer >= first else 0 for layer in range(layers))
+    sizes = {"full_attention": 0, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in sizes for kind in kinds):
+        raise file.error("layer_types", f"it must name {' or '.join(sizes)} for each of the {layers} layers")
+    return tuple(sizes[kind] for kind in kinds)
+
+
+def read_rope(file: ConfigFile) -> RopeSpec:
+    """Rotary settings from `rope_parameters`, or from `rope_theta` and `rope_scaling`.
+
+    Where both stand, `rope_scaling` wins, as it does in transformers. Frequencies themselves are `layers.rope_table`'s.
+    """
+    values = file.get("rope_scaling") or file.get("rope_parameters") or {}
+    if not isinstance(values, dict):
+        raise file.error("rope_scaling", "it must be an object")
+    rope = ConfigFile(file.path, values)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=1.0), low=1.0)
+    if any(isinstance(value, dict) for value in values.values()) or kind not in ROPE_KINDS:
+        known = ", ".join(ROPE_KINDS)
+        raise ModelError(f"{file.path}: rope scaling {values!r} is not known; one rope_type of {known} is expected")
+    if kind == "default":
+        return RopeSpec(theta=theta)
+    if kind in ("linear", "dynamic"):
+        return RopeSpec(
+            kind=kind,
+            theta=theta,
+            factor=rope.number("factor", low=1.0),
+            original_max_position=file.integer("max_position_embeddings"),
+        )
+    original = rope.integer("original_max_position_embeddings", file.integer("max_position_embeddings"))
+    original = file.integer("original_max_position_embeddings", original)
+    if kind == "llama3":
+        low = rope.number("low_freq_factor", low=1e-6)
+        high = rope.number("high_freq_factor", low=low)
+        if high == low:
+            raise rope.error("high_freq_factor", "it must be above low_freq_factor")
+        return RopeSpec(
+            kind=kind,
+            theta=theta,
+            factor=rope.number("factor", low=1.0),
+            original_max_position=original,
+            low_freq_factor=low,
+            high_freq_factor=high,
+        )
+    factor = rope.number("factor", file.integer("max_position_embeddings") / original, low=1.0)
+    return RopeSpec(
+        kind=kind,
+        theta=theta,
+        factor=factor,
+        original_max_position=original,
+        attention_factor=read_attention_factor(rope, factor),
+        beta_fast=rope.number("beta_fast", 0.0) or 32.0,
+        beta_slow=rope.number("beta_slow", 0.0) or 1.0,
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def read_attention_factor(rope: ConfigFile, factor: float) -> float:
+    """Yarn's temperature on the cosines and sines (Peng et al., section 3.4), with the mscale variants."""
+
+    def scale(multiplier: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    inferred = scale(1.0)
+    numerator, denominator = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    if numerator and denominator:
+        inferred = scale(numerator) / scale(denominator)
+    return rope.number("attention_factor", inferred)
