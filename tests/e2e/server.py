@@ -1,0 +1,113 @@
+"""A real `penstock serve` for tests: all processes, real sockets, a free port, readiness heard through NOTIFY_SOCKET."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from services.notify import NoticeSocket
+
+START_LIMIT = 120.0  # seconds; a loaded two-core machine needs some of them
+
+
+class Server:
+    """A running server and what a test asks of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path, run_dir: Path, seconds: float) -> None:
+        self.process = process
+        self.url = url
+        self.log = log
+        self.run_dir = run_dir
+        self.start_seconds = seconds
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            return json.load(answer)
+
+    def children(self) -> dict[str, int]:
+        """Pid of every child process by its role, e.g. "scheduler"."""
+        found = {}
+        for pid in descendants(self.process.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            for role in (b"api", b"tokenizer", b"scheduler", b"executor"):
+                if role in words:
+                    found[role.decode()] = pid
+        return found
+
+    def until(self, path: str, done: Any, limit: float = 30.0) -> Any:
+        """The first answer of GET `path` for which `done(answer)` holds; asks again as soon as it has an answer."""
+        deadline = time.monotonic() + limit
+        while True:
+            answer = self.get(path)
+            if done(answer):
+                return answer
+            assert time.monotonic() < deadline, f"{path} stayed at {answer}"
+            select.select([], [], [], 0.02)
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of all living children, grandchildren and so on."""
+    found = []
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    for child in map(int, children):
+        found += [child, *descendants(child)]
+    return found
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, model: str = "") -> Iterator[Server]:
+    """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes over 30 s."""
+    notices = NoticeSocket(folder / "notify.sock")
+    run_dir = folder / "run"
+    log = folder / "server.log"
+    command = [sys.executable, "-m", "penstock", "serve", *([model] if model else [])]
+    command += ["--port", "0", "--run-dir", str(run_dir), *arguments]
+    environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
+    started = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    try:
+        url = ready_url(notices, process, log)
+        yield Server(process, url, log, run_dir, time.monotonic() - started)
+    finally:
+        orphans = descendants(process.pid)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in orphans:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        notices.close()
+
+
+def ready_url(notices: NoticeSocket, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait for READY=1 and return the address that came with it."""
+    deadline = time.monotonic() + START_LIMIT
+    url = ""
+    while True:
+        select.select([notices], [], [], 0.5)
+        for notice in notices.receive():
+            url = notice.fields.get("X_PENSTOCK_URL", url)
+            if notice.ready and url:
+                return url
+        assert process.poll() is None, f"penstock serve ended with {process.returncode}:\n{log.read_text()}"
+        assert time.monotonic() < deadline, f"not ready after {START_LIMIT} s:\n{log.read_text()}"
