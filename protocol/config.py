@@ -20,11 +20,12 @@ class Option(msgspec.Struct, frozen=True):
     """What the command line says about a field, and what values it may take."""
 
     help: str
-    low: float | None = None
-    high: float | None = None
+    low: int | float | None = None
+    high: int | float | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     metavar: str = ""
+    secret: bool = False  # may come from the environment, is never printed and never stands in a child's argv
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +56,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host: Annotated[str, Option("address to listen on")] = "127.0.0.1"
     port: Annotated[int, Option("port to listen on; 0 picks a free one", 0, 65535)] = 8000
     api_processes: Annotated[int, Option("api processes sharing the port", 1, 64)] = 1
-    api_key: Annotated[str, Option("key that clients must send as bearer token; empty: none")] = ""
+    api_key: Annotated[str, Option("key that clients must send as bearer token; empty: none", secret=True)] = ""
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
@@ -94,6 +95,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Options of running itself, the same for every process."""
 
     run_dir: Annotated[str, Option("directory of socket files, made with mode 0700; empty: a temporary one")] = ""
+    drain_timeout: Annotated[
+        float, Option("seconds that running requests get to finish after SIGTERM or Ctrl-C", 0.0, 3600.0)
+    ] = 30.0
     log_level: Annotated[
         str, Option("least severe log line that is printed", choices=("debug", "info", "warning", "error"))
     ] = "info"
@@ -110,6 +114,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run: RunConfig = RunConfig()
 
 
+TYPE_WORDS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
 class Field(msgspec.Struct, frozen=True):
     """One option as the command line sees it."""
 
@@ -122,6 +129,20 @@ class Field(msgspec.Struct, frozen=True):
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable that may hold a secret option."""
+        return "PENSTOCK_" + self.name.upper()
+
+    @property
+    def allowed(self) -> str:
+        """Bounds or choices in words; empty where any value will do."""
+        if self.option.choices:
+            return "one of " + ", ".join(self.option.choices)
+        if self.option.low is None or self.option.high is None:
+            return ""
+        return f"between {number(self.option.low)} and {number(self.option.high)}"
 
 
 def fields() -> tuple[Field, ...]:
@@ -158,10 +179,15 @@ def check_value(field: Field, value: object) -> None:
     if field.type is float and type(value) is int:
         value = float(value)
     if type(value) is not field.type:
-        raise ConfigError(field.flag, value, f"it must be of type {field.type.__name__}")
+        raise ConfigError(field.flag, value, f"it must be {TYPE_WORDS[field.type]}")
     if option.choices and value not in option.choices:
-        raise ConfigError(field.flag, value, "one of " + ", ".join(option.choices))
+        raise ConfigError(field.flag, value, f"it must be {field.allowed}")
     if isinstance(value, int | float) and option.low is not None:
         assert option.high is not None
         if not (math.isfinite(value) and option.low <= value <= option.high):
-            raise ConfigError(field.flag, value, f"it must be between {option.low:g} and {option.high:g}")
+            raise ConfigError(field.flag, value, f"it must be {field.allowed}")
+
+
+def number(value: int | float) -> str:
+    """A bound in full digits: 9223372036854775807 and 0.05, never 9.2e+18."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
