@@ -13,6 +13,7 @@
     │   ├── EngineFailure            500 server_error
     │   └── Unavailable              503 service_unavailable
     ├── ConfigError                  an option of the command line or the config file
+    │   └── AddressError             the address to listen on is taken or not this machine's
     ├── ModelError                   the model folder: a missing, truncated or misshapen file, an unknown architecture
     └── LinkError                    a peer process: refused handshake, wrong version, lost
 
@@ -108,6 +109,10 @@ class ConfigError(PenstockError):
         self.option = option
         self.value = value
         self.allowed = allowed
+
+
+class AddressError(ConfigError):
+    """The address of --host and --port cannot be listened on."""
 
 
 class ModelError(PenstockError):

@@ -1,0 +1,109 @@
+"""The `penstock` command: `serve`, one command per process, `config`. Decides what runs; imports it only then."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from protocol.config import Config
+from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from protocol.links import Role
+from services import options, process, rundir
+from services.process import ExitCode
+
+COMMANDS = {
+    "serve": "start every process of a server on this machine",
+    "api": "one api process: HTTP",
+    "tokenizer": "one tokenizer process: text to tokens and back",
+    "scheduler": "the scheduler process: queue, KV blocks, steps",
+    "executor": "one executor process: weights, forward pass, sampling",
+    "config": "print the effective configuration as a file for --config",
+}
+TAKES_MODEL = ("serve", "config")
+MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
+EXIT_CODES: dict[type[PenstockError], ExitCode] = {
+    AddressError: ExitCode.ADDRESS,
+    ConfigError: ExitCode.CONFIG,
+    ModelError: ExitCode.MODEL,
+    LinkError: ExitCode.LINK,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. An operator's mistake is one line on stderr, never a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return run(words)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return EXIT_CODES.get(type(error), ExitCode.FAILED)
+    except KeyboardInterrupt:
+        return ExitCode.FAILED
+
+
+def run(words: list[str]) -> int:
+    command = words[0] if words else "--help"
+    if command in ("-h", "--help"):
+        parser_of("").print_help()
+        return ExitCode.ORDERLY
+    if command == "--version":
+        import importlib.metadata
+
+        print(f"penstock {importlib.metadata.version('penstock')}")
+        return ExitCode.ORDERLY
+    if command not in COMMANDS:
+        raise ConfigError("command line", command, "the commands are " + ", ".join(COMMANDS))
+    namespace = options.parse(parser_of(command), words[1:])
+    effective = options.effective(namespace, os.environ)
+    if command == "config":
+        print(options.as_toml(effective), end="")
+        return ExitCode.ORDERLY
+    if command == "serve":
+        from services.launch import serve
+
+        return serve(effective.config)
+    return run_role(Role(command), namespace.index, effective.config)
+
+
+def parser_of(command: str) -> options.Parser:
+    """The parser of one command, or of the overview that `penstock --help` prints."""
+    parser = options.Parser(
+        prog=f"penstock {command}".rstrip(),
+        usage=None if command else "penstock COMMAND [options]",
+        description=COMMANDS.get(command, "Penstock serves large language models over an OpenAI-compatible API."),
+        allow_abbrev=False,
+    )
+    if not command:
+        commands = parser.add_argument_group("commands")
+        for name, text in COMMANDS.items():
+            commands.add_argument(name, nargs="?", help=text)
+        parser.add_argument("--version", action="store_true", help="print the version and exit")
+    elif command in TAKES_MODEL:
+        parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="as --model")
+    else:
+        parser.add_argument("--index", metavar="N", default="0", help=f"number among its role's [0 to {MAX_INDEX}]")
+    options.add_options(parser)
+    return parser
+
+
+def run_role(role: Role, index: str, config: Config) -> int:
+    """One process of a server, in this process."""
+    if not (index.isdecimal() and int(index) <= MAX_INDEX):
+        raise ConfigError("--index", index, f"it must be a whole number between 0 and {MAX_INDEX}")
+    directory = rundir.of_one_process(config.run.run_dir)
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
+    process.enter(role, int(index), config.run.log_level)
+    try:
+        code: int = importlib.import_module(f"services.{role}.main").run(config, int(index))
+        return code
+    finally:
+        if role is Role.API and process.orphaned():
+            rundir.clear_orphan(directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

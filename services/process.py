@@ -1,0 +1,122 @@
+"""What every process sets up before its own work: its log, its tie to the launcher, its signals.
+
+A process that the launcher started follows it: when the launcher dies, however it dies, the kernel signals the child.
+Processes under systemd or supervisord have no launcher and no such tie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from protocol.links import Role
+from services import journal
+
+log = logging.getLogger(__name__)
+
+PARENT = "PENSTOCK_PARENT"  # pid of the launcher, set in its children's environment
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+# An api process ends in order and removes the run directory; the others hold nothing that outlives them, and a hung
+# one must not keep a GPU.
+DEATH_SIGNAL = {
+    Role.API: signal.SIGTERM,
+    Role.TOKENIZER: signal.SIGKILL,
+    Role.SCHEDULER: signal.SIGKILL,
+    Role.EXECUTOR: signal.SIGKILL,
+}
+
+
+class ExitCode(enum.IntEnum):
+    """What a process's exit tells its supervisor. 2 to 5 are the operator's to fix: starting again does not help."""
+
+    ORDERLY = 0
+    FAILED = 1
+    CONFIG = 2
+    MODEL = 3
+    ADDRESS = 4  # the port is taken or cannot be bound
+    LINK = 5  # a peer refused the handshake
+
+
+class Stop:
+    """SIGTERM and SIGINT as a descriptor that a loop polls and a count that it reads. Owned by the main thread.
+
+    With `once` a second signal has its default action: it ends the process at once, whatever the loop does.
+    """
+
+    def __init__(self, *, once: bool = True, numbers: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> None:
+        self.count = 0
+        self._numbers = numbers
+        self._once = once
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, self._arrived)
+
+    @property
+    def asked(self) -> bool:
+        return self.count > 0
+
+    def fileno(self) -> int:
+        """Readable from a signal on until `drain`."""
+        return self._reader
+
+    def drain(self) -> None:
+        """Take the bytes that signals left, of every signal that Python handles."""
+        try:
+            while os.read(self._reader, 512):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Back to the default actions."""
+        signal.set_wakeup_fd(-1)
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_DFL)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.count += 1
+        if self._once:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def enter(role: Role, index: int, log_level: str) -> None:
+    """The first thing a role's process does."""
+    journal.setup(f"{role}-{index}", log_level)
+    follow_parent(DEATH_SIGNAL[role])
+
+
+def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Have the kernel send signal `number` when the launcher ends; ends here when it has ended already.
+
+    Does nothing without a launcher. Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    if PARENT not in environ:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        journal.warning(log, "no_parent_death_signal", errno=ctypes.get_errno())
+    if orphaned(environ):
+        raise SystemExit(ExitCode.FAILED)
+
+
+def orphaned(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process had a launcher that is gone."""
+    return PARENT in environ and str(os.getppid()) != environ[PARENT]
+
+
+def age() -> float:
+    """Seconds since this process was started, its interpreter's own start included. Source: proc(5), starttime."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

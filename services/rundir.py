@@ -1,0 +1,128 @@
+"""The run directory: where the processes of one server keep their socket files, closed to every other user."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from protocol.errors import ConfigError
+from protocol.links import LINKS
+
+PREFIX = "penstock-"
+TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set in the children's environment when the launcher made the directory
+SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
+LOCK = "lock"
+SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
+LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
+STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
+
+
+class RunDirectory:
+    """A run directory held by a launcher: locked against a second one, removed at the end when it is temporary."""
+
+    def __init__(self, path: Path, *, temporary: bool) -> None:
+        self.path = path
+        self.temporary = temporary
+        self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError("--run-dir", str(path), "another `penstock serve` runs there") from None
+
+    @classmethod
+    def open(cls, given: str) -> RunDirectory:
+        """The directory named by --run-dir, or a new temporary one. Raises ConfigError when it cannot be used."""
+        if given:
+            return cls(prepared(Path(given)), temporary=False)
+        parent = temporary_parent()
+        sweep(parent)
+        return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)), temporary=True)
+
+    def environment(self) -> dict[str, str]:
+        """What the children are told, so that they can remove the directory if the launcher cannot."""
+        return {TEMPORARY: str(self.path)} if self.temporary else {}
+
+    def close(self) -> None:
+        """Remove the socket files, the directory too if it is temporary, and give up the lock."""
+        clear(self.path, temporary=self.temporary)
+        os.close(self._lock)
+
+
+def prepared(path: Path) -> Path:
+    """Make the directory if it is missing, with mode 0700, and return its absolute path.
+
+    Raises ConfigError when its path is too long for socket files, it is no directory, or others may enter it.
+    """
+    path = Path(os.path.abspath(path))
+    longest = len(os.fsencode(path)) + 1 + LONGEST_NAME
+    if longest > SOCKET_PATH_BYTES:
+        raise ConfigError(
+            "--run-dir", str(path), f"its path must be {longest - SOCKET_PATH_BYTES} bytes shorter for socket files"
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise ConfigError("--run-dir", str(path), f"it cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError("--run-dir", str(path), "it must be a directory and no symbolic link")
+    if found.st_uid != os.geteuid():
+        raise ConfigError("--run-dir", str(path), "it must belong to the user that runs Penstock")
+    if found.st_mode & 0o077:
+        raise ConfigError("--run-dir", str(path), f"its mode must be 0700, not {stat.S_IMODE(found.st_mode):04o}")
+    return path
+
+
+def of_one_process(given: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The run directory of a process started by a supervisor: --run-dir, or the one that systemd made for it."""
+    named = given or environ.get(SYSTEMD, "").split(":")[0]
+    if not named:
+        raise ConfigError("--run-dir", "", "a process started by itself needs the directory that all of them share")
+    return prepared(Path(named))
+
+
+def temporary_parent() -> Path:
+    """The system's temporary directory, or /tmp where that one's path is too long for socket files."""
+    parent = Path(tempfile.gettempdir())
+    name = len(PREFIX) + 8 + 1 + LONGEST_NAME
+    return parent if len(os.fsencode(parent)) + 1 + name <= SOCKET_PATH_BYTES else Path("/tmp")
+
+
+def sweep(parent: Path) -> None:
+    """Remove temporary run directories of this user whose launcher and api processes were all killed."""
+    for path in parent.glob(PREFIX + "*"):
+        try:
+            found = path.lstat()
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < STALE_SECONDS:
+                continue
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clear(path, temporary=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+
+def clear(path: Path, *, temporary: bool) -> None:
+    """Remove what a server leaves in its run directory; safe to do twice and from several processes."""
+    if temporary:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    for name in path.glob("*.sock"):
+        name.unlink(missing_ok=True)
+
+
+def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:
+    """What an api process does at its end when its launcher was killed: the launcher's own cleaning."""
+    clear(path, temporary=environ.get(TEMPORARY) == str(path))
