@@ -52,12 +52,10 @@ class Stop:
 
     def __init__(self, *, once: bool = True, numbers: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> None:
         self.count = 0
-        self._numbers = numbers
         self._once = once
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in numbers:
-            signal.signal(number, self._arrived)
+        self._before = {number: signal.signal(number, self._arrived) for number in numbers}
 
     @property
     def asked(self) -> bool:
@@ -76,10 +74,10 @@ class Stop:
             return
 
     def close(self) -> None:
-        """Back to the default actions."""
+        """Back to what the signals did before."""
         signal.set_wakeup_fd(-1)
-        for number in self._numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, action in self._before.items():
+            signal.signal(number, action)
         os.close(self._reader)
         os.close(self._writer)
 

@@ -1,0 +1,103 @@
+"""One process that the launcher started: its output, what it says of itself, how it ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from protocol.links import Role
+
+TAIL_LINES = 8
+READ_BYTES = 64 << 10
+MAX_LINE = 1 << 20  # bytes; a longer line is passed on in pieces
+
+
+class Child:
+    """A started process. Owned by the launcher, which watches `output` and `pidfd`."""
+
+    def __init__(self, role: Role, index: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.role = role
+        self.index = index
+        self.name = f"{role}-{index}"
+        self.ready = False
+        self.speaking = True
+        self.status = "starting"
+        self.fields: dict[str, str] = {}
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        # A session of its own: Ctrl-C reaches the launcher alone, which then ends its children in order.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.output = self._process.stdout.fileno()
+        os.set_blocking(self.output, False)
+        self._partial = b""
+
+    def read(self) -> list[str]:
+        """Lines that it has written since, at most 64 KiB of them; `speaking` turns false when its output ends."""
+        try:
+            data = os.read(self.output, READ_BYTES)
+        except BlockingIOError:
+            return []
+        self.speaking = bool(data)
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        if self._partial and (not data or len(self._partial) > MAX_LINE):
+            whole.append(self._partial)
+            self._partial = b""
+        lines = [line.decode(errors="replace") for line in whole]
+        self.tail.extend(lines)
+        return lines
+
+    def rest(self) -> list[str]:
+        """All that stands in the pipe of a process that has ended; what its own children may still write is left."""
+        lines: list[str] = []
+        while self.speaking and select.select([self.output], [], [], 0)[0]:
+            lines += self.read()
+        return lines
+
+    def notice(self, fields: Mapping[str, str]) -> None:
+        """Take over what it said of itself."""
+        self.fields.update(fields)
+        self.status = self.fields.get("STATUS", self.status)
+        self.ready = self.ready or self.fields.get("READY") == "1"
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when it has ended."""
+        self._process.send_signal(number)
+
+    def reap(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def wait(self) -> None:
+        """Block until it has ended."""
+        self._process.wait()
+
+    @property
+    def code(self) -> int:
+        """Exit code of a process that was reaped, negative for a signal."""
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+    def ending(self) -> dict[str, object]:
+        """How it ended, as fields of a log line."""
+        if self.code < 0:
+            return {"signal": signal.Signals(-self.code).name}
+        return {"exit_code": self.code}
+
+    def close(self) -> None:
+        """Give its descriptors back; it must have ended."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        os.close(self.pidfd)

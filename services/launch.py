@@ -1,0 +1,277 @@
+"""`penstock serve`: starts every process of a server on one machine, watches them, and ends them in order.
+
+Everything that can be checked is checked before the first process starts. The processes start side by side and find
+one another by themselves; the launcher hears of their readiness through NOTIFY_SOCKET. When it is told to stop, the api
+drains first. A process that dies unasked ends the server: see `Launch._died`, the one place that decides so. However
+the launcher itself ends, its children end too (services/process.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine_core import folder
+from engine_core.models.spec import read_spec
+from protocol.config import Config
+from protocol.errors import ConfigError
+from protocol.links import Role
+from services import address, banner, journal, options, process
+from services.child import Child
+from services.notify import VARIABLE, NoticeSocket, notify
+from services.process import ExitCode, Stop
+from services.rundir import RunDirectory
+
+log = logging.getLogger(__name__)
+
+ENTRY = Path(__file__).resolve().parent.parent / "penstock.py"  # run by path: what stands in the cwd hides nothing
+START_ORDER = (Role.EXECUTOR, Role.SCHEDULER, Role.TOKENIZER, Role.API)  # the slowest first
+END_ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)  # whoever still serves somebody goes first
+END_SECONDS = 5.0  # from SIGTERM to SIGKILL, beyond draining
+MISTAKES = (ExitCode.CONFIG, ExitCode.MODEL, ExitCode.ADDRESS, ExitCode.LINK)
+SUPERVISORS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+
+
+def serve(config: Config, entry: Path = ENTRY) -> int:
+    """Run a server until SIGTERM, SIGINT or a failure; the exit code.
+
+    Raises ConfigError, AddressError, ModelError before anything is started.
+    """
+    journal.setup("launcher", config.run.log_level)
+    model = folder.resolve(config.model.model, config.model.revision)
+    names = folder.served_names(model, config.model)
+    folder.model_length(read_spec(model), config.model)
+    check_template(config.tokenizer.chat_template)
+    address.check(config.api.host, config.api.port)
+    directory = RunDirectory.open(config.run.run_dir)
+    held = address.hold(config.api)
+    try:
+        config = msgspec.structs.replace(
+            config,
+            api=msgspec.structs.replace(config.api, port=held.getsockname()[1] if held else config.api.port),
+            model=msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names)),
+            run=msgspec.structs.replace(config.run, run_dir=str(directory.path)),
+        )
+        launch = Launch(config, directory, entry, chat=has_template(model, config.tokenizer.chat_template))
+        try:
+            return launch.run()
+        finally:
+            launch.close()
+    finally:
+        if held:
+            held.close()
+        directory.close()
+
+
+class Launch:
+    """The processes of one server. One thread, one selector: signals, notices, output and ends of children."""
+
+    def __init__(self, config: Config, directory: RunDirectory, entry: Path, *, chat: bool) -> None:
+        self._config = config
+        self._entry = entry
+        self._chat = chat
+        self._stop = Stop(once=False, numbers=stop_signals())
+        self._notices = NoticeSocket(directory.path / "notify.sock")
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stop, selectors.EVENT_READ)
+        self._selector.register(self._notices, selectors.EVENT_READ)
+        self._environ = child_environment(config, directory, self._notices.path)
+        self._children: list[Child] = []  # those that run
+        self._ready = False
+        self._ending: list[Role] | None = None  # roles that have yet to be told to end; None while serving
+        self._deadline = float("inf")  # monotonic seconds at which what was told to end is killed
+        self._code = ExitCode.ORDERLY
+        self._progress = banner.Progress()
+
+    def run(self) -> int:
+        """Start everything, then wait for the end of everything."""
+        for role in START_ORDER:
+            for index in range(count(role, self._config)):
+                self._start(role, index)
+        self._progress.open()
+        self._progress.update(self._children)
+        while self._children:
+            wait = min(max(0.0, self._deadline - time.monotonic()), 3600.0)
+            for key, _ in self._selector.select(wait):
+                if key.data is not None:
+                    self._heard(key.data, key.fd)
+                elif key.fileobj is self._notices:
+                    self._noticed()
+                else:
+                    self._told_to_stop()
+            if time.monotonic() >= self._deadline:
+                self._kill()
+        return self._code
+
+    def close(self) -> None:
+        """Kill what is left, which is nothing after an orderly end, and give everything back."""
+        self._progress.close()
+        for child in tuple(self._children):
+            child.signal(signal.SIGKILL)
+            child.wait()
+            self._forget(child)
+        self._selector.close()
+        self._notices.close()
+        self._stop.close()
+
+    def _start(self, role: Role, index: int) -> None:
+        command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(self._config)]
+        child = Child(role, index, command, self._environ)
+        self._children.append(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        self._selector.register(child.output, selectors.EVENT_READ, child)
+        journal.debug(log, "started", process=child.name, pid=child.pid)
+
+    def _heard(self, child: Child, descriptor: int) -> None:
+        if child not in self._children:
+            return  # its end was dealt with earlier in this round
+        if descriptor == child.output:
+            for line in child.read():
+                self._progress.write(line)
+            if not child.speaking:
+                self._selector.unregister(child.output)
+        elif child.reap():
+            for line in child.rest():
+                self._progress.write(line)
+            self._forget(child)
+            self._ended(child)
+
+    def _noticed(self) -> None:
+        for notice in self._notices.receive():
+            for child in self._children:
+                if child.pid == notice.pid:
+                    before = child.status
+                    child.notice(notice.fields)
+                    if child.status != before and not self._progress.shown and not self._ready:
+                        journal.info(log, "status", process=child.name, status=child.status)
+        self._progress.update(self._children)
+        if not self._ready and self._ending is None and all(child.ready for child in self._children):
+            self._serving()
+
+    def _serving(self) -> None:
+        """Every process is ready: tell the person and the supervisor."""
+        self._ready = True
+        self._progress.close()
+        name = self._config.model.served_model_name.split(",")[0]
+        facts = banner.serving(self._config, self._children, name, self._chat, process.age())
+        banner.show(banner.banner(facts))
+        journal.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.blocks, seconds=facts.seconds)
+        notify("READY=1", f"STATUS=serving {facts.model} on {facts.url}", f"X_PENSTOCK_URL={facts.url}")
+
+    def _told_to_stop(self) -> None:
+        self._stop.drain()
+        self._progress.close()
+        if self._stop.count > 1:
+            journal.warning(log, "ending_at_once")
+            self._code = ExitCode.FAILED
+            self._kill()
+        elif self._stop.asked and self._ending is None:
+            journal.info(log, "draining", limit=self._config.run.drain_timeout, again="ends at once")
+            notify("STOPPING=1", "STATUS=draining")
+            self._ending = list(END_ORDER)
+            self._end_next()
+
+    def _ended(self, child: Child) -> None:
+        if self._ending is None:
+            self._died(child)
+        elif not any(other.role is child.role for other in self._children):
+            self._end_next()
+
+    def _died(self, child: Child) -> None:
+        """A process ended that nobody told to. The server ends, at once and as a failure.
+
+        A child's exit code that names the operator's mistake becomes the launcher's, so that a supervisor does not try
+        again.
+        """
+        self._progress.close()
+        last = "\n".join(child.tail)
+        journal.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)
+        self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
+        notify("STOPPING=1", f"STATUS={child.name} died")
+        self._ending = []
+        for other in self._children:
+            other.signal(signal.SIGTERM)
+        self._deadline = time.monotonic() + END_SECONDS
+
+    def _end_next(self) -> None:
+        """Tell the next role that has processes to end."""
+        assert self._ending is not None
+        while self._ending:
+            role = self._ending.pop(0)
+            told = [child for child in self._children if child.role is role]
+            for child in told:
+                child.signal(signal.SIGTERM)
+            if told:
+                drain = self._config.run.drain_timeout if role is Role.API else 0.0
+                self._deadline = time.monotonic() + drain + END_SECONDS
+                return
+
+    def _kill(self) -> None:
+        """Nothing waits any longer: every process that is left is killed."""
+        self._ending = []
+        self._deadline = float("inf")
+        for child in self._children:
+            journal.warning(log, "killed", process=child.name, pid=child.pid)
+            child.signal(signal.SIGKILL)
+
+    def _forget(self, child: Child) -> None:
+        self._children.remove(child)
+        watched = self._selector.get_map()
+        for descriptor in (child.pidfd, child.output):
+            if descriptor in watched:
+                self._selector.unregister(descriptor)
+        child.close()
+
+
+def count(role: Role, config: Config) -> int:
+    """How many processes of a role a server has."""
+    match role:
+        case Role.API:
+            return config.api.api_processes
+        case Role.TOKENIZER:
+            return config.tokenizer.tokenizer_processes
+        case Role.SCHEDULER:
+            return 1
+        case Role.EXECUTOR:
+            return config.model.tensor_parallel_size
+
+
+def stop_signals() -> tuple[int, ...]:
+    """A closed terminal ends the server in order, unless nohup was asked for."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def child_environment(config: Config, directory: RunDirectory, notices: Path) -> dict[str, str]:
+    """The environment of every child: ours, less what a supervisor meant for the launcher, plus what is secret."""
+    environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
+    environ |= {VARIABLE: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
+    environ |= options.environment(config)
+    if sys.flags.optimize:
+        environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
+    return environ
+
+
+def check_template(path: str) -> None:
+    if path and not Path(path).is_file():
+        raise ConfigError("--chat-template", path, "it must be a file with a jinja template")
+
+
+def has_template(model: Path, given: str) -> bool:
+    """Whether the server can answer chats."""
+    if given or (model / "chat_template.jinja").is_file():
+        return True
+    try:
+        tokenizer: Mapping[str, object] = json.loads((model / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(tokenizer.get("chat_template"))
