@@ -1,0 +1,241 @@
+"""From logits to tokens: the plain-torch reference of the sampler, one path whose parameters are per row.
+
+What is done to a row, in this order (the order of vLLM, whose clients expect it):
+
+1. allowed_token_ids, bad_words, min_tokens and logit_bias are added to the logits (a forbidden token gets -inf);
+2. penalties: repetition over prompt and output (positive logits are divided by it, negative ones multiplied), then
+   frequency and presence over the output;
+3. a greedy row takes its best token, the lowest id among equals; any other is divided by its temperature;
+4. min_p keeps tokens at least min_p times as likely as the best; top_k the k best; top_p, over what those two left and
+   renormalised, the smallest set of best tokens whose mass reaches p. A token equal to the last one kept is kept too,
+   so a set is `logits >= floor` and never depends on how a sort treats equals;
+5. the row takes the kept token with the largest logit plus Gumbel noise (Gumbel-max: an exact draw), the noise being
+   the counter RNG's for (seed, position, token); see kernels/random.py.
+
+A row's token depends on nothing but the row: work for a feature is skipped when no row of the step uses it, and that
+changes no row. A row with a logit that is NaN or infinite, or with every token forbidden, gives token -1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
+
+GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
+NUCLEUS_WIDTH = 64  # tokens ranked first when a CPU looks for a nucleus; rows that need more get 16 times more
+NUCLEUS_ROWS = 64  # rows ranked at once on a GPU: a bound on the memory of a full sort
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The rows that are not greedy."""
+
+    rows: Tensor  # int64 [draws]
+    seeds: Tensor  # int64 [draws], 64 bits
+    temperature: Tensor  # float32 [draws]
+    min_p: Tensor  # float32 [draws], 0 keeps all
+    top_k: Tensor  # int64 [draws], 0 keeps all
+    top_p: Tensor  # float32 [draws]
+    largest_top_k: int  # over the rows, 0 when none has one
+    nucleus: Tensor | None  # int64 [n], which draws have top_p below 1
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Numbers added to single logits: biases, and -inf for what min_tokens forbids."""
+
+    rows: Tensor  # int64 [edits]
+    tokens: Tensor  # int64 [edits]
+    values: Tensor  # float32 [edits]
+    until: Tensor  # int64 [edits], holds for positions below this
+
+
+@dataclass(frozen=True)
+class BadWords:
+    """Token sequences that must not be completed: the last token and, backwards from it, what comes before."""
+
+    rows: Tensor  # int64 [words]
+    slots: Tensor  # int64 [words]
+    tokens: Tensor  # int64 [words], the last of each
+    prefixes: Tensor  # int64 [words, longest - 1], nearest first, -1 where the word has no more
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The only tokens that some rows may choose."""
+
+    rows: Tensor  # int64 [constrained rows]
+    entry_rows: Tensor  # int64 [entries]
+    entry_tokens: Tensor  # int64 [entries]
+
+
+@dataclass(frozen=True)
+class Penalties:
+    rows: Tensor  # int64 [penalised]
+    slots: Tensor  # int64 [penalised]
+    repetition: Tensor  # float32 [penalised]
+    presence: Tensor  # float32 [penalised]
+    frequency: Tensor  # float32 [penalised]
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """How each row of a step is sampled. It changes only with the set of rows; None means that no row uses a part."""
+
+    greedy: Tensor | None  # int64 [greedy rows]; None: all rows
+    draws: Draws | None = None
+    edits: Edits | None = None
+    words: BadWords | None = None
+    allowed: Allowed | None = None
+    penalties: Penalties | None = None
+
+
+@dataclass(frozen=True)
+class History:
+    """What the slots have seen; the step keeps it current."""
+
+    tokens: Tensor  # int32 [slots, positions]
+    prompts: Tensor  # int64 [slots], tokens of the prompt
+    counts: Tensor  # int32 [slots, vocabulary]: twice the times in the output, plus one if in the prompt
+
+
+def sample(logits: Tensor, batch: SamplingBatch, history: History, positions: Tensor) -> Tensor:
+    """The next token of every row, -1 where there is none: int64 [rows].
+
+    logits: float32 [rows, vocabulary], changed in place. positions: int64 [rows], index in its sequence of the token
+    to be sampled.
+    """
+    peak = logits.amax(-1)  # [rows], NaN if any is
+    alive = peak.isfinite() & logits.amin(-1).isfinite()
+    if adjust(logits, batch, history, positions):
+        peak = logits.amax(-1)
+        alive &= peak > -math.inf
+    if batch.draws is None:
+        return torch.where(alive, logits.argmax(-1), -1)
+    draws = batch.draws
+    chosen = torch.empty_like(positions)
+    if batch.greedy is not None:
+        chosen[batch.greedy] = logits[batch.greedy].argmax(-1)
+    relative = (logits[draws.rows] - peak[draws.rows, None]).div_(draws.temperature[:, None])  # [draws, vocabulary]
+    chosen[draws.rows] = draw(relative, draws, positions[draws.rows])
+    return torch.where(alive, chosen, -1)
+
+
+def adjust(logits: Tensor, batch: SamplingBatch, history: History, positions: Tensor) -> bool:
+    """Steps 1 and 2, in place; says whether there was anything to do."""
+    if batch.allowed is not None:
+        allowed = batch.allowed
+        kept = logits[allowed.entry_rows, allowed.entry_tokens]
+        logits[allowed.rows] = -math.inf
+        logits[allowed.entry_rows, allowed.entry_tokens] = kept
+    if batch.words is not None:
+        words = batch.words
+        completed = torch.where(completing(words, history, positions), -math.inf, 0.0)
+        logits.index_put_((words.rows, words.tokens), completed, accumulate=True)
+    if batch.edits is not None:
+        edits = batch.edits
+        values = torch.where(positions[edits.rows] < edits.until, edits.values, 0.0)
+        logits.index_put_((edits.rows, edits.tokens), values, accumulate=True)
+    if batch.penalties is not None:
+        rows = batch.penalties.rows
+        logits[rows] = penalise(logits[rows], batch.penalties, history.counts[batch.penalties.slots])
+    return any(part is not None for part in (batch.allowed, batch.words, batch.edits, batch.penalties))
+
+
+def completing(words: BadWords, history: History, positions: Tensor) -> Tensor:
+    """Which words the next token could complete, judging by the output so far: bool [words]."""
+    back = torch.arange(1, words.prefixes.shape[1] + 1, device=positions.device)
+    where = positions[words.rows, None] - back  # [words, longest - 1]
+    tail = history.tokens[words.slots[:, None], where.clamp(min=0)]
+    in_output = where >= history.prompts[words.slots, None]
+    return ((words.prefixes == -1) | ((words.prefixes == tail) & in_output)).all(-1)
+
+
+def penalise(logits: Tensor, penalties: Penalties, counts: Tensor) -> Tensor:
+    """Penalised logits: [rows, vocabulary] with counts as in `History` for the same rows."""
+    repetition = penalties.repetition[:, None]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(counts > 0, repeated, logits)
+    times = counts >> 1
+    return logits - penalties.frequency[:, None] * times - penalties.presence[:, None] * (times > 0)
+
+
+def draw(logits: Tensor, draws: Draws, positions: Tensor) -> Tensor:
+    """Steps 4 and 5: int64 [draws]. logits: divided by the temperature, each row's best 0: [draws, vocabulary]."""
+    floor = floors(logits, draws)
+    if not logits.is_cuda:
+        # Noise is bounded, so a token further below the best than its range cannot win. Where few tokens are left,
+        # drawing for those alone gives the same tokens for a fraction of the work.
+        rows, tokens = (logits >= floor.clamp(min=GUMBEL_MIN - GUMBEL_MAX)).nonzero(as_tuple=True)
+        if 4 * len(rows) < logits.numel():
+            scores = logits[rows, tokens] + gumbel_at(draws.seeds[rows], positions[rows], tokens)
+            return _first_best(rows, tokens, scores, len(logits))
+    scores = logits + gumbel_rows(draws.seeds, positions, logits.shape[1])
+    return scores.masked_fill_(logits < floor, -math.inf).argmax(-1)
+
+
+def _first_best(rows: Tensor, tokens: Tensor, scores: Tensor, count: int) -> Tensor:
+    """The token with the best score of each row, the lowest among equals; 0 for a row without candidates."""
+    best = scores.new_full((count,), -math.inf).scatter_reduce_(0, rows, scores, "amax")
+    winners = scores == best[rows]
+    chosen = tokens.new_zeros(count)
+    return chosen.scatter_reduce_(0, rows[winners], tokens[winners], "amin", include_self=False)
+
+
+def floors(logits: Tensor, draws: Draws) -> Tensor:
+    """The lowest logit that each row keeps under min_p, top_k and top_p: float32 [draws, 1]."""
+    floor = draws.min_p.log()[:, None]  # the best is 0, and log 0 keeps all
+    if draws.largest_top_k:
+        k = min(draws.largest_top_k, logits.shape[1])
+        ranked = logits.topk(k).values  # [draws, k]
+        kth = ranked.gather(1, (draws.top_k[:, None] - 1).clamp_(0, k - 1))
+        floor = torch.where(draws.top_k[:, None] > 0, torch.maximum(floor, kth), floor)
+    if draws.nucleus is not None:
+        rows = NUCLEUS_ROWS if logits.is_cuda else len(draws.nucleus)
+        for first in range(0, len(draws.nucleus), rows):
+            some = draws.nucleus[first : first + rows]
+            kept = logits[some].masked_fill_(logits[some] < floor[some], -math.inf)
+            mass = kept.exp().sum(-1, keepdim=True, dtype=torch.float64)
+            width = logits.shape[1] if logits.is_cuda else NUCLEUS_WIDTH
+            floor[some] = nucleus_floor(kept, draws.top_p[some, None] * mass, width)
+    return floor
+
+
+def nucleus_floor(logits: Tensor, mass: Tensor, width: int) -> Tensor:
+    """The lowest logit of the smallest set of best tokens whose summed exp reaches `mass`: float32 [rows, 1].
+
+    logits: [rows, vocabulary]. mass: float64 [rows, 1]. Only the `width` best are ranked; rows where those do not
+    suffice are ranked again, wider.
+    """
+    width = min(width, logits.shape[1])
+    if width == logits.shape[1]:
+        ranked = logits.sort(-1, descending=True).values
+    else:
+        ranked = logits.topk(width).values
+    weights = ranked.double().exp_()
+    reached = weights.cumsum(-1)
+    count = (reached - weights < mass).sum(-1, keepdim=True)  # a token is kept while those before it fall short
+    floor = ranked.gather(1, (count - 1).clamp_(min=0))
+    if width < logits.shape[1]:
+        short = (reached[:, -1:] < mass)[:, 0].nonzero()[:, 0]
+        if len(short):
+            floor[short] = nucleus_floor(logits[short], mass[short], 16 * width)
+    return floor
+
+
+def logprobs(logits: Tensor, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the chosen token and of the `width` best, from raw logits.
+
+    logits: float32 [rows, vocabulary]. chosen: int64 [rows]. Returns token ids int64 [rows, 1 + width], values float32
+    [rows, 1 + width] and the chosen token's rank int64 [rows], 1 for the best; tokens equal to it do not count.
+    """
+    own = logits.gather(1, chosen[:, None])
+    ranks = (logits > own).sum(-1) + 1
+    best = logits.topk(width)
+    values = torch.cat([own, best.values], 1) - logits.logsumexp(-1, keepdim=True)
+    return torch.cat([chosen[:, None], best.indices], 1), values, ranks
