@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -114,7 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run: RunConfig = RunConfig()
 
 
-TYPE_WORDS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 class Field(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from protocol.links import Role
 from services import options, process, rundir
 from services.process import ExitCode
 
-COMMANDS = {
+COMMANDS: Mapping[str, str] = {
     "serve": "start every process of a server on this machine",
     "api": "one api process: HTTP",
     "tokenizer": "one tokenizer process: text to tokens and back",
@@ -25,7 +25,7 @@ COMMANDS = {
 }
 TAKES_MODEL = ("serve", "config")
 MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
-EXIT_CODES: dict[type[PenstockError], ExitCode] = {
+EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
     ConfigError: ExitCode.CONFIG,
     ModelError: ExitCode.MODEL,

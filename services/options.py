@@ -19,7 +19,7 @@ import msgspec
 from protocol.config import Config, Field, check, check_value, fields
 from protocol.errors import ConfigError
 
-TITLES = {
+TITLES: Mapping[str, str] = {
     "model": "model (the same for every process)",
     "api": "api processes",
     "tokenizer": "tokenizer processes",
@@ -27,7 +27,7 @@ TITLES = {
     "executor": "executor processes",
     "run": "running",
 }
-METAVARS: dict[type, str] = {str: "TEXT", int: "N", float: "X"}
+METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
 COMMAND_LINE = "command line"
 ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's message about one option
 

@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 # An api process ends in order and removes the run directory; the others hold nothing that outlives them, and a hung
 # one must not keep a GPU.
-DEATH_SIGNAL = {
+DEATH_SIGNAL: Mapping[Role, signal.Signals] = {
     Role.API: signal.SIGTERM,
     Role.TOKENIZER: signal.SIGKILL,
     Role.SCHEDULER: signal.SIGKILL,

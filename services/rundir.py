@@ -30,11 +30,9 @@ class RunDirectory:
         self.path = path
         self.temporary = temporary
         self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not taken(self._lock):
             os.close(self._lock)
-            raise ConfigError("--run-dir", str(path), "another `penstock serve` runs there") from None
+            raise ConfigError("--run-dir", str(path), "another `penstock serve` runs there")
 
     @classmethod
     def open(cls, given: str) -> RunDirectory:
@@ -53,6 +51,15 @@ class RunDirectory:
         """Remove the socket files, the directory too if it is temporary, and give up the lock."""
         clear(self.path, temporary=self.temporary)
         os.close(self._lock)
+
+
+def taken(lock: int) -> bool:
+    """Take the lock of an open file; False when another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def prepared(path: Path) -> Path:
@@ -105,13 +112,9 @@ def sweep(parent: Path) -> None:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if taken(lock):
             clear(path, temporary=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
+        os.close(lock)
 
 
 def clear(path: Path, *, temporary: bool) -> None:

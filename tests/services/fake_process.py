@@ -1,0 +1,51 @@
+"""Stands in for `penstock.py ROLE ...` in tests of the launcher: says what a real process says, does what it is told.
+
+FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once with that code, `mute` never gets ready,
+`stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F. FAKE_LOG gets the events.
+"""
+
+import json
+import os
+import select
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from protocol.links import Role
+from services import process, rundir
+from services.notify import notify
+from services.process import Stop
+
+
+def say(event: str) -> None:
+    with open(os.environ["FAKE_LOG"], "a") as file:
+        file.write(f"{name} {os.getpid()} {event}\n")
+
+
+role = Role(sys.argv[1])
+name = f"{role}-{sys.argv[2].removeprefix('--index=')}"
+run_dir = Path(next(word for word in sys.argv if word.startswith("--run-dir=")).removeprefix("--run-dir="))
+word, _, detail = json.loads(os.environ.get("FAKE_PLAN", "{}")).get(name, "").partition(":")
+stop = Stop(once=word != "stubborn")
+process.follow_parent(process.DEATH_SIGNAL[role])
+say("started " + " ".join(sys.argv[3:]))
+print(f"{name} says hello", flush=True)
+(run_dir / f"{name}.sock").touch()
+if word == "exit":
+    print("it went wrong", file=sys.stderr)
+    sys.exit(int(detail))
+notify("STATUS=working")
+facts = {"URL": "http://127.0.0.1:1", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "512", "BLOCK_SIZE": "16"}
+facts["MAX_MODEL_LEN"] = "1024"
+if word != "mute":
+    notify("READY=1", *(f"X_PENSTOCK_{key}={value}" for key, value in facts.items()))
+while not stop.asked or word == "stubborn":
+    select.select([stop], [], [])
+    stop.drain()
+say("stopping")
+if word == "slow":
+    Path(detail).read_bytes()
+say("ended")
+if role is Role.API and process.orphaned():
+    rundir.clear_orphan(run_dir)

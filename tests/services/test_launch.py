@@ -1,0 +1,258 @@
+"""The launcher with stand-ins for the real processes: order, ends, exit codes, and that nothing is left over."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from services.notify import NoticeSocket
+
+FAKE = Path(__file__).parent / "fake_process.py"
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 60.0  # seconds; a loaded machine needs some of them
+NAMES = {"executor-0", "scheduler-0", "tokenizer-0", "api-0"}
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+CONFIG |= {"num_attention_heads": 1, "vocab_size": 32, "max_position_embeddings": 64, "torch_dtype": "float32"}
+START = """
+import sys
+from pathlib import Path
+from services import cli, launch
+real = launch.serve
+launch.serve = lambda config: real(config, Path(sys.argv[1]))
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+class Server:
+    """A launcher under test and what its stand-ins wrote down."""
+
+    def __init__(self, process: subprocess.Popen[str], notices: NoticeSocket, folder: Path) -> None:
+        self.process = process
+        self.notices = notices
+        self.folder = folder
+        self.fields: dict[str, str] = {}
+
+    def events(self) -> list[list[str]]:
+        log = self.folder / "events"
+        return [line.split(" ", 3) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def pids(self) -> dict[str, int]:
+        return {name: int(pid) for name, pid, event, *_ in self.events() if event == "started"}
+
+    def order(self, event: str) -> list[str]:
+        return [name for name, _, found, *_ in self.events() if found == event]
+
+    def until(self, done: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LIMIT
+        while not done():
+            assert time.monotonic() < deadline, self.events()
+            select.select([self.notices], [], [], 0.02)
+            for notice in self.notices.receive():
+                self.fields |= notice.fields
+
+    def ready(self) -> None:
+        self.until(lambda: self.fields.get("READY") == "1")
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=LIMIT)
+        return self.process.returncode, output
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, plan: dict[str, str] | None = None) -> Iterator[Server]:
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(CONFIG))
+    (folder / "tmp").mkdir()
+    notices = NoticeSocket(folder / "notify")
+    environ = dict(os.environ, NOTIFY_SOCKET=str(notices.path), TMPDIR=str(folder / "tmp"), PYTHONPATH=str(ROOT))
+    environ |= {"FAKE_PLAN": json.dumps(plan or {}), "FAKE_LOG": str(folder / "events"), "WATCHDOG_USEC": "1"}
+    command = [sys.executable, "-c", START, str(FAKE), "serve", str(folder / "model"), "--port=0", *arguments]
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = Server(process, notices, folder)
+    try:
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        for pid in server.pids().values():
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        notices.close()
+
+
+def leftovers(server: Server) -> list[object]:
+    """Living children and files in the temporary directory."""
+    return [pid for pid in server.pids().values() if alive(pid)] + list((server.folder / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_starts_says_so_and_ends_in_order(tmp_path, number):
+    with serving(tmp_path) as server:
+        server.ready()
+        assert set(server.pids()) == NAMES
+        assert server.fields["X_PENSTOCK_URL"] == "http://127.0.0.1:1"
+        code, output = server.end(number)
+        assert code == 0
+        assert server.order("stopping") == ["api-0", "tokenizer-0", "scheduler-0", "executor-0"]
+        assert server.order("ended") == server.order("stopping")
+        assert leftovers(server) == []
+        assert "api-0 says hello\n" in output
+        assert "Penstock listens on http://127.0.0.1:1\n" in output
+        assert "512 blocks of 16 tokens: at most 8,192 tokens\n" in output
+        assert "curl http://127.0.0.1:1/v1/completions -H 'Content-Type: application/json'" in output
+
+
+def test_every_process_gets_the_same_options(tmp_path):
+    with serving(tmp_path, "--api-processes=2", "--no-overlap", "--api-key=secret word") as server:
+        server.ready()
+        started = {name: rest.split() for name, _, event, rest in server.events() if event == "started"}
+        assert set(started) == NAMES | {"api-1"}
+        assert len({tuple(words) for words in started.values()}) == 1
+        assert f"--model={tmp_path / 'model'}" in started["api-0"]
+        assert "--served-model-name=model" in started["api-0"]
+        assert "--no-overlap" in started["api-0"]
+        assert "--port=0" not in started["api-0"]
+        assert not any("secret" in word for word in started["api-0"])
+        environ = Path(f"/proc/{server.pids()['api-0']}/environ").read_bytes().split(b"\0")
+        assert b"PENSTOCK_API_KEY=secret word" in environ
+        assert not any(word.startswith(b"WATCHDOG_USEC") for word in environ)
+        code, output = server.end()
+        assert code == 0
+        assert "secret" not in output
+        assert "Bearer $PENSTOCK_API_KEY" in output
+
+
+def test_the_others_run_on_while_the_api_drains(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with serving(tmp_path, plan={"api-0": f"slow:{fifo}"}) as server:
+        server.ready()
+        server.process.terminate()
+        server.until(lambda: server.order("stopping"))
+        assert server.order("stopping") == ["api-0"]
+        assert server.fields["STOPPING"] == "1"
+        assert all(alive(pid) for pid in server.pids().values())
+        fifo.write_text("done")
+        assert server.wait()[0] == 0
+        assert len(server.order("ended")) == 4
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    with serving(tmp_path, plan={"api-0": "stubborn"}) as server:
+        server.ready()
+        server.process.terminate()
+        server.until(lambda: server.fields.get("STOPPING") == "1")
+        code, output = server.end(signal.SIGINT)
+        assert code == 1
+        assert "ending_at_once" in output
+        assert leftovers(server) == []
+
+
+def test_what_does_not_end_is_killed(tmp_path):
+    with serving(tmp_path, "--drain-timeout=0", plan={"api-0": "stubborn"}) as server:
+        server.ready()
+        code, output = server.end()
+        assert code == 0
+        assert " killed process=api-0" in output
+        assert leftovers(server) == []
+
+
+def test_a_process_that_is_killed_ends_the_server(tmp_path):
+    with serving(tmp_path) as server:
+        server.ready()
+        os.kill(server.pids()["executor-0"], signal.SIGKILL)
+        code, output = server.wait()
+        assert code == 1
+        assert "process_died process=executor-0" in output
+        assert "signal=SIGKILL" in output
+        assert 'last="executor-0 says hello"' in output
+        assert set(server.order("ended")) == NAMES - {"executor-0"}
+        assert leftovers(server) == []
+
+
+@pytest.mark.parametrize(("child", "launcher"), [(0, 1), (1, 1), (3, 3), (4, 4), (77, 1)])
+def test_a_process_that_fails_to_start_gives_its_reason(tmp_path, child, launcher):
+    with serving(tmp_path, plan={"executor-0": f"exit:{child}", "api-0": "mute"}) as server:
+        code, output = server.wait()
+        assert code == launcher
+        assert f"exit_code={child}" in output
+        assert "executor-0 says hello\\nit went wrong" in output
+        assert leftovers(server) == []
+
+
+@pytest.mark.parametrize("own_directory", [False, True])
+def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, own_directory):
+    run_dir = tmp_path / "run"
+    with serving(tmp_path, *([f"--run-dir={run_dir}"] if own_directory else [])) as server:
+        server.ready()
+        server.process.kill()
+        server.until(lambda: not leftovers(server))
+        if own_directory:
+            assert [path.name for path in run_dir.iterdir()] == ["lock"]
+
+
+def test_two_launchers_do_not_share_a_run_directory(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    run_dir = f"--run-dir={tmp_path / 'run'}"
+    with serving(tmp_path / "a", run_dir) as first:
+        first.ready()
+        with serving(tmp_path / "b", run_dir) as second:
+            code, output = second.wait()
+            assert code == 2
+            assert "--run-dir" in output
+        assert first.end()[0] == 0
+
+
+def test_on_a_terminal_it_shows_progress(tmp_path):
+    """The same under a pseudo-terminal: what the processes say scrolls past, nothing is mangled."""
+    leader, follower = os.openpty()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
+    environ = dict(os.environ, FAKE_LOG=str(tmp_path / "events"), PYTHONPATH=str(ROOT), TERM="xterm", COLUMNS="100")
+    command = [sys.executable, "-c", START, str(FAKE), "serve", str(tmp_path / "model"), "--port=0"]
+    process = subprocess.Popen(command, env=environ, stdout=follower, stderr=follower, start_new_session=True)
+    os.close(follower)
+    seen = b""
+    try:
+        while b"Try it:" not in seen:
+            assert select.select([leader], [], [], LIMIT)[0], seen
+            seen += os.read(leader, 65536)
+        process.terminate()
+        while True:
+            try:
+                data = os.read(leader, 65536)
+            except OSError:
+                break
+            seen += data
+        assert process.wait(LIMIT) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    assert b"executor-0 says hello\r\n" in seen
+    assert b"scheduler-0" in seen
+    assert b"Penstock listens on http://127.0.0.1:1\r\n" in seen
