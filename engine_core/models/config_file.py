@@ -12,7 +12,7 @@ from protocol.errors import ModelError
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
-    """A JSON object and where it stands; every complaint names the file and the key. `defaults` answer for silent keys."""
+    """A JSON object and where it stands; complaints name the file and the key. `defaults` answer for silent keys."""
 
     path: Path
     values: dict[str, Any]

@@ -168,7 +168,7 @@ def read_dtype(file: ConfigFile) -> str:
 
 
 def read_windows(file: ConfigFile, family: str, layers: int) -> tuple[int, ...]:
-    """Windows per layer: Mistral's is every layer's; Qwen's is that of `layer_types` or starts at `max_window_layers`."""
+    """Windows per layer: Mistral's is every layer's; Qwen's follows `layer_types` or starts at `max_window_layers`."""
     if family == "llama" or file.get("sliding_window") is None:
         return (0,) * layers
     if family == "mistral":

@@ -1,0 +1,121 @@
+"""The decoder that the families share: embedding, pre-norm blocks, norm, logits. A family brings its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from engine_core.models.layers import (
+    Destination,
+    Destinations,
+    Embedding,
+    GatedMlp,
+    Linear,
+    Norm,
+    Placement,
+    prefixed,
+    whole,
+)
+from engine_core.models.rope import rope_table
+from engine_core.models.spec import ModelSpec
+from kernels.attention import AttentionBatch
+from kernels.norm import add_rms_norm
+from kernels.rope import Rotation, gather_rotation
+
+Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
+
+
+class Attention(Protocol):
+    """A family's attention: writes the step's keys and values into the pages and attends over them."""
+
+    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`."""
+        ...
+
+    def destinations(self) -> Destinations: ...
+
+
+class Block:
+    """One layer: attention, then the gated MLP, each on the norm of the residual stream."""
+
+    def __init__(self, spec: ModelSpec, attention: Attention, placement: Placement) -> None:
+        self.attention_norm = Norm(spec.hidden, spec.norm_eps, placement)
+        self.attention = attention
+        self.mlp_norm = Norm(spec.hidden, spec.norm_eps, placement)
+        self.mlp = GatedMlp(spec, placement)
+
+    def forward(
+        self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream is residual + delta (delta alone in the first layer): the sum is fused with the norm."""
+        norm = self.attention_norm
+        if residual is None:
+            x, residual = norm.forward(delta), delta
+        else:
+            x, residual = add_rms_norm(delta, residual, norm.weight, norm.eps)
+        x = self.attention.forward(x, rotation, batch, pages)
+        x, residual = add_rms_norm(x, residual, self.mlp_norm.weight, self.mlp_norm.eps)
+        return self.mlp.forward(x), residual
+
+    def destinations(self) -> Destinations:
+        yield from prefixed("input_layernorm.", self.attention_norm.destinations())
+        yield from prefixed("self_attn.", self.attention.destinations())
+        yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
+        yield from prefixed("mlp.", self.mlp.destinations())
+
+
+class Decoder:
+    """A model that is ready for its weights. `length` is the longest sequence it will be asked for."""
+
+    def __init__(self, spec: ModelSpec, attentions: Sequence[Attention], placement: Placement, length: int) -> None:
+        self.spec = spec
+        self.placement = placement
+        self.embedding = Embedding(spec, placement)
+        self.blocks = tuple(Block(spec, attention, placement) for attention in attentions)
+        self.norm = Norm(spec.hidden, spec.norm_eps, placement)
+        head = (whole("lm_head", spec.vocab_size),)
+        self.head = None if spec.tied else Linear(head, spec.hidden, placement, bias=False)
+        self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """One step: `input_ids, positions  # [tokens]` in the order of the batch's rows -> hidden `[tokens, hidden]`.
+
+        Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
+        """
+        delta, residual = self.embedding.forward(input_ids), None
+        rotation = gather_rotation(self.rope, positions)
+        for block, pages in zip(self.blocks, cache, strict=True):
+            delta, residual = block.forward(delta, residual, rotation, attention, pages)
+        assert residual is not None
+        return add_rms_norm(delta, residual, self.norm.weight, self.norm.eps)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, hidden]` -> fp32 `[rows, vocab]`."""
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return linear(hidden, weight).float()
+
+    def destinations(self) -> dict[str, Destination]:
+        """Where each tensor of a checkpoint goes, by its name there."""
+        found = dict(prefixed("model.embed_tokens.", self.embedding.destinations()))
+        for layer, block in enumerate(self.blocks):
+            found.update(prefixed(f"model.layers.{layer}.", block.destinations()))
+        found.update(prefixed("model.norm.", self.norm.destinations()))
+        if self.head is not None:
+            found.update(self.head.destinations())
+        return found
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights on this rank."""
+        tensors = [destination.tensor for destination in self.destinations().values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.placement.dtype

@@ -1,0 +1,192 @@
+"""The layers that the families share: plain objects over tensors that know where checkpoint tensors belong in them.
+
+Fused weights (query, key and value; gate and up) are one matrix. A layer's `destinations` maps the names of the tensors
+in a checkpoint, relative to the layer, to views of its own memory, so that loading copies each byte once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from engine_core.models.spec import ModelSpec
+from kernels.activation import silu_mul
+from kernels.norm import rms_norm
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's tensors live, and which share of the sharded ones: heads, MLP width and vocabulary over ranks."""
+
+    dtype: torch.dtype
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    def share(self, count: int) -> int:
+        """Elements per rank of an axis that is split evenly."""
+        assert count % self.size == 0, f"{count} is not divisible by {self.size} ranks"
+        return count // self.size
+
+    def kv_heads(self, count: int) -> int:
+        """Key-value heads per rank: split, or one that several ranks repeat when there are fewer heads than ranks."""
+        return self.share(count) if count >= self.size else 1
+
+    def vector(self, width: int) -> Tensor:
+        return torch.empty(width, dtype=self.dtype, device=self.device)
+
+    def matrix(self, outputs: int, inputs: int) -> Tensor:
+        """A weight `[outputs, inputs]`; on a CPU its transpose is contiguous: few rows multiply twice as fast."""
+        if self.device.type == "cpu":
+            return torch.empty(inputs, outputs, dtype=self.dtype, device=self.device).t()
+        return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where one checkpoint tensor goes: this rank's slice of it, along `axis` from `start`, fills `tensor`."""
+
+    tensor: Tensor | None  # None: the tensor is another rank's
+    shape: tuple[int, ...]  # of the whole tensor in the checkpoint
+    axis: int = 0
+    start: int = 0
+    fan_in: int = 0  # inputs summed into each output of a matrix; 0: a norm's weight or a bias
+
+
+Destinations = Iterator[tuple[str, Destination]]
+
+
+def prefixed(prefix: str, destinations: Destinations) -> Destinations:
+    return ((prefix + name, destination) for name, destination in destinations)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One checkpoint tensor's outputs within a fused weight."""
+
+    name: str
+    outputs: int  # in the checkpoint
+    share: int  # on this rank
+    start: int  # first of them
+
+
+def spread(name: str, outputs: int, placement: Placement) -> Part:
+    """A part whose outputs are spread evenly over the ranks."""
+    share = placement.share(outputs)
+    return Part(name, outputs, share, placement.rank * share)
+
+
+def whole(name: str, outputs: int) -> Part:
+    """A part that every rank holds."""
+    return Part(name, outputs, outputs, 0)
+
+
+class Linear:
+    """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
+
+    With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.
+    """
+
+    def __init__(
+        self, parts: tuple[Part, ...], inputs: int, placement: Placement, *, bias: bool, split_inputs: bool = False
+    ) -> None:
+        self.parts = parts
+        self.inputs = inputs
+        self.axis = 1 if split_inputs else 0
+        self.rank = placement.rank
+        outputs = sum(part.share for part in parts)
+        self.weight = placement.matrix(outputs, placement.share(inputs) if split_inputs else inputs)
+        self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
+        self.has_bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[tokens, inputs] -> [tokens, outputs]`."""
+        return linear(x, self.weight, self.bias)
+
+    def destinations(self) -> Destinations:
+        row = 0
+        for part in self.parts:
+            rows = slice(row, row + part.share)
+            row += part.share
+            start = self.rank * self.weight.shape[1] if self.axis else part.start
+            shape = part.outputs, self.inputs
+            yield f"{part.name}.weight", Destination(self.weight[rows], shape, self.axis, start, fan_in=self.inputs)
+            if self.has_bias:
+                bias = None if self.bias is None else self.bias[rows]
+                yield f"{part.name}.bias", Destination(bias, (part.outputs,), 0, part.start)
+
+
+class FusedQKV:
+    """Queries, keys and values in one product."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        self.heads = placement.share(spec.heads)
+        self.kv_heads = placement.kv_heads(spec.kv_heads)
+        self.head_dim = spec.head_dim
+        kv_width = spec.kv_heads * spec.head_dim
+        kv_first = placement.rank * spec.kv_heads // placement.size * spec.head_dim
+        kv_share = self.kv_heads * spec.head_dim
+        parts = (
+            spread("q_proj", spec.heads * spec.head_dim, placement),
+            Part("k_proj", kv_width, kv_share, kv_first),
+            Part("v_proj", kv_width, kv_share, kv_first),
+        )
+        self.linear = Linear(parts, spec.hidden, placement, bias=spec.qkv_bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`[tokens, hidden]` -> q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
+        fused = self.linear.forward(x).view(len(x), -1, self.head_dim)
+        last = self.heads + self.kv_heads
+        return fused[:, : self.heads], fused[:, self.heads : last], fused[:, last:]
+
+    def destinations(self) -> Destinations:
+        return self.linear.destinations()
+
+
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)) (Shazeer, 2020), gate and up in one product."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        gate_up = tuple(spread(name, spec.intermediate, placement) for name in ("gate_proj", "up_proj"))
+        self.gate_up = Linear(gate_up, spec.hidden, placement, bias=spec.mlp_bias)
+        down = (whole("down_proj", spec.hidden),)
+        self.down = Linear(down, spec.intermediate, placement, bias=spec.mlp_bias, split_inputs=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down.forward(silu_mul(self.gate_up.forward(x)))
+
+    def destinations(self) -> Destinations:
+        yield from self.gate_up.destinations()
+        yield from self.down.destinations()
+
+
+class Norm:
+    """Weight of an RMS norm."""
+
+    def __init__(self, width: int, eps: float, placement: Placement) -> None:
+        self.weight = placement.vector(width)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def destinations(self) -> Destinations:
+        yield "weight", Destination(self.weight, tuple(self.weight.shape))
+
+
+class Embedding:
+    """Rows of the vocabulary; tied models read logits off them too, so they lie row by row on every device."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        self.weight = torch.empty(spec.vocab_size, spec.hidden, dtype=placement.dtype, device=placement.device)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """`[tokens] -> [tokens, hidden]`."""
+        return embedding(ids, self.weight)
+
+    def destinations(self) -> Destinations:
+        yield "weight", Destination(self.weight, tuple(self.weight.shape), fan_in=self.weight.shape[1])

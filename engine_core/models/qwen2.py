@@ -1,0 +1,42 @@
+"""Qwen2 and Qwen2.5 (Yang et al., 2024)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine_core.models.decoder import Decoder, Pages
+from engine_core.models.layers import Destinations, FusedQKV, Linear, Placement, whole
+from engine_core.models.spec import ModelSpec
+from kernels.attention import AttentionBatch, paged_attention, write_kv
+from kernels.rope import Rotation, apply_rope
+
+
+class Qwen2Attention:
+    """Grouped-query attention with a bias on query, key and value; some layers may see a sliding window."""
+
+    def __init__(self, spec: ModelSpec, layer: int, placement: Placement) -> None:
+        self.qkv = FusedQKV(spec, placement)
+        self.output = Linear(
+            (whole("o_proj", spec.hidden),),
+            spec.heads * spec.head_dim,
+            placement,
+            bias=spec.output_bias,
+            split_inputs=True,
+        )
+        self.scale = spec.head_dim**-0.5
+        self.window = spec.windows[layer]
+
+    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
+        q, k, v = self.qkv.forward(x)
+        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
+        write_kv(k, v, *pages, batch.slot_mapping)
+        attended = paged_attention(q, *pages, batch, self.scale, self.window)  # [tokens, heads, head_dim]
+        return self.output.forward(attended.flatten(1))
+
+    def destinations(self) -> Destinations:
+        yield from self.qkv.destinations()
+        yield from self.output.destinations()
+
+
+def build(spec: ModelSpec, placement: Placement, length: int) -> Decoder:
+    return Decoder(spec, [Qwen2Attention(spec, layer, placement) for layer in range(spec.layers)], placement, length)

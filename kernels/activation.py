@@ -1,0 +1,12 @@
+"""The gate of the MLP (SwiGLU: Shazeer, 2020)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of a fused product `[tokens, 2 * width]`, gate first. Returns `[tokens, width]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)

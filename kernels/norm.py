@@ -1,0 +1,20 @@
+"""Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x` over its root mean square along the last axis, times `weight`; computed in fp32, returned in x's type.
+
+    x is `[..., width]`, weight `[width]`.
+    """
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, and that sum, which is the next residual. All are `[tokens, width]`."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
