@@ -1,0 +1,61 @@
+"""The routes of the api, as one ASGI application."""
+
+from __future__ import annotations
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.api import exchange
+from services.api.chat import ChatCompletions
+from services.api.completions import Completions
+from services.api.gate import Gate
+from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
+from services.api.models import Models
+from services.api.openapi import Description
+from services.api.service import Service
+from services.api.tokenization import DetokenizeText, TokenizeText
+
+
+class Endpoint:
+    """An endpoint under its path's name in the metrics and the log, whatever the path held."""
+
+    def __init__(self, path: str, app: ASGIApp) -> None:
+        self._path = path
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange.of(scope).endpoint = self._path
+        await self._app(scope, receive, send)
+
+
+class Routes:
+    """The router; it raises HTTPException for an unknown path or a wrong method, which the gate answers."""
+
+    def __init__(self, service: Service) -> None:
+        endpoints: tuple[tuple[str, str, ASGIApp], ...] = (
+            ("POST", "/v1/chat/completions", ChatCompletions(service)),
+            ("POST", "/v1/completions", Completions(service)),
+            ("GET", "/v1/models", Models(service)),
+            ("GET", "/v1/models/{name:path}", Models(service)),
+            ("POST", "/tokenize", TokenizeText(service)),
+            ("POST", "/detokenize", DetokenizeText(service)),
+            ("GET", "/health", HealthReport(service)),
+            ("GET", "/health/live", Liveness()),
+            ("GET", "/health/ready", Readiness(service)),
+            ("GET", "/version", Version()),
+            ("GET", "/metrics", MetricsText(service)),
+            ("GET", "/openapi.json", Description(service)),
+        )
+        self._router = Router(
+            [Route(path, Endpoint(path, app), methods=[method]) for method, path, app in endpoints],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # starlette's sign that errors of routing are raised, not answered in plain text
+        await self._router(scope, receive, send)
+
+
+def application(service: Service) -> Gate:
+    """The whole application."""
+    return Gate(Routes(service), service.config.api.api_key, service.traffic)

@@ -1,0 +1,103 @@
+"""POST /v1/chat/completions. Source: OpenAI API reference, "Create chat completion"."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from protocol.errors import InvalidRequest
+from protocol.messages import SubmitText
+from services.api import exchange, refusals
+from services.api.answers import Identity, chat_answer
+from services.api.conversation import conversation
+from services.api.decoding import decode, read_body
+from services.api.delivery import attended, stream, whole
+from services.api.errors import send_json
+from services.api.frames import Frames
+from services.api.reply import Reply
+from services.api.requests import ChatRequest
+from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
+from services.api.service import Service
+from services.api.trace import trace_context
+
+REQUEST = msgspec.json.Decoder(ChatRequest)
+
+
+class ChatCompletions:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        body = await read_body(scope, receive, service.config.api.max_body_bytes)
+        request = decode(body, REQUEST)
+        service.model.check_name(request.model)
+        n = choices(request, 1)
+        refusals.check(body, refusals.REFUSED_IN_CHAT, n)
+        usage = wants_usage(request)
+        submit = self._submit(request, n, scope)
+        identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
+        now = time.monotonic()
+        streaming = bool(request.stream)
+        reply = Reply(1, n, stream=streaming, timings=service.traffic.timings, now=now)
+        service.pipeline.submit([submit], reply, now)
+        async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+            if streaming:
+                await stream(reply, Frames(identity, chat=True, choices=n, usage=usage), send, usage=usage)
+                return
+            await whole(reply)
+            answer = chat_answer(
+                identity,
+                reply,
+                logprobs=bool(request.logprobs),
+                prompt_logprobs=request.prompt_logprobs is not None,
+            )
+            await send_json(send, msgspec.json.encode(answer))
+
+    def _submit(self, request: ChatRequest, n: int, scope: Scope) -> SubmitText:
+        chat = conversation(request)
+        return SubmitText(
+            id=self._service.pipeline.new_id(),
+            messages=chat.messages,
+            template_arguments=chat.template_arguments,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
+            sampling=sampling_of(request, lengths(request, self._service), self._service.model),
+            n=n,
+            stop=stop_strings(request),
+            include_stop=bool(request.include_stop_str_in_output),
+            bad_words=tuple(request.bad_words or ()),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            stream=bool(request.stream),
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt or "",
+            trace=trace_context(scope),
+            arrival=time.time(),
+        )
+
+
+def lengths(request: ChatRequest, service: Service) -> Lengths:
+    """Output length and logprobs under the names they have in chat. Raises InvalidRequest where they contradict."""
+    most, param = request.max_completion_tokens, "max_completion_tokens"
+    if most is None:
+        most, param = request.max_tokens, "max_tokens"
+    elif request.max_tokens is not None and request.max_tokens != most:
+        raise InvalidRequest(
+            "max_tokens and max_completion_tokens differ; give one of them", param="max_tokens", code="invalid_value"
+        )
+    if most is None and service.model.generation.max_new_tokens is not None:
+        most = min(service.model.generation.max_new_tokens, service.model.max_model_len)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
+    return Lengths(
+        max_tokens=most,
+        max_tokens_param=param,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else -1,
+        prompt_logprobs=prompt_logprobs(request),
+    )

@@ -1,0 +1,139 @@
+"""POST /v1/completions. Source: OpenAI API reference, "Create completion"."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from protocol import limits
+from protocol.errors import InvalidRequest
+from protocol.messages import SubmitText
+from services.api import exchange, refusals
+from services.api.answers import Identity, completion_answer
+from services.api.decoding import decode, read_body
+from services.api.delivery import attended, stream, whole
+from services.api.errors import send_json
+from services.api.frames import Frames
+from services.api.reply import Reply
+from services.api.requests import CompletionRequest
+from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
+from services.api.served import ServedModel
+from services.api.service import Service
+from services.api.trace import trace_context
+
+REQUEST = msgspec.json.Decoder(CompletionRequest)
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+Prompt = str | list[int]
+
+
+class Completions:
+    """The endpoint. Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        body = await read_body(scope, receive, service.config.api.max_body_bytes)
+        request = decode(body, REQUEST)
+        service.model.check_name(request.model)
+        prompts = prompts_of(request.prompt, service.model)
+        n = choices(request, len(prompts))
+        refusals.check(body, refusals.REFUSED_IN_COMPLETIONS, n)
+        usage = wants_usage(request)
+        submits = self._submits(request, prompts, n, scope)
+        identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
+        now = time.monotonic()
+        streaming, echo, logprobs = bool(request.stream), bool(request.echo), request.logprobs is not None
+        reply = Reply(len(prompts), n, stream=streaming, timings=service.traffic.timings, now=now)
+        service.pipeline.submit(submits, reply, now)
+        async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+            if streaming:
+                count = len(reply.choices)
+                frames = Frames(identity, chat=False, choices=count, usage=usage, echo_logprobs=echo and logprobs)
+                await stream(reply, frames, send, usage=usage)
+                return
+            await whole(reply)
+            answer = completion_answer(
+                identity,
+                reply,
+                logprobs=logprobs,
+                echo=echo,
+                prompt_logprobs=request.prompt_logprobs is not None,
+            )
+            await send_json(send, msgspec.json.encode(answer))
+
+    def _submits(
+        self, request: CompletionRequest, prompts: list[Prompt], n: int, scope: Scope
+    ) -> list[SubmitText]:
+        sampling = sampling_of(request, lengths(request), self._service.model)
+        trace = trace_context(scope)
+        arrival = time.time()
+        return [
+            SubmitText(
+                id=self._service.pipeline.new_id(),
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_ids=None if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}i", *prompt),
+                add_special_tokens=request.add_special_tokens is not False,
+                sampling=sampling,
+                n=n,
+                stop=stop_strings(request),
+                include_stop=bool(request.include_stop_str_in_output),
+                bad_words=tuple(request.bad_words or ()),
+                skip_special_tokens=request.skip_special_tokens is not False,
+                echo=bool(request.echo),
+                stream=bool(request.stream),
+                priority=request.priority or 0,
+                cache_salt=request.cache_salt or "",
+                trace=trace,
+                arrival=arrival,
+            )
+            for prompt in prompts
+        ]
+
+
+def prompts_of(prompt: str | list[int | str | list[int]], model: ServedModel) -> list[Prompt]:
+    """The prompts of a request: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) != 1:
+        raise InvalidRequest(
+            "prompt mixes texts, token ids and lists of token ids", param="prompt", code="invalid_type"
+        )
+    prompts: list[Prompt] = [prompt] if kinds == {int} else prompt  # type: ignore[list-item, assignment]
+    if len(prompts) > limits.MAX_PROMPTS:
+        message = f"prompt holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once"
+        raise InvalidRequest(message, param="prompt", code="invalid_value")
+    for number, ids in enumerate(prompts):
+        path = "prompt" if kinds == {int} else f"prompt[{number}]"
+        if not isinstance(ids, str):
+            check_ids(ids, path, model)
+    return prompts
+
+
+def check_ids(ids: list[int], path: str, model: ServedModel) -> None:
+    if not ids:
+        raise InvalidRequest(f"{path} is empty", param=path, code="invalid_value")
+    if max(ids) >= model.vocab_size:
+        message = f"{path}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
+        raise InvalidRequest(message, param=path, code="invalid_value")
+    if len(ids) > model.max_model_len:
+        message = f"{path} has {len(ids)} tokens; the model's context holds {model.max_model_len}"
+        raise InvalidRequest(message, param=path, code="context_length_exceeded")
+
+
+def lengths(request: CompletionRequest) -> Lengths:
+    """Output length and logprobs under the names they have in completions; echo with logprobs asks for the prompt's."""
+    logprobs = -1 if request.logprobs is None else request.logprobs
+    return Lengths(
+        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+        max_tokens_param="max_tokens",
+        logprobs=logprobs,
+        prompt_logprobs=max(prompt_logprobs(request), logprobs if request.echo else -1),
+    )

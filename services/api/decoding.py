@@ -1,0 +1,110 @@
+"""From the bytes of a body to a request struct, or to the error that says what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeGuard, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from protocol import limits
+from protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from services.api.departure import ClientLeft
+
+T = TypeVar("T")
+
+PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
+MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole JSON body of the request.
+
+    Raises UnsupportedMediaType for another content type than JSON (none at all passes), PayloadTooLarge past `limit`
+    bytes, announced or counted, ClientLeft when the client goes away before the end.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            check_content_type(value)
+        elif name == b"content-length" and int(value) > limit:
+            raise too_large(limit)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def check_content_type(value: bytes) -> None:
+    kind = value.split(b";", 1)[0].strip().lower()
+    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        raise UnsupportedMediaType("the content type must be application/json", code="unsupported_media_type")
+
+
+def too_large(limit: int) -> PayloadTooLarge:
+    message = f"the body is larger than {limit} bytes (--max-body-bytes)"
+    return PayloadTooLarge(message, code="request_too_large")
+
+
+def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: str = "") -> T:
+    """`body` as the decoder's type. Raises InvalidRequest naming the parameter, below `path` if that is given."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise misfit(str(error), path) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", param=path or None, code="invalid_json") from error
+    except RecursionError as error:
+        raise too_deep(path) from error
+
+
+def misfit(text: str, path: str) -> InvalidRequest:
+    """msgspec's message as one that names the parameter: 'Expected `int`, got `str` - at `$.n`'."""
+    found = PLACE.fullmatch(text)
+    reason, place = (found[1], found[3]) if found else (text, "")
+    missing = MISSING.fullmatch(reason)
+    if missing:
+        place = f"{place}.{missing[1]}"
+    param = (path + place).lstrip(".").removesuffix("[...]")
+    if missing:
+        return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    if not param:
+        return InvalidRequest(f"the body: {reason}", code="invalid_type")
+    code = "invalid_type" if ", got `" in reason else "invalid_value"
+    return InvalidRequest(f"{param}: {reason[:1].lower()}{reason[1:]}", param=param, code=code)
+
+
+def too_deep(path: str) -> InvalidRequest:
+    what = path or "the body"
+    message = f"{what} is nested deeper than {limits.MAX_JSON_DEPTH} levels"
+    return InvalidRequest(message, param=path or None, code="invalid_value")
+
+
+def check_depth(value: object, path: str) -> None:
+    """Refuse decoded JSON that is nested deeper than limits.MAX_JSON_DEPTH."""
+    level = [value]
+    for _ in range(limits.MAX_JSON_DEPTH):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(part for part in item.values() if isinstance(part, dict | list))
+            elif isinstance(item, list):
+                below.extend(part for part in item if isinstance(part, dict | list))
+        if not below:
+            return
+        level = below
+    raise too_deep(path)
+
+
+def given(raw: msgspec.Raw | msgspec.UnsetType) -> TypeGuard[msgspec.Raw]:
+    """Whether an optional raw field holds something other than null."""
+    return raw is not msgspec.UNSET and bytes(raw) != b"null"

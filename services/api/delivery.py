@@ -1,0 +1,93 @@
+"""From a reply to the client: as one body or as a stream, watching meanwhile whether the client is still there.
+
+A response begins with the reply's first news, so what a later part refuses still gets its own HTTP status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from starlette.types import Receive, Send
+
+from services.api.departure import ClientLeft, departure
+from services.api.exchange import Exchange
+from services.api.frames import DONE, Frames, error_frames
+from services.api.pipeline import Pipeline
+from services.api.reply import Reply
+
+T = TypeVar("T")
+
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes events on as they come
+)
+
+
+async def whole(reply: Reply) -> None:
+    """Wait for the end of the reply. Raises its error, or ClientLeft."""
+    await reply.news()
+    if reply.left:
+        raise ClientLeft
+    if reply.error is not None:
+        raise reply.error
+
+
+async def stream(reply: Reply, frames: Frames, send: Send, *, usage: bool) -> None:
+    """Send the reply as it grows, one write for all that has come since the last one.
+
+    Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
+    """
+    news = await reply.news()
+    if reply.error is not None and not reply.left:
+        raise reply.error
+    if not reply.left:
+        await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+    while not reply.left:
+        ended, error = reply.ended, reply.error
+        body = frames.take(reply, news)
+        if error is not None:
+            body += error_frames(error)
+        elif ended:
+            body += (frames.usage(reply) if usage else b"") + DONE
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": not ended})
+        if ended:
+            return
+        news = await reply.news()
+    raise ClientLeft
+
+
+@asynccontextmanager
+async def attended(reply: Reply, pipeline: Pipeline, receive: Receive, exchange: Exchange) -> AsyncIterator[None]:
+    """While inside, a client that leaves aborts its request at once; on the way out whatever is left is aborted."""
+    watch = asyncio.create_task(abort_on_departure(reply, pipeline, receive))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        pipeline.drop(reply)
+        exchange.note(reply)
+
+
+async def abort_on_departure(reply: Reply, pipeline: Pipeline, receive: Receive) -> None:
+    await departure(receive)
+    pipeline.drop(reply)
+    reply.leave()
+
+
+async def answered(question: Coroutine[None, None, T], receive: Receive) -> T:
+    """The answer of `question`. Raises what it raises, and ClientLeft when the client goes first."""
+    asking = asyncio.ensure_future(question)
+    leaving = asyncio.ensure_future(departure(receive))
+    try:
+        await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise ClientLeft
+        return asking.result()
+    finally:
+        asking.cancel()
+        leaving.cancel()

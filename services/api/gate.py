@@ -1,0 +1,103 @@
+"""The outermost layer: names each exchange, asks for the key, turns errors into responses, logs and counts."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protocol.errors import EngineFailure, MethodNotAllowed, NotFound, RequestError, Unauthorized
+from services import journal
+from services.api import exchange
+from services.api.departure import ClientLeft
+from services.api.errors import send_error
+from services.api.exchange import Exchange
+from services.api.metrics import Traffic
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready"))  # asked by probes, which have no key
+PROBES = frozenset((*OPEN_PATHS, "/metrics"))  # logged at debug
+CLIENT_LEFT = 499  # in the log and the metrics alone; nobody is there to receive it
+
+
+class Gate:
+    """Wraps the routes. Every request passes through here exactly once, in and out."""
+
+    def __init__(self, app: ASGIApp, api_key: str, traffic: Traffic) -> None:
+        self._app = app
+        self._key = b"Bearer " + api_key.encode() if api_key else b""
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise HTTPException(404)
+        current = Exchange(exchange.request_id(scope), time.monotonic())
+        scope[exchange.KEY] = current
+
+        async def answer(message: Message) -> None:
+            if not current.status:
+                current.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", current.id)]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, answer, current)
+        finally:
+            self._account(scope, current)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, current: Exchange) -> None:
+        extra: list[tuple[bytes, bytes]] = []
+        try:
+            self._check_key(scope)
+            await self._app(scope, receive, send)
+            return
+        except ClientLeft:
+            current.status = CLIENT_LEFT
+            return
+        except RequestError as error:
+            refusal = error
+        except HTTPException as error:
+            refusal, extra = routing_error(error, scope)
+        except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
+            journal.exception(log, "request_failed", id=current.id.decode(), route=current.endpoint)
+            refusal = EngineFailure("the server failed on this request", code="internal_error")
+            if current.status:
+                raise
+        await send_error(send, refusal, extra)
+
+    def _check_key(self, scope: Scope) -> None:
+        if not self._key or scope["path"] in OPEN_PATHS:
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not hmac.compare_digest(given, self._key):
+            what = "Incorrect API key provided" if given else "You didn't provide an API key"
+            raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
+
+    def _account(self, scope: Scope, current: Exchange) -> None:
+        now = time.monotonic()
+        status = current.status or CLIENT_LEFT
+        self._traffic.answered(
+            current.endpoint, status, current.prompt_tokens, current.completion_tokens, now - current.started
+        )
+        write = journal.debug if current.endpoint in PROBES else journal.info
+        fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
+        fields["status"] = status
+        if current.prompt_tokens or current.completion_tokens:
+            fields.update(prompt_tokens=current.prompt_tokens, completion_tokens=current.completion_tokens)
+        if current.first_token is not None:
+            fields["ttft"] = current.first_token
+        write(log, "request", **fields, seconds=now - current.started)
+
+
+def routing_error(error: HTTPException, scope: Scope) -> tuple[RequestError, list[tuple[bytes, bytes]]]:
+    """What the router found wrong: the method, with those that are allowed, or the path."""
+    path = str(scope["path"])[:200]
+    if error.status_code == 405:
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        message = f"{scope['method']} is not allowed on {path}; allowed: {allowed}"
+        return MethodNotAllowed(message, code="method_not_allowed"), [(b"allow", allowed.encode())]
+    return NotFound(f"there is nothing at {path}", code="unknown_path"), []

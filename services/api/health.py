@@ -1,0 +1,157 @@
+"""GET /health, /health/live, /health/ready, /version and /metrics: what operators and their tools ask.
+
+Health is read from the heartbeat with its step counter, never from a generation.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from protocol.errors import Unavailable
+from protocol.messages import EngineStatus
+from services.api.errors import send_json
+from services.api.metrics import Scrape
+from services.api.service import Service
+
+VERSION = version("penstock")
+
+
+class TokenizerHealth(msgspec.Struct, frozen=True):
+    """Tokenizer processes that are connected, of how many."""
+
+    connected: int
+    configured: int
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Which parts this api process can reach; `scheduler` and `executor` as the heartbeat says."""
+
+    tokenizer: TokenizerHealth
+    scheduler: bool
+    executor: bool
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """What the KV cache holds, in tokens, and the requests of this api process against their bound."""
+
+    tokens: int
+    tokens_free: int
+    unfinished_requests: int
+    max_queued_requests: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of GET /health. `status` is "ok" or why requests cannot be served; ages are in seconds."""
+
+    status: str
+    ready: bool
+    model: str
+    version: str
+    last_step_age: float | None
+    heartbeat_age: float | None
+    parts: Parts
+    capacity: Capacity
+    engine: dict[str, Any] | None
+
+
+class VersionAnswer(msgspec.Struct, frozen=True):
+    """Body of GET /version."""
+
+    version: str
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    """Body of GET /health/live and GET /health/ready."""
+
+    status: str = "ok"
+
+
+class HealthReport:
+    """Everything that is known, with 503 while requests cannot be served."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        health = health_of(self._service, time.monotonic())
+        await send_json(send, msgspec.json.encode(health), 200 if health.ready else 503)
+
+
+class Liveness:
+    """This process's loop turns."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, msgspec.json.encode(StatusAnswer()))
+
+
+class Readiness:
+    """Whether requests are taken: false while loading, draining, or when a part is missing."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trouble = self._service.pipeline.trouble(time.monotonic())
+        if trouble:
+            raise Unavailable(trouble, code="not_ready")
+        await send_json(send, msgspec.json.encode(StatusAnswer()))
+
+
+class Version:
+    """Penstock's version."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, msgspec.json.encode(VersionAnswer(VERSION)))
+
+
+class MetricsText:
+    """Prometheus' text of this process and of the engine."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        unfinished = service.pipeline.statistics().unfinished
+        body = Scrape(service.index, service.traffic, service.pipeline.status, unfinished).text()
+        head = [
+            (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+
+def health_of(service: Service, now: float) -> Health:
+    pipeline = service.pipeline
+    status, statistics = pipeline.status, pipeline.statistics()
+    trouble = pipeline.trouble(now)
+    age = None if status is None else now - pipeline.status_time
+    heard = age is not None and age <= pipeline.status_limit
+    return Health(
+        status=trouble or "ok",
+        ready=not trouble,
+        model=service.model.name,
+        version=VERSION,
+        last_step_age=None if status is None else status.step_age,
+        heartbeat_age=age,
+        parts=Parts(
+            TokenizerHealth(statistics.tokenizers, service.config.tokenizer.tokenizer_processes),
+            heard,
+            heard and status is not None and status.ready,
+        ),
+        capacity=capacity_of(status, statistics.unfinished, service.config.api.max_queued_requests),
+        engine=None if status is None else msgspec.structs.asdict(status),
+    )
+
+
+def capacity_of(status: EngineStatus | None, unfinished: int, limit: int) -> Capacity:
+    if status is None:
+        return Capacity(0, 0, unfinished, limit)
+    free = status.blocks_free + status.blocks_idle
+    return Capacity(status.blocks * status.block_size, free * status.block_size, unfinished, limit)

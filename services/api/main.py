@@ -1,0 +1,193 @@
+"""The api process: `run` serves HTTP until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import signal
+import socket
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+import uvloop
+import zmq
+
+from engine_core import folder
+from engine_core.models.spec import read_spec
+from protocol.config import ApiConfig, Config
+from protocol.errors import LinkError, PenstockError, Unavailable
+from protocol.links import TEXT, Role, new_incarnation, shared_hash
+from services import address, journal
+from services.api.app import application
+from services.api.metrics import Traffic
+from services.api.pipeline import Pipeline
+from services.api.served import ServedModel
+from services.api.service import Service
+from services.notify import notify
+from services.process import ExitCode
+from services.watch import Watch
+from services.wire import Arrival, Port, Self
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
+KEEP_ALIVE = 75  # seconds an idle connection stays; longer than the usual 60 of a load balancer in front
+BACKLOG = 2048
+TICK = 0.1  # seconds
+HEARTBEATS_MISSED = 4  # after so many the engine counts as gone
+
+
+def run(config: Config, index: int) -> int:
+    """Serve until SIGTERM or SIGINT; running requests are finished first, up to the drain limit. The exit code.
+
+    Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses us.
+    """
+    try:
+        uvloop.run(serve(config, index))
+    except PenstockError:
+        raise
+    except Exception:
+        journal.exception(log, "api_failed")
+        return ExitCode.FAILED
+    return ExitCode.ORDERLY
+
+
+async def serve(config: Config, index: int) -> None:
+    """The process's whole life. Raises as `run` does."""
+    model = served_model(config)
+    listener = listen(config.api)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    incarnation = new_incarnation()
+    me = Self(Role.API, index, incarnation, shared_hash(config.model))
+    run_dir = Path(config.run.run_dir)
+    watches = [
+        Watch(Port.connect(context, TEXT, me, run_dir, number))
+        for number in range(config.tokenizer.tokenizer_processes)
+    ]
+    pipeline = Pipeline(
+        watches, index, incarnation, config.api.max_queued_requests,
+        max(2.0, HEARTBEATS_MISSED * config.scheduler.status_interval),
+    )  # fmt: skip
+    for watch in watches:
+        watch.start(functools.partial(deliver, pipeline))
+    service = Service(config, index, model, pipeline, Traffic())
+    try:
+        await answer(service, listener)
+    finally:
+        for watch in watches:
+            watch.close()
+        context.term()
+
+
+def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
+    pipeline.receive(arrivals, time.monotonic())
+
+
+async def answer(service: Service, listener: socket.socket) -> None:
+    """Run the HTTP server until a signal asks for the end and the drain is over."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application(service),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=math.ceil(service.config.run.drain_timeout + LAST_WORDS),
+        )
+    )
+    url = url_of(listener)
+    journal.info(log, "listening", url=url, model=service.model.name)
+    notify(f"X_PENSTOCK_URL={url}", "STATUS=waiting for the engine")
+    previous = {number: signal.signal(number, ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    refusals: list[LinkError] = []
+
+    def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A refused handshake is raised in a callback of the loop and ends the process."""
+        failure = context.get("exception")
+        if isinstance(failure, LinkError):
+            refusals.append(failure)
+            server.should_exit = True
+        else:
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(on_failure)
+    attendance = asyncio.create_task(attend(service, server))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        attendance.cancel()
+        for number, old in previous.items():
+            signal.signal(number, old)
+    if refusals:
+        raise refusals[0]
+    journal.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
+
+
+async def attend(service: Service, server: uvicorn.Server) -> None:
+    """Say when requests are taken and when no more, and end those that outlast the drain limit."""
+    announced = False
+    pipeline = service.pipeline
+    while not server.should_exit:
+        ready = server.started and pipeline.ready(time.monotonic())
+        if ready and not announced:
+            announced = True
+            notify("READY=1", "STATUS=serving")
+            journal.info(log, "ready")
+        pipeline.settle()
+        await asyncio.sleep(TICK)
+    pipeline.draining = True
+    notify("STOPPING=1", "STATUS=draining")
+    journal.info(log, "draining", unfinished=pipeline.statistics().unfinished)
+    deadline = time.monotonic() + service.config.run.drain_timeout
+    while time.monotonic() < deadline:
+        pipeline.settle()
+        await asyncio.sleep(TICK)
+    pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
+
+
+def served_model(config: Config) -> ServedModel:
+    """What the model's folder says. Raises ModelError or ConfigError."""
+    path = folder.resolve(config.model.model, config.model.revision)
+    spec = read_spec(path)
+    return ServedModel(
+        names=folder.served_names(path, config.model),
+        max_model_len=folder.model_length(spec, config.model),
+        vocab_size=spec.vocab_size,
+        created=int(time.time()),
+        generation=folder.read_generation(path),
+    )
+
+
+def listen(options: ApiConfig) -> socket.socket:
+    """A socket bound to the configured address, which further api processes may bind too. Raises AddressError."""
+    family, target = address.resolve(options.host, options.port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if options.api_processes > 1:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(target)
+    except OSError as error:
+        listener.close()
+        raise address.refusal(options.host, options.port, error) from error
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def ignore(number: int, frame: FrameType | None) -> None:
+    """Stands where uvicorn's own signal handler leaves again: it raises its signals once more at its end."""

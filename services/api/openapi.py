@@ -1,0 +1,154 @@
+"""GET /openapi.json: OpenAPI 3.1 made from the types that decode the requests and encode the answers.
+
+Source: OpenAPI Specification 3.1.0; schemas are JSON Schema 2020-12 as msgspec writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from services.api import refusals
+from services.api.answers import ChatAnswer, CompletionAnswer
+from services.api.errors import ErrorResponse, send_json
+from services.api.health import VERSION, Health, StatusAnswer, VersionAnswer
+from services.api.models import ModelAnswer, ModelList
+from services.api.requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from services.api.service import Service
+from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer
+
+JSON = "application/json"
+STREAM = "text/event-stream"
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type | None  # None: plain text
+    body: type | None = None
+    streams: bool = False
+    open: bool = False  # needs no key
+    statuses: tuple[int, ...] = ()
+
+
+GENERATION_STATUSES = (400, 404, 413, 415, 429, 500, 503)
+OPERATIONS = (
+    Operation("post", "/v1/chat/completions", "Answer a chat", ChatAnswer, ChatRequest, True, False,
+              GENERATION_STATUSES),
+    Operation("post", "/v1/completions", "Continue prompts", CompletionAnswer, CompletionRequest, True, False,
+              GENERATION_STATUSES),
+    Operation("get", "/v1/models", "List the served names", ModelList),
+    Operation("get", "/v1/models/{name}", "One served name", ModelAnswer, statuses=(404,)),
+    Operation("post", "/tokenize", "Token ids of a text or a chat", TokenizeAnswer, TokenizeRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/detokenize", "Text of token ids", DetokenizeAnswer, DetokenizeRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("get", "/health", "State of every part", Health, open=True, statuses=(503,)),
+    Operation("get", "/health/live", "The process runs", StatusAnswer, open=True),
+    Operation("get", "/health/ready", "Requests are taken", StatusAnswer, open=True, statuses=(503,)),
+    Operation("get", "/version", "Penstock's version", VersionAnswer),
+    Operation("get", "/metrics", "Prometheus text", None),
+)  # fmt: skip
+
+STATUS_TEXTS: Mapping[int, str] = {
+    400: "The request is wrong; `param` names the field",
+    401: "The API key is missing or wrong",
+    404: "Nothing has this name",
+    413: "The body is larger than --max-body-bytes",
+    415: "The body is not JSON",
+    429: "Too many requests are unfinished; see Retry-After",
+    500: "The engine failed on this request",
+    503: "The server is loading, draining or missing a part",
+}
+
+
+class Description:
+    """The endpoint; the document is made once."""
+
+    def __init__(self, service: Service) -> None:
+        self._body = msgspec.json.encode(document(locked=bool(service.config.api.api_key)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._body)
+
+
+def document(*, locked: bool) -> dict[str, Any]:
+    """The whole description. `locked`: every route but the open ones needs the key."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = described(operation, locked)
+    components: dict[str, Any] = {"schemas": schemas()}
+    if locked:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": VERSION, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def described(operation: Operation, locked: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if operation.answer is not None:
+        content = {JSON: {"schema": reference(operation.answer)}}
+    if operation.streams:
+        content[STREAM] = {"schema": {"type": "string", "description": "events of `data: CHUNK`, then `data: [DONE]`"}}
+    responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
+    closed = locked and not operation.open
+    for status in sorted({*operation.statuses, *((401,) if closed else ())}):
+        failure = Health if operation.answer is Health else ErrorResponse
+        responses[str(status)] = {
+            "description": STATUS_TEXTS[status], "content": {JSON: {"schema": reference(failure)}}
+        }  # fmt: skip
+    found: dict[str, Any] = {
+        "operationId": operation.summary.lower().replace(" ", "_").replace("'", ""),
+        "summary": operation.summary,
+        "responses": responses,
+    }
+    if closed:
+        found["security"] = [{"key": []}]
+    if "{name}" in operation.path:
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if operation.body is not None:
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": reference(operation.body)}}}
+    return found
+
+
+def reference(kind: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def schemas() -> dict[str, Any]:
+    """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
+    kinds = {operation.body for operation in OPERATIONS} | {operation.answer for operation in OPERATIONS}
+    roots = sorted((kind for kind in kinds if kind is not None), key=name_of)
+    roots += [ErrorResponse, ChatMessage]
+    _, found = msgspec.json.schema_components(roots, ref_template="#/components/schemas/{name}")
+    components: dict[str, Any] = dict(found)
+    messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
+    arguments = {"anyOf": [{"type": "object"}, {"type": "null"}], "default": None}
+    components["ChatRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
+    components["TokenizeRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
+    effects = "Accepted without effect: " + ", ".join(refusals.WITHOUT_EFFECT) + "."
+    refused = "Refused, not built yet: " + ", ".join(refusals.REFUSED) + "."
+    for kind in (ChatRequest, CompletionRequest):
+        schema = components[kind.__name__]
+        schema["description"] = f"{schema.get('description', '')} {effects} {refused}".strip()
+    return components
+
+
+def name_of(kind: type) -> str:
+    return kind.__name__

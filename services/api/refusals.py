@@ -1,0 +1,107 @@
+"""Parameters that Penstock knows and does not serve yet, and those it accepts without effect.
+
+A refused parameter passes when its value asks for nothing: null, or one of the values listed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from protocol.errors import NotBuilt
+from services.api import decoding
+
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+VALUE = msgspec.json.Decoder()
+
+# Name → values that ask for nothing.
+REFUSED: Mapping[str, tuple[object, ...]] = {
+    # tools
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    # structured output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+    # reasoning
+    "reasoning": (),
+    "reasoning_effort": (),
+    "include_reasoning": (True,),
+    "thinking_token_budget": (),
+    "verbosity": ("medium",),
+    # other kinds of input and output
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "prediction": (),
+    "moderation": (),
+    "documents": ([],),
+    "mm_processor_kwargs": (),
+    "prompt_embeds": (),
+    # templates from requests
+    "chat_template": (),
+    # other ways to decode
+    "best_of": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "suffix": ("",),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
+    "repetition_detection": (),
+}
+
+# Refused for one endpoint alone, where another serves it.
+REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {"echo": (False,), "prompt": (), "suffix": ("",)}
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {"top_logprobs": ()}
+
+WITHOUT_EFFECT: tuple[str, ...] = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "parallel_tool_calls",  # there are no tool calls to be parallel
+    "request_id",  # X-Request-Id is the way to name a request
+)
+
+
+def check(body: bytes, also: Mapping[str, tuple[object, ...]], n: int) -> None:
+    """Raise NotBuilt for the first refused parameter that asks for something. `body` is a JSON object.
+
+    `also` is refused for this endpoint; `best_of` passes when it equals `n`.
+    """
+    fields = decoding.decode(body, FIELDS)
+    for name in fields.keys() & (REFUSED.keys() | also.keys()):
+        neutral = also.get(name) or REFUSED.get(name, ())
+        raw = fields[name]
+        if len(raw) > 256 or not asks_for_nothing(decoding.decode(raw, VALUE, name), name, neutral, n):
+            raise NotBuilt(f"{name} is not built yet", param=name)
+
+
+def asks_for_nothing(value: object, name: str, neutral: tuple[object, ...], n: int) -> bool:
+    if value is None or (name == "best_of" and type(value) is int and value in (n, 1, 0) and value <= n):
+        return True
+    return any(type(value) is type(other) and value == other for other in neutral)

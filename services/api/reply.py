@@ -1,0 +1,171 @@
+"""The answer to one HTTP request while it grows: what came and was not sent yet, per choice.
+
+Deltas are kept, not frames: when the client's connection is slow they merge, so what waits is never longer than the
+answer itself. The pipeline pushes; one task of the request waits and takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from protocol.errors import EngineFailure, RequestError, Unavailable
+from protocol.messages import Finish, PositionLogprobs, TextExtra
+from services.api.metrics import Timings
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a whole response; a prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class PromptFacts:
+    """What is known of one prompt once its first choice begins."""
+
+    __slots__ = ("cached_tokens", "logprobs", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.cached_tokens: int | None = None
+        self.logprobs: tuple[PositionLogprobs | None, ...] | None = None
+
+
+class Choice:
+    """One choice: `text` and `logprobs` wait to be taken, the rest is of the whole choice."""
+
+    __slots__ = ("begun", "finish", "index", "last", "logprobs", "news", "prompt", "stop_reason", "text", "tokens")
+
+    def __init__(self, index: int, prompt: int) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.text: list[str] = []
+        self.logprobs: list[PositionLogprobs] = []
+        self.tokens = 0
+        self.finish = Finish.NONE
+        self.stop_reason: str | int | None = None
+        self.news = False  # stands in the reply's list of choices with news
+        self.begun = False  # the stream's first frame of this choice was made
+        self.last = 0.0  # when the latest tokens came; 0 before the first
+
+    def take_text(self) -> str:
+        if not self.text:
+            return ""
+        text = "".join(self.text)
+        self.text.clear()
+        return text
+
+    def take_logprobs(self) -> list[PositionLogprobs]:
+        taken, self.logprobs = self.logprobs, []
+        return taken
+
+
+class Reply:
+    """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
+
+    def __init__(self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float) -> None:
+        self.n = n
+        self.prompts = [PromptFacts() for _ in range(prompts)]
+        self.choices = [Choice(index, index // n) for index in range(prompts * n)]
+        self.error: RequestError | None = None
+        self.first_token: float | None = None  # monotonic seconds
+        self.tickets: list[int] = []  # internal ids; the pipeline's
+        self.left = False  # the client is gone
+        self._open = len(self.choices)
+        self._stream = stream
+        self._timings = timings
+        self._began = now
+        self._news: list[Choice] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has finished, or an error or the client's departure ended them all."""
+        return self._open == 0 or self.error is not None or self.left
+
+    @property
+    def usage(self) -> Usage:
+        cached = [facts.cached_tokens for facts in self.prompts]
+        known = [count for count in cached if count is not None]
+        return Usage(
+            sum(facts.tokens for facts in self.prompts),
+            sum(choice.tokens for choice in self.choices),
+            sum(known) if known else None,
+        )
+
+    def push(self, index: int, text: str, tokens: int, finish: int, extra: TextExtra | None, now: float) -> None:
+        """One row of a TextBatch for choice `index`, arrived at `now` in monotonic seconds."""
+        choice = self.choices[index]
+        if choice.finish:
+            return
+        if extra is not None:
+            self._note(choice, extra)
+        if text:
+            choice.text.append(text)
+        if tokens:
+            choice.tokens += tokens
+            if choice.last:
+                self._timings.inter_token.observe(now - choice.last)
+            elif self.first_token is None:
+                self.first_token = now
+                self._timings.first_token.observe(now - self._began)
+            choice.last = now
+        if finish:
+            choice.finish = Finish(finish)
+            self._open -= 1
+            if finish == Finish.ERROR:
+                self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
+            elif finish == Finish.ABORT:
+                self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
+        if not choice.news:
+            choice.news = True
+            self._news.append(choice)
+        if self._waiter is not None and (self._stream or self.ended):
+            self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """End every choice with this error; the first one holds."""
+        if self.error is None:
+            self.error = error
+        self._wake()
+
+    def leave(self) -> None:
+        """The client is gone: whoever waits for news stops."""
+        self.left = True
+        self._wake()
+
+    async def news(self) -> list[Choice]:
+        """Wait until choices have something to take, or all is over; then the choices concerned, in order of arrival.
+
+        For an answer that is not streamed: wait until all is over.
+        """
+        while not self.ended and not (self._stream and self._news):
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        news, self._news = self._news, []
+        for choice in news:
+            choice.news = False
+        return news
+
+    def _note(self, choice: Choice, extra: TextExtra) -> None:
+        facts = self.prompts[choice.prompt]
+        if extra.prompt_tokens is not None:
+            facts.tokens = extra.prompt_tokens
+        if extra.cached_tokens is not None and (facts.cached_tokens is None or choice.index % self.n == 0):
+            facts.cached_tokens = extra.cached_tokens
+        if extra.prompt_logprobs is not None:
+            facts.logprobs = extra.prompt_logprobs
+        if extra.logprobs:
+            choice.logprobs.extend(extra.logprobs)
+        if extra.stop_reason is not None:
+            choice.stop_reason = extra.stop_reason
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

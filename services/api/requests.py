@@ -1,0 +1,124 @@
+"""Request bodies as types: what msgspec decodes and what /openapi.json shows.
+
+Source: OpenAI API reference, "Create chat completion" and "Create completion"; the fields after them are the extras
+that clients of open servers send (`extra_body`). A field that is null counts as left out. Fields that no struct here
+names are accepted, unless `refusals` knows them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from protocol import limits
+
+TokenId = Annotated[int, Meta(ge=0, le=limits.MAX_TOKEN_ID)]
+Count = Annotated[int, Meta(ge=1, le=limits.MAX_TOKEN_ID)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TopCount = Annotated[int, Meta(ge=0, le=limits.MAX_LOGPROBS)]
+StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request for text may say."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=limits.MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=limits.MAX_LOGIT_BIAS)] | None = None
+    seed: Annotated[int, Meta(ge=limits.SEED_MIN, le=limits.SEED_MAX)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    user: str | None = None
+
+    top_k: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    bad_words: Annotated[list[StopString], Meta(max_length=limits.MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_TOKEN_ID)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: TopCount | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a message's content; parts of type `text` are served."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of the conversation. Further fields are handed to the model's chat template."""
+
+    role: Annotated[str, Meta(max_length=64)]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: OptionalJson = msgspec.UNSET
+    function_call: OptionalJson = msgspec.UNSET
+    audio: OptionalJson = msgspec.UNSET
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: msgspec.Raw
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopCount | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: OptionalJson = msgspec.UNSET
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)]
+    logprobs: TopCount | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /tokenize: a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: OptionalJson = msgspec.UNSET
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: OptionalJson = msgspec.UNSET
+    tools: OptionalJson = msgspec.UNSET
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,138 @@
+"""From a request's parameters to `Sampling`, with the model's defaults where the request is silent."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TypeVar
+
+import msgspec
+
+from protocol import limits
+from protocol.errors import InvalidRequest
+from protocol.messages import Sampling
+from services.api.requests import GenerationRequest
+from services.api.served import ServedModel
+
+T = TypeVar("T")
+
+TOKEN_KEY = re.compile(r"\d{1,10}")
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """How much output and which log-probabilities a request asks for, whatever its endpoint calls them."""
+
+    max_tokens: int | None
+    max_tokens_param: str
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> Sampling:
+    """How the request's tokens are chosen. Raises InvalidRequest naming the parameter.
+
+    The types of `requests` have checked each value alone; here stand the checks against the model and each other.
+    """
+    check_lengths(request, lengths, model)
+    defaults = model.generation
+    temperature = first(request.temperature, defaults.temperature, 1.0)
+    top_k = max(first(request.top_k, defaults.top_k, 0), 0)
+    top_p = first(request.top_p, defaults.top_p, 1.0)
+    if top_p == 0.0:  # the smallest set that holds more than nothing: the best token
+        top_k, top_p = 1, 1.0
+    return Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=first(request.min_p, defaults.min_p, 0.0),
+        repetition_penalty=first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        presence_penalty=first(request.presence_penalty, None, 0.0),
+        frequency_penalty=first(request.frequency_penalty, None, 0.0),
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        max_tokens=lengths.max_tokens,
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=token_ids(request.stop_token_ids, "stop_token_ids", model),
+        ignore_eos=bool(request.ignore_eos),
+        logit_bias=bias_pairs(request.logit_bias, model),
+        allowed_token_ids=token_ids(request.allowed_token_ids, "allowed_token_ids", model),
+        logprobs=lengths.logprobs,
+        prompt_logprobs=lengths.prompt_logprobs,
+    )
+
+
+def first(asked: T | None, default: T | None, neutral: T) -> T:
+    """The request's value, else the model's default, else the one that changes nothing."""
+    if asked is not None:
+        return asked
+    return neutral if default is None else default
+
+
+def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> None:
+    most = lengths.max_tokens
+    if most is not None and most > model.max_model_len:
+        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {model.max_model_len} tokens"
+        raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
+    bound = model.max_model_len if most is None else most
+    if (request.min_tokens or 0) > bound:
+        message = f"min_tokens is {request.min_tokens}; at most {bound} tokens can come"
+        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+
+
+def token_ids(asked: list[int] | None, param: str, model: ServedModel) -> tuple[int, ...]:
+    """Ids without repetitions, each in the vocabulary."""
+    if not asked:
+        return ()
+    ids = tuple(dict.fromkeys(asked))
+    if max(ids) >= model.vocab_size:
+        message = f"{param}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    return ids
+
+
+def bias_pairs(asked: dict[str, float] | None, model: ServedModel) -> tuple[tuple[int, float], ...]:
+    """`logit_bias` by token id; JSON has only strings as keys."""
+    if not asked:
+        return ()
+    pairs: dict[int, float] = {}
+    for key, value in asked.items():
+        if not TOKEN_KEY.fullmatch(key) or int(key) >= model.vocab_size:
+            message = f"logit_bias: the key {key[:32]!r} is not a token id of the vocabulary of {model.vocab_size}"
+            raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+        pairs[int(key)] = float(value)
+    return tuple(pairs.items())
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def choices(request: GenerationRequest, prompts: int) -> int:
+    """How many choices each prompt gets. Raises InvalidRequest when the request makes too many in all."""
+    n = request.n or 1
+    if n * prompts > limits.MAX_CHOICES:
+        message = f"{prompts} prompts with n={n} make {n * prompts} choices; at most {limits.MAX_CHOICES} are served"
+        raise InvalidRequest(message, param="n", code="invalid_value")
+    return n
+
+
+def wants_usage(request: GenerationRequest) -> bool:
+    """Whether the stream ends with a usage chunk. Raises InvalidRequest for options without a stream."""
+    options = request.stream_options
+    if options is None:
+        return False
+    if not request.stream:
+        raise InvalidRequest(
+            "stream_options is allowed only when stream is true", param="stream_options", code="invalid_value"
+        )
+    return bool(options.include_usage)
+
+
+def prompt_logprobs(request: GenerationRequest) -> int:
+    """As `Sampling.prompt_logprobs`. Raises InvalidRequest for a stream, whose chunks have no place for them."""
+    if request.prompt_logprobs is None:
+        return -1
+    if request.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
+    return request.prompt_logprobs

@@ -1,0 +1,21 @@
+"""What every endpoint works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.config import Config
+from services.api.metrics import Traffic
+from services.api.pipeline import Pipeline
+from services.api.served import ServedModel
+
+
+@dataclass(frozen=True)
+class Service:
+    """The parts of one api process."""
+
+    config: Config
+    index: int
+    model: ServedModel
+    pipeline: Pipeline
+    traffic: Traffic
