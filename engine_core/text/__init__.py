@@ -1,0 +1,1 @@
+"""Text to tokens and back: vocabulary, chat template, detokenizer, stop strings, and the frontend that joins them."""

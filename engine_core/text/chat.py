@@ -1,0 +1,121 @@
+"""Conversations as clients send them, checked and brought into the form that chat templates expect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from protocol.limits import MAX_JSON_DEPTH
+
+TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def read_json(data: bytes, param: str) -> Any:
+    """Raises InvalidRequest for what is not JSON or is nested too deep."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidRequest(f"{param} must be valid JSON", param=param) from None
+    except RecursionError:
+        raise too_deep(param) from None
+    if deeper(value, MAX_JSON_DEPTH):
+        raise too_deep(param)
+    return value
+
+
+def too_deep(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must not be nested more than {MAX_JSON_DEPTH} deep", param=param)
+
+
+def deeper(value: Any, limit: int) -> bool:
+    """Whether arrays and objects in `value` are nested more than `limit` deep."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def read_messages(data: bytes) -> list[dict[str, Any]]:
+    """The messages of a chat, in OpenAI's form, with text content as one string and tool arguments as objects.
+
+    Raises InvalidRequest naming the place.
+    """
+    messages = read_json(data, "messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    return [read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def read_message(message: Any, place: str) -> dict[str, Any]:
+    """One message; `place` is how errors name it."""
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{place} must be an object", param=place)
+    if not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{place}.role must be a string", param=f"{place}.role")
+    read = dict(message)
+    if "content" in message:
+        read["content"] = read_content(message["content"], f"{place}.content")
+    elif "tool_calls" not in message:
+        raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
+    if message.get("tool_calls"):
+        read["tool_calls"] = read_tool_calls(message["tool_calls"], f"{place}.tool_calls")
+    return read
+
+
+def read_content(content: Any, place: str) -> str | None:
+    """Text as it is, or a list of text parts as their lines."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{place} must be a string or a list of parts", param=place)
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if field is None:
+            param = f"{place}[{index}].type"
+            raise InvalidRequest(f"{param} is {kind!r:.80}; this model reads parts of type 'text' only", param=param)
+        if not isinstance(part.get(field), str):
+            param = f"{place}[{index}].{field}"
+            raise InvalidRequest(f"{param} must be a string", param=param)
+        texts.append(part[field])
+    return "\n".join(texts)
+
+
+def read_tool_calls(calls: Any, place: str) -> list[Any]:
+    """Calls with `function.arguments` as an object: templates print it as JSON. Text that is no object stays text."""
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{place} must be a list", param=place)
+    read = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            param = f"{place}[{index}].function"
+            raise InvalidRequest(f"{param} must be an object", param=param)
+        read.append({**call, "function": {**function, "arguments": read_arguments(function.get("arguments"), place)}})
+    return read
+
+
+def read_arguments(arguments: Any, place: str) -> Any:
+    """A call's arguments, which OpenAI's form has as the text of a JSON object."""
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    if deeper(value, MAX_JSON_DEPTH):
+        raise too_deep(place)
+    return value if isinstance(value, dict) else arguments

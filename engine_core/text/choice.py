@@ -1,0 +1,145 @@
+"""One choice of a request on its way from tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine_core.text.detokenizer import Detokenizer
+from engine_core.text.logprobs import positions
+from engine_core.text.stops import Match, StopScanner
+from engine_core.text.vocabulary import Vocabulary
+from protocol.messages import Finish, PositionLogprobs, TextExtra, TokenExtra
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What some tokens add to a choice. The row of `extra` is not set yet."""
+
+    text: str
+    tokens: int
+    finish: int = Finish.NONE
+    extra: TextExtra | None = None
+    stop_hit: bool = False  # a stop string ended the choice and the scheduler does not know
+
+
+class Choice:
+    """Detokenizes, scans for stop strings, and keeps count. Owned by its request; `advance` until a delta finishes.
+
+    The token that ended a choice (end of sequence, a stop token id) is in the ids and the count but in the text only
+    under include_stop, as is a stop string.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_first",
+        "_include_stop",
+        "_length",
+        "_min_tokens",
+        "_prompt_tokens",
+        "_scanner",
+        "_vocabulary",
+        "ended",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        stream: Detokenizer,
+        scanner: StopScanner | None,
+        *,
+        echo: str,
+        prompt_tokens: int,
+        min_tokens: int,
+        include_stop: bool,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._detokenizer = stream
+        self._scanner = scanner
+        self._first: str | None = echo  # what comes before the first delta's text; None from then on
+        self._length = len(echo)  # characters detokenized so far, echo included
+        self._prompt_tokens = prompt_tokens
+        self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self.tokens = 0  # output tokens so far
+        self.ended = False
+
+    def advance(self, token_ids: Sequence[int], finish: int = Finish.NONE, extra: TokenExtra | None = None) -> Delta:
+        """Take output tokens, the last ones when `finish` says so."""
+        if self._first is None and not finish and extra is None and self._scanner is None:
+            push = self._detokenizer.push
+            text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
+            self._length += len(text)
+            self.tokens += len(token_ids)
+            return Delta(text, len(token_ids))
+        return self._advance(token_ids, finish, extra)
+
+    def end(self, finish: int, error: str | None = None) -> Delta:
+        """End the choice here, whatever it was doing."""
+        self.ended = True
+        return Delta("", 0, finish, TextExtra(row=0, error=error) if error else None)
+
+    def _advance(self, token_ids: Sequence[int], finish: int, extra: TokenExtra | None) -> Delta:
+        before = self.tokens
+        # The token that ends a choice is no text of it.
+        visible = len(token_ids) - (finish == Finish.STOP and not self._include_stop and bool(token_ids))
+        parts: list[str] = []
+        offsets: list[int] = []
+        match: Match | None = None
+        for index, token_id in enumerate(token_ids):
+            offsets.append(self._length + self._detokenizer.held())
+            self.tokens += 1
+            if index < visible:
+                match = self._scan(self._detokenizer.push(token_id), parts)
+                if match is not None:
+                    break
+        if finish and match is None:
+            match = self._scan(self._detokenizer.flush(), parts)
+            if match is None and self._scanner is not None:
+                parts.append(self._scanner.release())
+        taken = self.tokens - before
+        self.ended = bool(finish) or match is not None
+        return Delta(
+            self._with_echo("".join(parts)),
+            taken,
+            Finish.STOP if match is not None else finish,
+            self._extra(match, finish, extra, offsets[:taken]),
+            stop_hit=match is not None and not finish,
+        )
+
+    def _scan(self, text: str, parts: list[str]) -> Match | None:
+        self._length += len(text)
+        if self._scanner is None or not text:
+            parts.append(text)
+            return None
+        found = self._scanner.push(text, armed=self.tokens > self._min_tokens)
+        if isinstance(found, Match):
+            parts.append(found.text)
+            return found
+        parts.append(found)
+        return None
+
+    def _with_echo(self, text: str) -> str:
+        if self._first:
+            text = self._first + text
+        return text
+
+    def _extra(
+        self, match: Match | None, finish: int, extra: TokenExtra | None, offsets: list[int]
+    ) -> TextExtra | None:
+        first, self._first = self._first is not None, None
+        if not first and match is None and extra is None:
+            return None
+        logprobs: Sequence[PositionLogprobs] = ()
+        if extra is not None and extra.logprobs is not None:
+            logprobs = positions(self._vocabulary, extra.logprobs, offsets)
+        stop_token = extra.stop_token if extra is not None and finish == Finish.STOP else None
+        return TextExtra(
+            row=0,
+            prompt_tokens=self._prompt_tokens if first else None,
+            cached_tokens=extra.cached_tokens if extra is not None else None,
+            logprobs=tuple(logprobs),
+            stop_reason=match.stop if match is not None else stop_token,
+            error=extra.error if extra is not None and match is None else None,
+        )

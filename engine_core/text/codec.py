@@ -1,0 +1,145 @@
+"""The library under a vocabulary: `tokenizers` for tokenizer.json, transformers for folders without one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from protocol.errors import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Codec(Protocol):
+    """What a vocabulary needs of a tokenizer library."""
+
+    size: int  # ids are below it
+    decoder: dict[str, Any]  # tokenizer.json's description of the decoder; {} when there is none
+    special: frozenset[int]  # what skip_special_tokens leaves out
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of all ids, special ones included."""
+
+    def token(self, token_id: int) -> str | None: ...
+
+    def token_id(self, token: str) -> int | None: ...
+
+    def mark_special(self, tokens: Iterable[str]) -> None:
+        """Have these tokens, as far as the vocabulary holds them, split off whole in texts and count as special."""
+
+
+class FastCodec:
+    """A `tokenizers.Tokenizer`. Its encode releases the GIL and may run in several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else b"{}"
+        self.decoder: dict[str, Any] = json.loads(state)
+        added = tokenizer.get_added_tokens_decoder()
+        self.size = max(tokenizer.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self.special = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def token(self, token_id: int) -> str | None:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def token_id(self, token: str) -> int | None:
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def mark_special(self, tokens: Iterable[str]) -> None:
+        from tokenizers import AddedToken
+
+        known = {token: token_id for token in tokens if (token_id := self.token_id(token)) is not None}
+        fresh = {token: token_id for token, token_id in known.items() if token_id not in self.special}
+        if fresh:
+            self._tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in fresh])
+            self.special |= set(fresh.values())
+
+
+class SlowCodec:
+    """A tokenizer class of transformers that runs in Python."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.decoder: dict[str, Any] = {}
+        self.size = len(tokenizer)
+        self.special = frozenset(int(token_id) for token_id in tokenizer.all_special_ids)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(
+            list(token_ids),
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+            spaces_between_special_tokens=False,
+        )
+        return str(text)
+
+    def token(self, token_id: int) -> str | None:
+        if not 0 <= token_id < self.size:
+            return None
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return None if token is None else str(token)
+
+    def token_id(self, token: str) -> int | None:
+        token_id = self._tokenizer.convert_tokens_to_ids(token)
+        return token_id if isinstance(token_id, int) and self.token(token_id) == token else None
+
+    def mark_special(self, tokens: Iterable[str]) -> None:
+        found = (self.token_id(token) for token in tokens)
+        self.special |= {token_id for token_id in found if token_id is not None}
+
+
+def read_codec(folder: Path) -> Codec:
+    """The folder's tokenizer. Raises ModelError naming the file when it is missing or malformed."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return fall_back(folder)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: {error}") from None
+    try:
+        return FastCodec(Tokenizer.from_buffer(data))
+    except Exception as error:  # guard: design 7; the library raises nothing narrower
+        raise ModelError(f"{path}: not a tokenizer file: {error}") from None
+
+
+def fall_back(folder: Path) -> Codec:
+    """The tokenizer that transformers makes of the folder's other files (vocab.json, merges.txt, tokenizer.model)."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{folder}: no tokenizer.json, and transformers cannot make a tokenizer: {lines[0]}") from None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        return SlowCodec(tokenizer)
+    codec = FastCodec(backend)
+    codec.mark_special(tokenizer.all_special_tokens)
+    return codec

@@ -1,0 +1,122 @@
+"""What waits for one api process: rows of text, merged per choice while the link takes none, and other answers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from engine_core.text.choice import Delta
+from engine_core.text.columns import pack
+from protocol.messages import EngineStatus, Message, TextBatch, TextExtra
+
+
+class Seat:
+    """Where a choice's row stands in the batch being made. Owned by the outbox, kept by the choice's request."""
+
+    __slots__ = ("choice", "request", "row", "rows")
+
+    def __init__(self, request: int, choice: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.rows: Rows | None = None
+        self.row = 0
+
+
+class Rows:
+    """A TextBatch being made."""
+
+    __slots__ = ("choices", "extras", "finish", "ids", "text", "tokens")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.choices: list[int] = []
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.finish: list[int] = []
+        self.extras: dict[int, TextExtra] = {}
+
+    def add(self, seat: Seat, delta: Delta) -> None:
+        """A row of its own, or more of the choice's row."""
+        if seat.rows is self:
+            row = seat.row
+            self.text[row] += delta.text
+            self.tokens[row] += delta.tokens
+            self.finish[row] = delta.finish
+            if delta.extra is not None:
+                earlier = self.extras.get(row)
+                self.extras[row] = delta.extra if earlier is None else merge_extras(earlier, delta.extra)
+            return
+        seat.rows = self
+        seat.row = len(self.ids)
+        if delta.extra is not None:
+            self.extras[seat.row] = delta.extra
+        self.ids.append(seat.request)
+        self.choices.append(seat.choice)
+        self.text.append(delta.text)
+        self.tokens.append(delta.tokens)
+        self.finish.append(delta.finish)
+
+    def pack(self) -> TextBatch:
+        return TextBatch(
+            ids=pack("q", self.ids),
+            choices=pack("H", self.choices),
+            text=tuple(self.text),
+            tokens=pack("i", self.tokens),
+            finish=pack("B", self.finish),
+            extras=tuple(msgspec.structs.replace(extra, row=row) for row, extra in self.extras.items()),
+        )
+
+
+def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
+    """The extra of two deltas of one choice, in order."""
+    return TextExtra(
+        row=0,
+        prompt_tokens=first.prompt_tokens if first.prompt_tokens is not None else second.prompt_tokens,
+        cached_tokens=first.cached_tokens if first.cached_tokens is not None else second.cached_tokens,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
+        stop_reason=second.stop_reason,
+        error=second.error,
+    )
+
+
+class Outbox:
+    """Everything for one api process, in order. What does not fit the link stays; only the newest status is kept."""
+
+    def __init__(self) -> None:
+        self._rows = Rows()
+        self._ready: deque[Message] = deque()
+        self._status: EngineStatus | None = None
+
+    def add(self, seat: Seat, delta: Delta) -> None:
+        self._rows.add(seat, delta)
+
+    def post(self, message: Message) -> None:
+        """A message of its own, after all rows so far."""
+        self._close()
+        self._ready.append(message)
+
+    def report(self, status: EngineStatus) -> None:
+        self._status = status
+
+    def next(self) -> Message | None:
+        """What goes out next; the same until `sent`."""
+        if not self._ready:
+            self._close()
+            if not self._ready and self._status is not None:
+                self._ready.append(self._status)
+                self._status = None
+        return self._ready[0] if self._ready else None
+
+    def sent(self) -> None:
+        self._ready.popleft()
+
+    def waiting(self) -> int:
+        """Rows and messages that have not gone out."""
+        return len(self._rows.ids) + len(self._ready)
+
+    def _close(self) -> None:
+        if self._rows.ids:
+            self._ready.append(self._rows.pack())
+            self._rows = Rows()

@@ -1,0 +1,192 @@
+"""Requests as clients mean them → requests as the scheduler takes them: token ids, and every limit that ids decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from engine_core.text.chat import read_json, read_messages
+from engine_core.text.columns import pack, unpack_token_ids
+from engine_core.text.detokenizer import detokenizer
+from engine_core.text.template import ChatTemplate, Conversation
+from engine_core.text.vocabulary import Vocabulary
+from protocol.errors import InvalidRequest
+from protocol.limits import MAX_BAD_WORD_TOKENS
+from protocol.messages import Detokenize, Detokenized, Sampling, SubmitText, SubmitTokens, Tokenize, Tokenized
+
+
+class PromptLimits(msgspec.Struct, frozen=True):
+    """What the served model allows."""
+
+    vocab_size: int  # rows of the embedding; ids are below it
+    max_model_len: int  # prompt plus output, in tokens
+    eos_token_ids: tuple[int, ...]
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request as token ids, and what its answer needs of the prompt."""
+
+    request: SubmitTokens
+    token_ids: Sequence[int]
+    echo: str  # the prompt's text when the request wants it back
+
+
+class Prompter:
+    """Makes prompts of one model. Holds no state of requests, so it may be used from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate, limits: PromptLimits) -> None:
+        self._vocabulary = vocabulary
+        self._template = template
+        self._limits = limits
+
+    def prepare(self, request: SubmitText, now: float) -> Prepared:
+        """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
+        token_ids = self._prompt_ids(request, now)
+        param = "prompt" if request.messages is None else "messages"
+        if not token_ids:
+            raise InvalidRequest(f"{param} must hold at least one token", param=param)
+        sampling = msgspec.structs.replace(
+            self._sampling(request),
+            max_tokens=self._max_tokens(request.sampling.max_tokens, len(token_ids), param),
+            eos_token_ids=self._limits.eos_token_ids,
+        )
+        submit = SubmitTokens(
+            id=request.id,
+            token_ids=pack("i", token_ids),
+            sampling=sampling,
+            n=request.n,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            trace=request.trace,
+            arrival=request.arrival,
+        )
+        return Prepared(submit, token_ids, self._echo(request, token_ids) if request.echo else "")
+
+    def tokenize(self, request: Tokenize, now: float) -> Tokenized:
+        """Raises InvalidRequest."""
+        if request.messages is not None:
+            token_ids = self._encode(self._render(request, now), "messages", add_special_tokens=False)
+        else:
+            token_ids = self._encode(request.prompt or "", "prompt", add_special_tokens=request.add_special_tokens)
+        strings = tuple(map(self._vocabulary.token, token_ids)) if request.with_strings else None
+        return Tokenized(request.id, pack("i", token_ids), strings)
+
+    def detokenize(self, request: Detokenize) -> Detokenized:
+        """Raises InvalidRequest for ids outside the vocabulary."""
+        token_ids = unpack_token_ids(request.token_ids, "tokens")
+        self._check_ids(token_ids, "tokens")
+        return Detokenized(request.id, self._vocabulary.decode(token_ids, skip_special_tokens=False))
+
+    def _prompt_ids(self, request: SubmitText, now: float) -> list[int]:
+        if request.messages is not None:
+            # A template writes the special tokens itself, so none are added to what it made.
+            return self._encode(self._render(request, now), "messages", add_special_tokens=False)
+        if request.prompt is not None:
+            return self._encode(request.prompt, "prompt", add_special_tokens=request.add_special_tokens)
+        token_ids = unpack_token_ids(request.prompt_ids or b"", "prompt")
+        self._check_ids(token_ids, "prompt")
+        return token_ids
+
+    def _render(self, request: SubmitText | Tokenize, now: float) -> str:
+        assert request.messages is not None
+        conversation = Conversation(
+            messages=read_messages(request.messages),
+            tools=read_list(request.tools, "tools"),
+            arguments=read_object(request.template_arguments, "chat_template_kwargs"),
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        return self._template.render(conversation, datetime.fromtimestamp(now))
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        longest = self._limits.max_model_len * self._vocabulary.longest
+        if len(text) > longest:
+            raise InvalidRequest(
+                f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your {param} "
+                f"came to {len(text)} characters, which is more than that many tokens can hold.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
+
+    def _max_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
+        """Tokens that may be generated. A generation_config's max_new_tokens is a habit of a library, not a limit."""
+        longest = self._limits.max_model_len
+        room = longest - prompt
+        if wanted is not None and wanted <= room:
+            return wanted
+        if wanted is None and room > 0:
+            return room
+        asked = (
+            f"you requested {prompt + wanted} tokens ({prompt} in the {param}, {wanted} in the completion)"
+            if wanted
+            else f"your {param} resulted in {prompt} tokens"
+        )
+        raise InvalidRequest(
+            f"This model's maximum context length is {longest} tokens. However, {asked}. "
+            f"Please reduce the length of the {param}{' or completion' if wanted else ''}.",
+            param=param if prompt >= longest or not wanted else "max_tokens",
+            code="context_length_exceeded",
+        )
+
+    def _sampling(self, request: SubmitText) -> Sampling:
+        sampling = request.sampling
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(sampling.allowed_token_ids, "allowed_token_ids")
+        self._check_ids((token_id for token_id, _ in sampling.logit_bias), "logit_bias")
+        if not all(request.stop):
+            raise InvalidRequest("stop must not hold empty strings", param="stop")
+        if not request.bad_words:
+            return sampling
+        found = [ids for word in request.bad_words for ids in self._bad_word(word)]
+        return msgspec.structs.replace(sampling, bad_words=sampling.bad_words + tuple(dict.fromkeys(found)))
+
+    def _bad_word(self, word: str) -> list[tuple[int, ...]]:
+        """Token ids of a word at the start of a text and, where that is a token of its own, after a space."""
+        if not word.strip():
+            raise InvalidRequest("bad_words must not hold empty strings", param="bad_words")
+        bare = word.lstrip()
+        first = tuple(self._vocabulary.encode(bare, add_special_tokens=False))
+        spaced = tuple(self._vocabulary.encode(" " + bare, add_special_tokens=False))
+        found = [first]
+        if len(spaced) == len(first) and spaced[:1] != first[:1]:
+            found.append(spaced)
+        if not first or len(first) > MAX_BAD_WORD_TOKENS:
+            message = f"a bad word must be of 1 to {MAX_BAD_WORD_TOKENS} tokens; one has {len(first)}"
+            raise InvalidRequest(message, param="bad_words")
+        return found
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        size = self._limits.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                message = f"{param}: token id {token_id} is outside the vocabulary, which has {size} entries"
+                raise InvalidRequest(message, param=param)
+
+    def _echo(self, request: SubmitText, token_ids: Sequence[int]) -> str:
+        """A text prompt as it came, anything else decoded."""
+        if request.prompt is not None:
+            return request.prompt
+        stream = detokenizer(self._vocabulary, skip_special_tokens=request.skip_special_tokens)
+        return "".join(map(stream.push, token_ids)) + stream.flush()
+
+
+def read_list(data: bytes | None, param: str) -> list[Any] | None:
+    if data is None:
+        return None
+    value = read_json(data, param)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{param} must be a list", param=param)
+    return value
+
+
+def read_object(data: bytes | None, param: str) -> dict[str, Any]:
+    if data is None:
+        return {}
+    value = read_json(data, param)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{param} must be an object", param=param)
+    return value

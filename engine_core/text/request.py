@@ -1,0 +1,103 @@
+"""One request between its arrival from an api process and the last confirmation by the scheduler."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from engine_core.text.choice import Choice, Delta
+from engine_core.text.detokenizer import detokenizer
+from engine_core.text.outbox import Seat
+from engine_core.text.prompts import Prepared
+from engine_core.text.stops import StopScanner, compile_stops
+from engine_core.text.vocabulary import Vocabulary
+from protocol.messages import PositionLogprobs, SubmitText, TextExtra
+
+
+class Stage(enum.Enum):
+    """How far a request is."""
+
+    ENCODING = "encoding"  # its prompt is being made; the scheduler does not know it
+    RUNNING = "running"  # the scheduler has it, or will get it
+
+
+class Kept:
+    """Deltas of a choice whose client wants its text in one piece."""
+
+    __slots__ = ("_extra", "_logprobs", "_prompt_logprobs", "_texts", "_tokens")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._tokens = 0
+        self._extra: TextExtra | None = None  # of the first delta
+        self._logprobs: list[PositionLogprobs] = []
+        self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._tokens += delta.tokens
+        if delta.extra is not None:
+            self._extra = self._extra or delta.extra
+            self._logprobs += delta.extra.logprobs
+            if delta.extra.prompt_logprobs is not None:
+                self._prompt_logprobs = delta.extra.prompt_logprobs
+
+    def join(self, last: Delta) -> Delta:
+        """All deltas as one that ends as the last one does."""
+        self.add(last)
+        first = self._extra
+        if first is None:
+            return Delta("".join(self._texts), self._tokens, last.finish)
+        extra = TextExtra(
+            row=0,
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.cached_tokens,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+            stop_reason=last.extra.stop_reason if last.extra is not None else None,
+            error=last.extra.error if last.extra is not None else None,
+        )
+        return Delta("".join(self._texts), self._tokens, last.finish, extra)
+
+
+class Request:
+    """State of one request. Owned by the frontend."""
+
+    __slots__ = ("api", "choices", "confirmed", "id", "kept", "seats", "stage", "text", "token_ids")
+
+    def __init__(self, api: int, text: SubmitText) -> None:
+        self.api: int | None = api  # None once its api process is gone
+        self.id = text.id
+        self.text = text
+        self.stage = Stage.ENCODING
+        self.choices: tuple[Choice, ...] = ()
+        self.token_ids: Sequence[int] = ()  # of the prompt, while its log-probabilities may come
+        self.confirmed = 0  # choices that the scheduler ended
+        self.seats = tuple(Seat(text.id, index) for index in range(text.n))
+        self.kept: tuple[Kept, ...] = () if text.stream else tuple(Kept() for _ in range(text.n))
+
+    def start(self, vocabulary: Vocabulary, prepared: Prepared) -> None:
+        """Its prompt is made: from here on tokens may come."""
+        text = self.text
+        stops = compile_stops(text.stop) if text.stop else None
+        self.stage = Stage.RUNNING
+        if text.sampling.prompt_logprobs >= 0:
+            self.token_ids = prepared.token_ids
+        self.choices = tuple(
+            Choice(
+                vocabulary,
+                detokenizer(
+                    vocabulary, skip_special_tokens=text.skip_special_tokens, context=prepared.token_ids
+                ),
+                StopScanner(stops, include_stop=text.include_stop) if stops is not None else None,
+                echo=prepared.echo,
+                prompt_tokens=len(prepared.token_ids),
+                min_tokens=text.sampling.min_tokens,
+                include_stop=text.include_stop,
+            )
+            for _ in range(text.n)
+        )
+
+    def open(self) -> bool:
+        """Whether a choice has not ended towards the api process."""
+        return self.stage is Stage.ENCODING or not all(choice.ended for choice in self.choices)

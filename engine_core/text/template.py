@@ -1,0 +1,168 @@
+"""The model's chat template: conversations as the text that the model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from engine_core.models.config_file import read_json
+from engine_core.text.sandbox import TemplateLimit, compile_template, make_sandbox, render
+from protocol.errors import ConfigError, InvalidRequest, ModelError
+
+DEFAULT = "default"
+TOOL_USE = "tool_use"  # the template for requests with tools, where a model has two
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+OPEN_END = "\ue000continue\ue001"  # marks where the final message's content ends while it stays open
+MAX_COMPLAINT = 500  # characters of a template's error that a client sees
+RENDER_ERRORS = (
+    jinja2.TemplateError,
+    TemplateLimit,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template renders."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    arguments: dict[str, Any] = {}  # further names for the template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class ChatTemplate:
+    """A model's templates by name; most models have one. Rendering is safe in threads."""
+
+    def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
+        """`names` are the special tokens. Raises jinja2.TemplateSyntaxError."""
+        sandbox = make_sandbox()
+        self._templates = {name: compile_template(sandbox, source) for name, source in sources.items()}
+        self._names = dict(names)
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(self, conversation: Conversation, moment: datetime) -> str:
+        """The prompt's text. `moment` is what the template knows as now.
+
+        Raises InvalidRequest: no template, names that the template's own would hide, or the template's complaint.
+        """
+        template = self._choose(conversation)
+        for name in conversation.arguments:
+            if name in RESERVED:
+                message = f"chat_template_kwargs must not set {name!r}, which is a parameter of the request"
+                raise InvalidRequest(message, param="chat_template_kwargs")
+        messages = conversation.messages
+        if conversation.continue_final_message:
+            messages = open_final_message(conversation)
+        names = {
+            **self._names,
+            "messages": messages,
+            "tools": conversation.tools or None,
+            "documents": None,
+            **conversation.arguments,
+            "add_generation_prompt": conversation.add_generation_prompt,
+            "continue_final_message": conversation.continue_final_message,
+        }
+        try:
+            text = render(template, names, moment)
+        except RENDER_ERRORS as error:
+            complaint = str(error)[:MAX_COMPLAINT] or type(error).__name__
+            raise InvalidRequest(f"The chat template refused the messages: {complaint}", param="messages") from None
+        return cut_final_message(text) if conversation.continue_final_message else text
+
+    def _choose(self, conversation: Conversation) -> jinja2.Template:
+        template = self._templates.get(TOOL_USE) if conversation.tools else None
+        template = template or self._templates.get(DEFAULT)
+        if template is None:
+            raise InvalidRequest(
+                "This model has no chat template, so it takes no messages; use /v1/completions, or start the server "
+                "with --chat-template",
+                param="messages",
+            )
+        return template
+
+
+def open_final_message(conversation: Conversation) -> list[dict[str, Any]]:
+    """The messages, with the end of the last one's content marked."""
+    if conversation.add_generation_prompt:
+        message = "continue_final_message and add_generation_prompt exclude each other"
+        raise InvalidRequest(message, param="continue_final_message")
+    final = conversation.messages[-1]
+    if final.get("role") != "assistant" or not isinstance(final.get("content"), str):
+        message = "continue_final_message needs a last message of role 'assistant' with text content"
+        raise InvalidRequest(message, param="continue_final_message")
+    return [*conversation.messages[:-1], {**final, "content": final["content"] + OPEN_END}]
+
+
+def cut_final_message(text: str) -> str:
+    """`text` up to the end of the final message's content."""
+    end = text.rfind(OPEN_END)
+    if end < 0:
+        message = "the chat template does not print the last message, so it cannot be continued"
+        raise InvalidRequest(message, param="continue_final_message")
+    return text[:end]
+
+
+def read_template(folder: Path, names: Mapping[str, str], override: str = "") -> ChatTemplate:
+    """The templates of a model folder; `override` is a file that takes their place. A folder may have none.
+
+    Raises ModelError naming the file that is malformed, ConfigError when `override` cannot be read or is malformed.
+    """
+    if override:
+        path = Path(override).expanduser()
+        try:
+            return ChatTemplate({DEFAULT: path.read_text(encoding="utf-8")}, names)
+        except (OSError, UnicodeDecodeError, jinja2.TemplateSyntaxError) as error:
+            raise ConfigError("--chat-template", override, f"a file with a jinja template: {error}") from None
+    sources, path = find_sources(folder)
+    try:
+        return ChatTemplate(sources, names)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"{path}: line {error.lineno}: {error.message}") from None
+
+
+def find_sources(folder: Path) -> tuple[dict[str, str], Path]:
+    """Template sources by name, and the file they stand in: chat_template.jinja before the JSON files."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        sources = {file.stem: read_text(file) for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+        return {**sources, DEFAULT: read_text(path)}, path
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        path = folder / name
+        value = read_json(path).values.get("chat_template") if path.is_file() else None
+        if value is not None:
+            return read_sources(path, value), path
+    return {}, folder
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def read_sources(path: Path, value: Any) -> dict[str, str]:
+    """`chat_template` of a JSON file: a template, an object of templates, or a list of named ones."""
+    if isinstance(value, str):
+        return {DEFAULT: value}
+    if isinstance(value, list):
+        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise ModelError(f"{path}: chat_template must be a template or a list of named templates")
+    if value and DEFAULT not in value:
+        value = {DEFAULT: next(iter(value.values())), **value}
+    return dict(value)

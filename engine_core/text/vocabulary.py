@@ -1,0 +1,212 @@
+"""A model's vocabulary: text to token ids, and what each id stands for.
+
+How ids become text depends on the tokenizer's decoder, which is one of three shapes:
+
+- BYTES: byte-level BPE. A token is bytes, a text is their UTF-8 (GPT-2, Llama 3, Qwen, Mistral's Tekken).
+- PIECES: SentencePiece BPE with byte fallback. A token is a piece of text or a single byte (Llama 2, Mistral, Gemma).
+- WINDOW: anything else; only the library's decode over neighbouring tokens knows (WordPiece, Metaspace, CTC).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine_core.models.config_file import read_json
+from engine_core.text.codec import Codec, read_codec
+from protocol.errors import ModelError
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Shape(enum.Enum):
+    """How token ids become text."""
+
+    BYTES = "bytes"
+    PIECES = "pieces"
+    WINDOW = "window"
+
+
+class Spelling(msgspec.Struct, frozen=True):
+    """A decoder's shape and what the shape leaves open."""
+
+    shape: Shape
+    replaced: str = ""  # PIECES: what stands for `space` within tokens
+    space: str = ""
+    strip: int = 0  # PIECES: this many leading `stripped` characters of a text are dropped
+    stripped: str = ""
+    byte_fallback: bool = False
+
+
+class Vocabulary:
+    """One tokenizer. Encoding is safe in threads; tables of tokens fill as tokens are seen."""
+
+    def __init__(self, codec: Codec, names: Mapping[str, str], spelling: Spelling | None = None) -> None:
+        codec.mark_special(names.values())
+        self._codec = codec
+        self.names = dict(names)  # bos_token and its like, as templates know them
+        self.spelling = spelling or read_spelling(codec.decoder)
+        self.size = codec.size
+        self.special = codec.special
+        self.eos = codec.token_id(names["eos_token"]) if "eos_token" in names else None
+        self.texts: dict[int, str] = {}  # BYTES: tokens that are whole UTF-8; filled by `raw`
+        self._raw: dict[int, bytes] = {}
+        self._pieces: dict[int, str | int] = {}
+        self._alphabet = byte_alphabet()
+        self._longest: int | None = None
+        self._anchor: int | None = None
+        self._anchor_text = ""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; with `add_special_tokens` those that the model's own post-processor adds."""
+        return self._codec.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of the ids, as the tokenizer library prints it."""
+        if skip_special_tokens:
+            token_ids = [token_id for token_id in token_ids if token_id not in self.special]
+        return self._codec.decode(token_ids)
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary writes it; empty for an id without one."""
+        return self._codec.token(token_id) or ""
+
+    def raw(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; of a special token its name."""
+        raw = self._raw.get(token_id)
+        if raw is None:
+            raw = self._raw[token_id] = self._spell(token_id)
+            with contextlib.suppress(UnicodeDecodeError):  # part of a character has no text of its own
+                self.texts[token_id] = raw.decode()
+        return raw
+
+    def piece(self, token_id: int) -> str | int:
+        """PIECES: a token as text, or the byte that it stands for."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            token = self.token(token_id)
+            if self.spelling.replaced:
+                token = token.replace(self.spelling.replaced, self.spelling.space)
+            byte = BYTE_TOKEN.fullmatch(token)
+            piece = self._pieces[token_id] = int(byte[1], 16) if byte else token
+        return piece
+
+    def byte(self, token_id: int) -> int | None:
+        """The byte that a byte-fallback token stands for."""
+        if not self.spelling.byte_fallback:
+            return None
+        piece = self.piece(token_id)
+        return piece if isinstance(piece, int) else None
+
+    @property
+    def anchor(self) -> int | None:
+        """WINDOW: an ordinary word's id. What follows it is decoded as within a text. None: the vocabulary has none."""
+        if self._anchor is None:
+            self._anchor = self._find_anchor()
+            self._anchor_text = self._codec.decode([self._anchor]) if self._anchor >= 0 else ""
+        return self._anchor if self._anchor >= 0 else None
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest token as the vocabulary writes it: no token stands for more of a text."""
+        if self._longest is None:
+            self._longest = max((len(self.token(token_id)) for token_id in range(self.size)), default=1)
+        return self._longest
+
+    def _spell(self, token_id: int) -> bytes:
+        if self.spelling.shape is Shape.BYTES:
+            return spell_bytes(self.token(token_id), self._alphabet)
+        if self.spelling.shape is Shape.PIECES or self.byte(token_id) is not None:
+            piece = self.piece(token_id)
+            return bytes([piece]) if isinstance(piece, int) else piece.encode()
+        if self.anchor is None or token_id in self.special:
+            return self._codec.decode([token_id]).encode()
+        text = self._codec.decode([self.anchor, token_id])
+        return text[len(self._anchor_text) :].encode()
+
+    def _find_anchor(self) -> int:
+        for token_id in range(self.size):
+            token = self.token(token_id)
+            if token_id not in self.special and token.isascii() and token.isalpha():
+                return token_id
+        return -1
+
+
+def spell_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
+    """The bytes of a byte-level token; a token outside the byte alphabet stands for itself."""
+    try:
+        return bytes([alphabet[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's character for each byte, inverted. Source: GPT-2's `bytes_to_unicode` (Radford et al., 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def read_spelling(decoder: Mapping[str, Any]) -> Spelling:
+    """The shape of a decoder as tokenizer.json describes it."""
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Spelling(Shape.BYTES)
+    fallback = "ByteFallback" in kinds
+    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"] or kinds[3:] not in ([], ["Strip"]):
+        return Spelling(Shape.WINDOW, byte_fallback=fallback)
+    replaced = steps[0]["pattern"].get("String")
+    strip: Mapping[str, Any] = steps[3] if kinds[3:] else {"content": " ", "start": 0, "stop": 0}
+    if not replaced or strip["stop"]:
+        return Spelling(Shape.WINDOW, byte_fallback=fallback)
+    return Spelling(Shape.PIECES, replaced, steps[0]["content"], strip["start"], strip["content"], byte_fallback=True)
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The tokenizer of a model folder, with the special tokens that tokenizer_config.json and its like name.
+
+    Raises ModelError naming the file that is missing or wrong.
+    """
+    codec = read_codec(folder)
+    names: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / file
+        if path.is_file():
+            values = read_json(path).values
+            names |= special_names(path, values)
+            codec.mark_special(added_special(path, values))
+    return Vocabulary(codec, names)
+
+
+def special_names(path: Path, values: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and its like, each a string or an object with `content`."""
+    names = {}
+    for name in SPECIAL_NAMES:
+        value = values.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if content is None:
+            continue
+        if not isinstance(content, str):
+            raise ModelError(f"{path}: {name} must be a string")
+        names[name] = content
+    return names
+
+
+def added_special(path: Path, values: Mapping[str, Any]) -> Iterable[str]:
+    """Contents of the special tokens under `added_tokens_decoder`."""
+    added = values.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict):
+        raise ModelError(f"{path}: added_tokens_decoder must be an object")
+    return [
+        token["content"]
+        for token in added.values()
+        if isinstance(token, dict) and token.get("special") and isinstance(token.get("content"), str)
+    ]

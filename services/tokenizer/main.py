@@ -1,0 +1,118 @@
+"""The tokenizer process: `run` serves the api processes' text and the scheduler's tokens until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import zmq
+
+from engine_core import folder
+from engine_core.models.spec import read_spec
+from engine_core.text.frontend import Frontend
+from engine_core.text.prompts import Prompter, PromptLimits
+from engine_core.text.template import read_template
+from engine_core.text.vocabulary import read_vocabulary
+from protocol.config import Config
+from protocol.errors import PenstockError
+from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
+from services import journal
+from services.notify import notify
+from services.process import ExitCode
+from services.tokenizer.relay import Relay
+from services.watch import Watch
+from services.wire import Port, Self
+
+log = logging.getLogger(__name__)
+
+MAX_THREADS = 4  # that encode long prompts
+GC_THRESHOLD = 50_000  # allocations between collections: messages are frozen and hold no cycles
+
+
+def run(config: Config, index: int) -> int:
+    """Serve until SIGTERM or SIGINT. The exit code; raises PenstockError for a wrong folder, option or peer."""
+    try:
+        return uvloop.run(serve(config, index))
+    except PenstockError:
+        raise
+    except Exception:
+        journal.exception(log, "tokenizer_failed")
+        return ExitCode.FAILED
+
+
+async def serve(config: Config, index: int) -> int:
+    """The process's whole life."""
+    notify("STATUS=reading the tokenizer")
+    frontend = read_frontend(config)
+    end = End()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
+    run_dir = Path(config.run.run_dir)
+    text = Watch(Port.bind(context, TEXT, me, run_dir))
+    tokens = Watch(Port.connect(context, TOKENS, me, run_dir))
+    threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
+    relay = Relay(frontend, text, tokens, threads)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        text.start(relay.from_apis)
+        tokens.start(relay.from_scheduler)
+        notify("READY=1", "STATUS=serving")
+        await end.wait()
+    finally:
+        relay.close()
+        text.close()
+        tokens.close()
+        threads.shutdown(wait=False, cancel_futures=True)
+        context.term()
+    statistics = relay.statistics().frontend
+    journal.info(log, "ended", submitted=statistics.submitted, output_tokens=statistics.output_tokens)
+    return ExitCode.ORDERLY
+
+
+def read_frontend(config: Config) -> Frontend:
+    """Everything that the model folder says about text. Raises ModelError and ConfigError."""
+    path = folder.resolve(config.model.model, config.model.revision)
+    spec = read_spec(path)
+    vocabulary = read_vocabulary(path)
+    template = read_template(path, vocabulary.names, config.tokenizer.chat_template)
+    eos = folder.read_generation(path).eos_token_ids
+    if vocabulary.eos is not None:
+        eos = tuple(dict.fromkeys((*eos, vocabulary.eos)))
+    limits = PromptLimits(
+        vocab_size=spec.vocab_size, max_model_len=folder.model_length(spec, config.model), eos_token_ids=eos
+    )
+    return Frontend(vocabulary, Prompter(vocabulary, template, limits))
+
+
+class End:
+    """When to end: a signal, or an error in a callback of the loop, which `wait` raises."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        loop.set_exception_handler(self._failed)
+
+    async def wait(self) -> None:
+        await self._end
+
+    def _signalled(self) -> None:
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not self._end.done():
+            self._end.set_exception(error)
+        else:
+            loop.default_exception_handler(context)

@@ -1,0 +1,199 @@
+"""Between the frontend and its two links: what arrives goes in, what waits goes out as far as there is credit.
+
+Long prompts are encoded in threads, so that the streams of others go on; the tokenizers library releases the GIL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from engine_core.text.frontend import Frontend, FrontendStatistics
+from protocol.messages import (
+    Abort,
+    Detokenize,
+    EngineStatus,
+    Message,
+    Rejected,
+    SubmitText,
+    TokenBatch,
+    Tokenize,
+)
+from services import journal
+from services.wire import Arrival, Joined, Left, Peer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONG_PROMPT = 4096  # bytes of text; encoding longer ones takes milliseconds, so a thread does it
+RETRY = 0.005  # seconds between attempts while a link has no credit
+
+
+class Link(Protocol):
+    """A link's end as far as the relay needs it: `services.watch.Watch` and test doubles."""
+
+    def send(self, peer: Peer, message: Message) -> bool: ...
+
+
+class RelayStatistics(msgspec.Struct, frozen=True):
+    """Counters since start, and what stands now."""
+
+    apis: int  # now
+    encoding_in_threads: int  # now
+    stalls: int  # times that a link had no credit for what waited
+    frontend: FrontendStatistics
+
+
+class Relay:
+    """Moves messages on the running loop. Owns the threads' work that it started."""
+
+    def __init__(self, frontend: Frontend, text: Link, tokens: Link, threads: Executor) -> None:
+        self._frontend = frontend
+        self._text = text
+        self._tokens = tokens
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
+        self._joined = 0
+        self._scheduler: Peer | None = None
+        self._work: set[asyncio.Future[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._stalls = 0
+
+    def from_apis(self, arrivals: list[Arrival]) -> None:
+        """What the text link delivered."""
+        for arrival in arrivals:
+            peer = arrival.peer
+            match arrival.message:
+                case SubmitText() as text:
+                    self._submit(peer, text)
+                case Abort(request_id):
+                    self._frontend.abort(request_id)
+                case Tokenize() | Detokenize() as question:
+                    self._answer(peer, question)
+                case Joined():
+                    self._joined += 1
+                    self._apis[peer] = self._joined
+                    self._frontend.join_api(self._joined)
+                    journal.info(log, "api_joined", index=peer.index, pid=peer.pid)
+                case Left(reason):
+                    self._frontend.leave_api(self._apis.pop(peer))
+                    journal.info(log, "api_left", index=peer.index, reason=reason)
+                case other:
+                    raise AssertionError(f"{type(other).__name__} does not travel up the text link")
+        self.flush()
+
+    def from_scheduler(self, arrivals: list[Arrival]) -> None:
+        """What the tokens link delivered."""
+        for arrival in arrivals:
+            match arrival.message:
+                case TokenBatch() as batch:
+                    self._frontend.batch(batch)
+                case Rejected() as rejected:
+                    self._frontend.reject(rejected)
+                case EngineStatus() as status:
+                    self._frontend.report(status)
+                case Joined():
+                    self._scheduler = arrival.peer
+                    self._frontend.join_scheduler()
+                    journal.info(log, "scheduler_joined", pid=arrival.peer.pid)
+                case Left(reason):
+                    self._scheduler = None
+                    self._frontend.leave_scheduler()
+                    journal.warning(log, "scheduler_left", reason=reason)
+                case other:
+                    raise AssertionError(f"{type(other).__name__} does not travel down the tokens link")
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits. What finds no credit stays and is tried again soon."""
+        stalled = False
+        upward = self._frontend.upward
+        while upward and self._scheduler is not None:
+            if not self._tokens.send(self._scheduler, upward[0]):
+                stalled = True
+                break
+            upward.popleft()
+        for peer, api in self._apis.items():
+            outbox = self._frontend.outbox(api)
+            # Rows stay open to later deltas until there is credit to send them.
+            while peer.credit > 0 and (message := outbox.next()) is not None:
+                if not self._text.send(peer, message):
+                    break
+                outbox.sent()
+            stalled |= outbox.waiting() > 0
+        if stalled and self._retry is None:
+            self._stalls += 1
+            self._retry = self._loop.call_later(RETRY, self._try_again)
+
+    def statistics(self) -> RelayStatistics:
+        """Counters for metrics and tests."""
+        return RelayStatistics(
+            apis=len(self._apis),
+            encoding_in_threads=len(self._work),
+            stalls=self._stalls,
+            frontend=self._frontend.statistics(),
+        )
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if self._retry is not None:
+            self._retry.cancel()
+        for work in self._work:
+            work.cancel()
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.flush()
+
+    def _submit(self, peer: Peer, text: SubmitText) -> None:
+        now = time.time()
+        if length(text) <= LONG_PROMPT:
+            self._frontend.submit(self._apis[peer], text, now)
+            return
+        self._frontend.open(self._apis[peer], text)
+        self._in_thread(
+            functools.partial(self._frontend.make, text, now), functools.partial(self._frontend.close, text.id)
+        )
+
+    def _answer(self, peer: Peer, question: Tokenize | Detokenize) -> None:
+        now = time.time()
+        post = functools.partial(self._post, peer)
+        if length(question) <= LONG_PROMPT:
+            post(self._frontend.answer(question, now))
+        else:
+            self._in_thread(functools.partial(self._frontend.answer, question, now), post)
+
+    def _post(self, peer: Peer, message: Message) -> None:
+        if peer in self._apis:
+            self._frontend.outbox(self._apis[peer]).post(message)
+
+    def _in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        task = self._loop.create_task(self._run(work, then))
+        self._work.add(task)
+        task.add_done_callback(self._done)
+
+    async def _run(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        then(await self._loop.run_in_executor(self._threads, work))
+        self.flush()
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._loop.call_exception_handler({"message": "a prompt's end failed", "exception": task.exception()})
+
+
+def length(message: SubmitText | Tokenize | Detokenize) -> int:
+    """How much there is to encode or decode, in bytes."""
+    if isinstance(message, Detokenize):
+        return len(message.token_ids)
+    parts = (message.messages, message.tools, message.template_arguments, message.prompt)
+    return sum(len(part) for part in parts if part is not None)
