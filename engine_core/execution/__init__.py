@@ -1,0 +1,1 @@
+"""Execution: slots, steps and results on one device."""
