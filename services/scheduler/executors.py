@@ -1,0 +1,59 @@
+"""The executor group as the scheduler sees it: who joined, who is ready, since when somebody is missing."""
+
+from __future__ import annotations
+
+import logging
+
+from protocol.steps import ExecutorReady
+from services import journal
+from services.wire import Peer
+
+log = logging.getLogger(__name__)
+
+
+class Executors:
+    """One replica's executors. Each time the group becomes complete a new epoch begins."""
+
+    def __init__(self, size: int, epoch: int, now: float) -> None:
+        self.epoch = epoch  # of the group that is complete, or of the next one
+        self.missing_since = now  # monotonic seconds; holds while the group is not complete
+        self._size = size
+        self._ready: dict[Peer, ExecutorReady] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self._ready) == self._size
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        return tuple(self._ready)
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that every executor of the group has."""
+        return min(ready.blocks for ready in self._ready.values())
+
+    @property
+    def first(self) -> ExecutorReady:
+        """What rank 0 said."""
+        return next(ready for peer, ready in self._ready.items() if peer.index == 0)
+
+    def add(self, peer: Peer, ready: ExecutorReady, now: float) -> bool:
+        """An executor has loaded; whether the group is complete now. One that says so twice has lost its slots."""
+        if peer in self._ready:
+            self.remove(peer, now)
+        for other in self.peers:
+            assert other.index != peer.index, "the link loses a peer before another takes its index"
+        self._ready[peer] = ready
+        journal.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
+                     dtype=ready.dtype, load_seconds=ready.load_seconds)  # fmt: skip
+        return self.complete
+
+    def remove(self, peer: Peer, now: float) -> bool:
+        """An executor is gone; whether that broke a complete group. The next group has an epoch of its own."""
+        broke = self.complete and peer in self._ready
+        self._ready.pop(peer, None)
+        if broke:
+            self.epoch += 1
+            self.missing_since = now
+        return broke

@@ -1,0 +1,333 @@
+"""One turn of the scheduler process: what arrived, the next plans, then what is to be delivered.
+
+Nothing here decides: engine_core's scheduler does, and it owns every request. The ports and the time are passed in, so
+tests drive the loop without sockets and without a clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.scheduler import Scheduler
+from protocol.config import Config
+from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
+from protocol.steps import ExecutorReady, StepResult
+from services import journal
+from services.scheduler.executors import Executors
+from services.wire import Arrival, Joined, Left, Peer
+
+log = logging.getLogger(__name__)
+
+TICK = 0.2  # seconds between ticks of the ports
+CHECK_STEPS = 256  # steps between checks of the block accounts; they are checked whenever it turns idle, too
+MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
+COLLECT_SECONDS = 30.0  # between garbage collections while it is never idle
+LOST = "the engine lost its executor and it did not come back"
+
+
+class LinkPort(Protocol):
+    """A binder's end of a link, as `services.wire.Port` is one."""
+
+    epoch: int
+
+    @property
+    def peers(self) -> tuple[Peer, ...]: ...
+
+    def send(self, peer: Peer, message: Message) -> bool: ...
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool: ...
+
+    def receive(self) -> list[Arrival]: ...
+
+    def tick(self, now: float) -> None: ...
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What the scheduler needs to know of the model."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+class LoopStatistics(msgspec.Struct, frozen=True):
+    """Counters of the process around the brain."""
+
+    turns: int
+    plans: int
+    results: int
+    refused: int  # requests that came while nothing could serve them
+    faults: int  # checks that found the block accounts wrong
+
+
+class Loop:
+    """Owner of the brain, of the executor group's state and of the numbers that stand for tokenizers."""
+
+    def __init__(self, config: Config, facts: ModelFacts, tokens: LinkPort, steps: LinkPort, now: float) -> None:
+        self.executors = Executors(config.model.tensor_parallel_size, steps.epoch, now)
+        self.draining = False
+        self._config = config
+        self._facts = facts
+        self._tokens = tokens
+        self._steps = steps
+        self._depth = 2 if config.scheduler.overlap else 1
+        self._brain: Scheduler | None = None  # from the first complete executor group on
+        self._sources: dict[Peer, int] = {}  # tokenizer → its number in the brain
+        self._joined = 0
+        self._refusals: deque[tuple[Peer, Rejected]] = deque()  # not sent yet for want of credit
+        self._next_tick = self._next_status = now
+        self._status: EngineStatus | None = None  # as last sent
+        self._applied_at = now
+        self._checked_step = 0
+        self._collected_at = now
+        self._idle = True
+        self._turns = self._plans = self._results = self._refused = self._faults = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would run."""
+        return self.executors.complete and not self.draining
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return 0 if self._brain is None else self._brain.unfinished
+
+    @property
+    def drained(self) -> bool:
+        """Whether nobody waits for anything that could still come."""
+        if self._brain is None:
+            return not self._refusals
+        running = self._brain.unfinished > 0 and self.executors.complete
+        return not (running or self._refusals or self._brain.undelivered())
+
+    def turn(self, now: float, wall: float) -> float:
+        """Deal with everything that has arrived; returns the monotonic time by which the next turn is due.
+
+        `now` is in monotonic seconds, `wall` in unix seconds. Order matters for latency: results, then the next plans,
+        then what tokenizers are waiting for.
+        """
+        self._turns += 1
+        if now >= self._next_tick:
+            self._next_tick = now + TICK
+            self._tokens.tick(now)
+            self._steps.tick(now)
+        for arrival in self._steps.receive():
+            self._step_arrival(arrival, now)
+        for arrival in self._tokens.receive():
+            self._token_arrival(arrival, now)
+        if self._brain is not None:
+            if self._given_up(now) and self._brain.unfinished:
+                journal.error(log, "gave_up", unfinished=self._brain.unfinished, seconds=MISSING_LIMIT)
+                self._brain.fail(LOST)
+            self._plan(self._brain, now)
+            self._deliver(self._brain)
+        self._send_refusals()
+        self._watch(now)
+        self._send_status(now, wall)
+        return min(self._next_tick, self._next_status)
+
+    def statistics(self) -> LoopStatistics:
+        return LoopStatistics(self._turns, self._plans, self._results, self._refused, self._faults)
+
+    def _step_arrival(self, arrival: Arrival, now: float) -> None:
+        peer = arrival.peer
+        match arrival.message:
+            case StepResult() as result:
+                if self._brain is None:
+                    return  # meant for the scheduler before this one
+                self._results += 1
+                self._applied_at = now
+                self._brain.apply(result, now)
+            case ExecutorReady() as ready:
+                broke = peer in self.executors.peers and self.executors.complete
+                if self.executors.add(peer, ready, now):
+                    self._begin(now)
+                elif broke:
+                    self._steps.epoch = self.executors.epoch
+            case Left(reason):
+                journal.warning(log, "executor_left", executor=peer.index, pid=peer.pid, reason=reason)
+                if self.executors.remove(peer, now):
+                    self._steps.epoch = self.executors.epoch
+            case Joined():
+                journal.info(log, "executor_joined", executor=peer.index, pid=peer.pid)
+
+    def _begin(self, now: float) -> None:
+        """The executor group is complete: the first one brings the brain, a later one a new epoch for it."""
+        epoch, blocks = self.executors.epoch, self.executors.blocks
+        self._steps.epoch = epoch
+        self._applied_at = now
+        if self._brain is not None:
+            journal.warning(log, "epoch", epoch=epoch, unfinished=self._brain.unfinished)
+            self._brain.restart(epoch, now, blocks)
+            return
+        model, options = self._config.model, self._config.scheduler
+        self._brain = Scheduler(
+            SchedulingOptions(
+                blocks=blocks,
+                block_size=model.block_size,
+                max_model_len=self._facts.max_model_len,
+                max_num_seqs=model.max_num_seqs,
+                max_num_batched_tokens=model.max_num_batched_tokens,
+                vocab_size=self._facts.vocab_size,
+                prefix_caching=options.enable_prefix_caching,
+                policy=options.scheduling_policy,
+                epoch=epoch,
+            )
+        )
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def _token_arrival(self, arrival: Arrival, now: float) -> None:
+        peer, brain = arrival.peer, self._brain
+        match arrival.message:
+            case SubmitTokens() as request:
+                if brain is None or self.draining or self._given_up(now):
+                    self._refuse(peer, request.id)
+                else:
+                    brain.submit(request, self._sources[peer], now)
+            case Abort(id=request):
+                if brain is not None:
+                    brain.abort(request)
+            case StopHit() as hit:
+                if brain is not None:
+                    brain.stop_hit(hit)
+            case Joined():
+                journal.info(log, "tokenizer_joined", tokenizer=peer.index, pid=peer.pid)
+                self._joined += 1
+                self._sources[peer] = self._joined
+                self._next_status = now
+            case Left(reason):
+                journal.warning(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
+                source = self._sources.pop(peer)
+                if brain is not None:
+                    brain.forget(source)
+
+    def _refuse(self, peer: Peer, request: int) -> None:
+        self._refused += 1
+        why = "the server is shutting down" if self.draining else "the engine is not ready"
+        self._refusals.append((peer, Rejected(id=request, status=503, message=why, code="not_ready")))
+
+    def _given_up(self, now: float) -> bool:
+        """Whether the executors have been missing for so long that nobody should wait for them."""
+        return not self.executors.complete and now - self.executors.missing_since >= MISSING_LIMIT
+
+    def _plan(self, brain: Scheduler, now: float) -> None:
+        """Keep `depth` steps in flight as long as there is work."""
+        if not self.executors.complete:
+            return
+        while brain.in_flight < self._depth:
+            plan = brain.plan(now)
+            if plan is None:
+                return
+            self._plans += 1
+            if brain.in_flight == 1:
+                self._applied_at = now  # idle until now: the step's age counts from its plan
+            if not self._steps.send_each(self.executors.peers, plan):
+                return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
+
+    def _deliver(self, brain: Scheduler) -> None:
+        """Give each tokenizer what it has credit for; the rest waits in the brain and is merged there."""
+        waiting = brain.undelivered()
+        if not waiting:
+            return
+        for peer, source in self._sources.items():
+            if peer.credit > 0 and source in waiting:
+                for message in brain.outputs(source, peer.credit):
+                    self._tokens.send(peer, message)  # refused only by a peer that is gone; `forget` follows
+
+    def _send_refusals(self) -> None:
+        for _ in range(len(self._refusals)):
+            peer, rejected = self._refusals.popleft()
+            if peer in self._sources and not self._tokens.send(peer, rejected):
+                self._refusals.append((peer, rejected))
+
+    def _watch(self, now: float) -> None:
+        """What is done beside the steps: the block accounts are checked, garbage is collected."""
+        brain = self._brain
+        if brain is None:
+            return
+        idle = brain.unfinished == 0 and brain.in_flight == 0
+        turned_idle = idle and not self._idle
+        self._idle = idle
+        if turned_idle or self._plans - self._checked_step >= CHECK_STEPS:
+            self._checked_step = self._plans
+            self._check(brain)
+        if turned_idle or now - self._collected_at >= COLLECT_SECONDS:
+            self._collected_at = now
+            gc.collect(0)
+
+    def _check(self, brain: Scheduler) -> None:
+        report = brain.check()
+        if not report.ok:
+            self._faults += 1
+            journal.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))
+
+    def _send_status(self, now: float, wall: float) -> None:
+        """The heartbeat, at its interval and at once when readiness changes."""
+        before = self._status
+        changed = before is not None and (before.ready, before.draining) != (self.ready, self.draining)
+        if now < self._next_status and not changed:
+            return
+        self._next_status = now + self._config.scheduler.status_interval
+        self._status = self.status(now, wall)
+        self._tokens.send_each([peer for peer in self._sources if peer.credit > 0], self._status)
+
+    def status(self, now: float, wall: float) -> EngineStatus:
+        """The engine's state and totals, as every heartbeat carries them."""
+        model = self._config.model
+        first = self.executors.first if self.executors.complete else None
+        common = EngineStatus(
+            time=wall,
+            epoch=self.executors.epoch,
+            ready=self.ready,
+            step=0,
+            step_age=0.0,
+            running=0,
+            waiting=0,
+            blocks=0,
+            blocks_free=0,
+            blocks_idle=0,
+            block_size=model.block_size,
+            max_model_len=self._facts.max_model_len,
+            max_num_seqs=model.max_num_seqs,
+            device=first.device if first else "",
+            dtype=first.dtype if first else "",
+            prompt_tokens=0,
+            cached_tokens=0,
+            output_tokens=0,
+            finished=0,
+            aborted=0,
+            failed=0,
+            preemptions=0,
+            drain_rate=0.0,
+            draining=self.draining,
+        )
+        if self._brain is None:
+            return common
+        found = self._brain.statistics()
+        return msgspec.structs.replace(
+            common,
+            step=found.step,
+            step_age=now - self._applied_at if found.in_flight else 0.0,
+            running=found.running,
+            waiting=found.waiting,
+            blocks=found.pool.total,
+            blocks_free=found.pool.free,
+            blocks_idle=found.pool.idle,
+            prompt_tokens=found.prompt_tokens,
+            cached_tokens=found.cached_tokens,
+            output_tokens=found.output_tokens,
+            finished=found.finished,
+            aborted=found.aborted,
+            failed=found.failed,
+            preemptions=found.preemptions,
+            drain_rate=found.drain_rate,
+        )

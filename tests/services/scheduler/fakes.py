@@ -1,0 +1,123 @@
+"""A port without a socket and an executor without a model, for tests of the scheduler's loop."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.links import PROTOCOL_VERSION, Hello, Role
+from protocol.messages import Finish, Message, TokenBatch
+from protocol.steps import ExecutorReady, StepPlan, StepResult
+from services.wire import Arrival, Joined, Left, Peer
+
+WINDOW = 64
+
+
+class FakePort:
+    """What was sent stands in `sent`; what `arrives` is received in the next turn."""
+
+    def __init__(self, role: Role) -> None:
+        self.epoch = 100
+        self.role = role
+        self.sent: list[tuple[Peer, Message]] = []
+        self.arrivals: list[Arrival] = []
+        self.ticks = 0
+        self.joined = 0
+        self._peers: list[Peer] = []
+
+    @property
+    def peers(self):
+        return tuple(self._peers)
+
+    def join(self, index=0) -> Peer:
+        self.joined += 1
+        hello = Hello(version=PROTOCOL_VERSION, role=self.role, index=index, incarnation=self.joined, pid=0, config=0)
+        peer = Peer(f"{self.role}-{index}-{hello.incarnation}".encode(), hello, WINDOW, 0.0)
+        self._peers.append(peer)
+        self.arrives(peer, Joined())
+        return peer
+
+    def leave(self, peer: Peer) -> None:
+        self._peers.remove(peer)
+        self.arrives(peer, Left("process ended"))
+
+    def arrives(self, peer: Peer, message) -> None:
+        self.arrivals.append(Arrival(peer, message))
+
+    def send(self, peer, message) -> bool:
+        return self.send_each((peer,), message)
+
+    def send_each(self, peers, message) -> bool:
+        sent = True
+        for peer in peers:
+            if peer.credit and peer in self._peers:
+                peer.credit -= 1
+                self.sent.append((peer, message))
+            else:
+                sent = False
+        return sent
+
+    def receive(self):
+        arrivals, self.arrivals = self.arrivals, []
+        return arrivals
+
+    def tick(self, now):
+        self.ticks += 1
+
+    def take(self, kind, peer=None):
+        """Messages of a kind that were sent (to one peer), taken off."""
+        found = [message for to, message in self.sent if isinstance(message, kind) and peer in (None, to)]
+        self.sent = [(to, message) for to, message in self.sent if not (isinstance(message, kind) and peer in (None, to))]
+        return found
+
+
+class FakeExecutor:
+    """Answers plans with tokens that tell their step: 1000 + step."""
+
+    def __init__(self, port: FakePort, index=0) -> None:
+        self.port = port
+        self.peer = port.join(index)
+        self.decoding: set[int] = set()
+        self.plans: list[StepPlan] = []
+
+    def ready(self, blocks=64, epoch=0) -> None:
+        self.decoding.clear()
+        self.port.arrives(self.peer, ExecutorReady(
+            epoch=epoch, blocks=blocks, block_size=16, device="cpu", dtype="float32", weight_bytes=1, cache_bytes=1,
+            load_seconds=0.5))  # fmt: skip
+
+    def collect(self) -> list[StepPlan]:
+        """Plans that came since."""
+        fresh = self.port.take(StepPlan, self.peer)
+        self.peer.credit += len(fresh)
+        self.plans += fresh
+        return fresh
+
+    def answer(self, plan: StepPlan) -> None:
+        self.decoding |= set(np.frombuffer(plan.decode_on, np.int32).tolist())
+        self.decoding -= set(np.frombuffer(plan.decode_off, np.int32).tolist())
+        chunks = np.frombuffer(plan.chunks, np.int32).reshape(-1, 4)
+        rows = len(self.decoding) + int(chunks[:, 3].sum())
+        tokens = np.full(rows, 1000 + plan.step % 1000, np.int32)
+        self.port.arrives(self.peer, StepResult(step=plan.step, epoch=plan.epoch, token_ids=tokens.tobytes()))
+
+
+class Transcript:
+    """What one tokenizer got, by request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, list[Finish]] = {}
+        self.errors: list[str | None] = []
+        self.batches = 0
+
+    def read(self, batches: list[TokenBatch]) -> None:
+        for batch in batches:
+            self.batches += 1
+            tokens = np.frombuffer(batch.token_ids, np.int32).tolist()
+            counts = np.frombuffer(batch.counts, np.int32).tolist()
+            for number, count, finish in zip(np.frombuffer(batch.ids, np.int64).tolist(), counts, batch.finish, strict=True):
+                self.tokens.setdefault(number, []).extend(tokens[:count])
+                tokens = tokens[count:]
+                if finish:
+                    self.ends.setdefault(number, []).append(Finish(finish))
+            self.errors += [extra.error for extra in batch.extras if extra.error]
