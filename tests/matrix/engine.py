@@ -1,0 +1,151 @@
+"""The real brain and the real runner in one process, without sockets: what the feature matrix drives."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from engine_core.execution.results import Launched
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.loading import load
+from engine_core.models.decoder import Decoder
+from engine_core.models.registry import build
+from engine_core.models.spec import ModelSpec, read_spec
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.scheduler import Scheduler
+from protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from protocol.steps import StepPlan, StepResult
+
+Answers = dict[tuple[int, int], list[int]]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One combination of what must not change the tokens."""
+
+    depth: int = 2
+    budget: int = 8192
+    prefix_caching: bool = True
+    block_size: int = 16
+    blocks: int = 4096  # few of them force preemption
+    max_num_seqs: int = 64
+    max_model_len: int = 512
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a matrix workload."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    n: int = 1
+
+
+@cache
+def network(folder: Path, dtype: torch.dtype, device: str) -> tuple[Decoder, ModelSpec]:
+    spec = read_spec(folder)
+    model = build(spec, dtype, torch.device(device), 512)
+    load(model, folder, "auto", 0)
+    return model, spec
+
+
+class Engine:
+    """One cell's scheduler and runner, stepped until everything has ended."""
+
+    def __init__(self, cell: Cell, folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+        model, spec = network(folder, dtype, device)
+        self.cell = cell
+        self.runner = Runner(
+            model,
+            spec,
+            RunnerOptions(
+                device=torch.device(device),
+                dtype=dtype,
+                blocks=cell.blocks,
+                block_size=cell.block_size,
+                max_model_len=cell.max_model_len,
+                max_num_seqs=cell.max_num_seqs,
+            ),
+        )
+        self.scheduler = Scheduler(
+            SchedulingOptions(
+                blocks=cell.blocks,
+                block_size=cell.block_size,
+                max_model_len=cell.max_model_len,
+                max_num_seqs=cell.max_num_seqs,
+                max_num_batched_tokens=cell.budget,
+                vocab_size=spec.vocab_size,
+                prefix_caching=cell.prefix_caching,
+                policy="fcfs",
+                epoch=1,
+            )
+        )
+        self.now = 0.0
+
+    def answer(self, prompts: list[Prompt], *, together: bool = True) -> Answers:
+        """Output tokens by (request, choice). `together` submits all at once, else one after another's end."""
+        answers: Answers = {}
+        ends: dict[tuple[int, int], Finish] = {}
+        groups = [list(enumerate(prompts))] if together else [[pair] for pair in enumerate(prompts)]
+        for group in groups:
+            for number, prompt in group:
+                self.scheduler.submit(submission(number, prompt), 0, self.now)
+            self._run(answers, ends)
+        expected = {(number, choice) for number, prompt in enumerate(prompts) for choice in range(prompt.n)}
+        assert set(ends) == expected
+        assert self.scheduler.unfinished == 0
+        report = self.scheduler.check()
+        assert report.ok, report
+        assert report.held == 0
+        return answers
+
+    def _run(self, answers: Answers, ends: dict[tuple[int, int], Finish]) -> None:
+        launched: deque[Launched] = deque()
+        while True:
+            while self.scheduler.in_flight < self.cell.depth:
+                plan = self.scheduler.plan(self.now)
+                if plan is None:
+                    break
+                launched.append(self.runner.launch(over_the_wire(plan)))
+            if not launched:
+                break
+            self.scheduler.apply(self.runner.collect(launched.popleft()), self.now)
+            self.now += 0.01
+            for message in self.scheduler.outputs(0):
+                assert not isinstance(message, Rejected), message
+                take(message, answers, ends)
+
+
+def over_the_wire(plan: StepPlan) -> StepPlan:
+    """The plan as it arrives at an executor."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan | StepResult)  # type: ignore[return-value]
+
+
+def submission(number: int, prompt: Prompt) -> SubmitTokens:
+    ids = np.asarray(prompt.token_ids, np.int32)
+    return SubmitTokens(id=number, token_ids=ids.tobytes(), sampling=prompt.sampling, n=prompt.n)
+
+
+def take(batch: TokenBatch, answers: Answers, ends: dict[tuple[int, int], Finish]) -> None:
+    """Append a batch's rows; a choice that has ended gets no more."""
+    tokens = np.frombuffer(batch.token_ids, np.int32).tolist()
+    start = 0
+    for row, (request, choice, count, finish) in enumerate(
+        zip(
+            np.frombuffer(batch.ids, np.int64).tolist(),
+            np.frombuffer(batch.choices, np.uint16).tolist(),
+            np.frombuffer(batch.counts, np.int32).tolist(),
+            batch.finish,
+            strict=True,
+        )
+    ):
+        key = (request, choice)
+        assert key not in ends, f"{key} goes on after its end in row {row}"
+        answers.setdefault(key, []).extend(tokens[start : start + count])
+        start += count
+        if finish != Finish.NONE:
+            assert finish in (Finish.STOP, Finish.LENGTH), (key, finish, batch.extras)
+            ends[key] = Finish(finish)
