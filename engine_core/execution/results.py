@@ -35,6 +35,11 @@ class Launched:
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None  # None: already
 
+    @property
+    def finished(self) -> bool:
+        """Whether collecting would not wait."""
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
+
 
 @dataclass(frozen=True)
 class Columns:

@@ -1,0 +1,54 @@
+"""Memory of the machine: what a CPU has available, and what the worst step of a model takes on a GPU."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine_core.execution.runner import Network, Runner, RunnerOptions
+from engine_core.execution.trial import worst_step
+from engine_core.models.spec import ModelSpec
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Bytes that this process could still take without swapping: the kernel's estimate, or what the control group
+    leaves where that is less. Sources: proc(5), MemAvailable; the kernel's cgroup-v2 documentation, memory.max."""
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, current = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.exists() and current.exists():
+        allowed = limit.read_text().strip()
+        if allowed != "max":
+            available = min(available, max(0, int(allowed) - int(current.read_text())))
+    return available
+
+
+def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int) -> int:
+    """Bytes of GPU memory that slot tables and a worst-case step of `tokens` take beyond what is allocated now.
+
+    It is measured by running that step over a cache of the scratch block alone.
+    """
+    device = options.device
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    trial = Runner(model, spec, replace(options, blocks=0))
+    trial.collect(trial.launch(worst_step(trial.sizes, tokens)))
+    peak = torch.cuda.max_memory_reserved(device) - before
+    del trial
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak
+
+
+def used_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of the GPU that are taken now, by anyone, and all that it has."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free, total

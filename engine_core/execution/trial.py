@@ -1,0 +1,45 @@
+"""Steps over the scratch slot and the scratch block: to warm up and to measure. They touch nobody's request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine_core.execution.slots import SlotSizes
+from protocol.messages import Sampling
+from protocol.steps import SlotStart, StepPlan
+
+WARM_TOKENS = 8
+
+
+def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling) -> StepPlan:
+    """A step of one sampled chunk per count, all of the scratch slot."""
+    longest = max(counts)
+    start = SlotStart(
+        slot=sizes.max_num_seqs,
+        token_ids=bytes(4 * longest),
+        prompt_tokens=longest,
+        computed=0,
+        blocks=bytes(4 * -(-longest // sizes.block_size)),  # block 0, as often as needed
+        sampling=sampling,
+        seed=0,
+    )
+    chunks = np.array([(sizes.max_num_seqs, 0, count, 1) for count in counts], "<i4")
+    return StepPlan(step=0, epoch=0, starts=(start,), chunks=chunks.tobytes())
+
+
+def warm_step(sizes: SlotSizes) -> StepPlan:
+    """A small prompt and a token, drawn with every filter."""
+    sampling = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01)
+    return trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], sampling)
+
+
+def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:
+    """The step that needs the most memory: `tokens` positions in chunks as long as can be, every slot sampling."""
+    counts = []
+    for left in range(sizes.max_num_seqs - 1, -1, -1):
+        count = min(sizes.max_model_len, tokens - left)
+        if count < 1:
+            break
+        counts.append(count)
+        tokens -= count
+    return trial_step(sizes, counts, Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=0))

@@ -1,0 +1,81 @@
+"""The executor process: loads a model, then runs the scheduler's plans until it is told to end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import time
+from pathlib import Path
+
+import zmq
+
+from protocol.config import Config
+from protocol.errors import PenstockError
+from protocol.links import STEPS, Role, new_incarnation, shared_hash
+from services import journal
+from services.executor.start import Engine, start
+from services.executor.steps import Steps
+from services.notify import notify
+from services.process import ExitCode, Stop
+from services.wire import Port, Self
+
+log = logging.getLogger(__name__)
+
+TICK = 0.2  # seconds between ticks of the port
+PAUSE = 50e-6  # seconds between looks at a device that is running a step
+
+
+def run(config: Config, index: int) -> int:
+    """Execute plans until SIGTERM or SIGINT; the scheduler has drained before, so nothing runs then. The exit code.
+
+    Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
+    refuses us.
+    """
+    stop = Stop()
+    try:
+        serve(config, index, start(config, index), stop)
+    except PenstockError:
+        raise
+    except Exception:
+        journal.exception(log, "executor_failed")
+        return ExitCode.FAILED
+    return ExitCode.ORDERLY
+
+
+def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
+    """Join the scheduler, now or whenever it comes up, and run its plans."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
+    port = Port.connect(context, STEPS, me, Path(config.run.run_dir))
+    steps = Steps(port, engine.runner, engine.ready)
+    # A full collection would fall into a step: what was built so far is never looked at again.
+    gc.collect()
+    gc.freeze()
+    notify("READY=1", "STATUS=serving")
+    try:
+        turn_until_stopped(steps, port, stop)
+    finally:
+        port.close()
+        context.term()
+    statistics, counted = engine.runner.statistics(), steps.statistics()
+    journal.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
+
+
+def turn_until_stopped(steps: Steps, port: Port, stop: Stop) -> None:
+    """Poll, and turn. A loop without work sleeps in poll; one whose device runs looks at it every few microseconds."""
+    poller = zmq.Poller()
+    poller.register(port.socket, zmq.POLLIN)
+    poller.register(stop.fileno(), zmq.POLLIN)
+    next_tick = 0.0
+    while not stop.asked:
+        now = time.monotonic()
+        if now >= next_tick:
+            next_tick = now + TICK
+            port.tick(now)
+        steps.take(port.receive())
+        steps.turn()
+        if not steps.busy:
+            poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
+        elif not poller.poll(0):
+            time.sleep(PAUSE)

@@ -1,0 +1,145 @@
+"""From a configuration to a runner with its weights and its KV cache, telling the supervisor how far it is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine_core import folder, loading
+from engine_core.execution.capacity import (
+    CacheShape,
+    block_bytes,
+    check_blocks,
+    cpu_blocks,
+    given_blocks,
+    gpu_blocks,
+)
+from engine_core.execution.memory import available_memory, step_peak, used_memory
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.execution.trial import warm_step
+from engine_core.models import registry
+from engine_core.models.decoder import Decoder
+from engine_core.models.spec import ModelSpec, read_spec
+from protocol.config import Config, ExecutorConfig
+from protocol.errors import ConfigError
+from protocol.steps import ExecutorReady
+from services import journal
+from services.notify import notify
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A runner that is ready for its first plan, and what is said of it to the scheduler."""
+
+    runner: Runner
+    ready: ExecutorReady
+
+
+def start(config: Config, index: int) -> Engine:
+    """Load the model and make its runner.
+
+    Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
+    """
+    began = time.monotonic()
+    device = choose_device(config.executor.device, index)
+    if device.type == "cpu":
+        torch.set_num_threads(config.executor.cpu_threads or len(os.sched_getaffinity(0)))
+    else:
+        torch.cuda.set_device(device)
+    notify("STATUS=reading the model's configuration")
+    path = folder.resolve(config.model.model, config.model.revision)
+    spec = read_spec(path)
+    length = folder.model_length(spec, config.model)
+    dtype = choose_dtype(config.model.dtype, spec, device)
+    notify("STATUS=loading weights")
+    model = registry.build(spec, dtype, device, length)
+    with torch.inference_mode():
+        loading.load(model, path, config.model.load_format, config.model.seed)
+    options = RunnerOptions(
+        device=device,
+        dtype=dtype,
+        blocks=0,
+        block_size=config.model.block_size,
+        max_model_len=length,
+        max_num_seqs=config.model.max_num_seqs,
+    )
+    notify("STATUS=making the KV cache")
+    shape = CacheShape(
+        block_bytes=block_bytes(spec, options.block_size, dtype.itemsize),
+        block_size=options.block_size,
+        max_model_len=length,
+        max_num_seqs=options.max_num_seqs,
+        length_given=bool(config.model.max_model_len),
+    )
+    blocks = count_blocks(config, shape, model, spec, options)
+    runner = Runner(model, spec, replace(options, blocks=blocks))
+    notify("STATUS=warming up")
+    runner.collect(runner.launch(warm_step(runner.sizes)))
+    runner.reset()
+    ready = ExecutorReady(
+        epoch=0,
+        blocks=blocks,
+        block_size=options.block_size,
+        device=device_name(device),
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=model.weight_bytes,
+        cache_bytes=(blocks + 1) * shape.block_bytes,
+        load_seconds=time.monotonic() - began,
+    )
+    journal.info(
+        log,
+        "loaded",
+        device=ready.device,
+        dtype=ready.dtype,
+        weight_bytes=ready.weight_bytes,
+        blocks=blocks,
+        tokens=blocks * options.block_size,
+        full_length_requests=round(blocks / shape.request_blocks, 2),
+        cache_bytes=ready.cache_bytes,
+        seconds=round(ready.load_seconds, 2),
+    )
+    return Engine(runner, ready)
+
+
+def choose_device(option: str, index: int) -> torch.device:
+    """The device of executor number `index`. Raises ConfigError when a GPU is asked for and there is none for it."""
+    count = torch.cuda.device_count() if option != "cpu" else 0
+    if index < count:
+        return torch.device("cuda", index)
+    if option == "cuda":
+        found = f"{count} GPUs that torch {torch.__version__} can use"
+        raise ConfigError("--device", option, f"executor {index} finds {found}")
+    return torch.device("cpu")
+
+
+def choose_dtype(option: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    """`auto` is the checkpoint's type on a GPU and float32 on a CPU."""
+    name = option if option != "auto" else spec.dtype if device.type == "cuda" else "float32"
+    kind = getattr(torch, name)
+    assert isinstance(kind, torch.dtype)
+    return kind
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def count_blocks(config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions) -> int:
+    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers."""
+    executor: ExecutorConfig = config.executor
+    if executor.kv_cache_memory:
+        blocks = given_blocks(shape, executor.kv_cache_memory)
+        return check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
+    if options.device.type == "cpu":
+        return check_blocks(shape, cpu_blocks(shape, available_memory()), "--kv-cache-memory", 0)
+    peak = step_peak(model, spec, options, config.model.max_num_batched_tokens)
+    used, total = used_memory(options.device)
+    journal.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
+    blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used, peak)
+    return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization)
