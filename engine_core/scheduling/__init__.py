@@ -1,0 +1,1 @@
+"""What runs when: slots, the queue, admission, plans and their results. No torch, no clock, no sockets."""

@@ -1,0 +1,153 @@
+"""Waiting choices enter free slots, in order, while budget and the forecast allow."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine_core.kv.identity import extend
+from engine_core.scheduling.forecast import Outlook
+from engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel
+from engine_core.scheduling.request import Choice
+from engine_core.scheduling.slots import Ints
+from engine_core.scheduling.state import State
+from protocol.messages import Finish
+
+LOOKAHEAD = 256  # waiting choices looked at in one plan
+
+
+@dataclass(slots=True)
+class Admissions:
+    """One plan's pass over the queue: it carries the outlook from one admission to the next."""
+
+    state: State
+    outlook: Outlook | None = None
+
+    def admit(self, budget: int) -> Iterator[tuple[Choice, int]]:
+        """Choices that enter slots now, with the positions of their first chunk, whose blocks the caller takes before
+        it asks for the next."""
+        state, index = self.state, 0
+        while budget > 0 and state.slots.free and index < min(len(state.queue), LOOKAHEAD):
+            choice = state.queue.at(index)
+            if choice is state.refused or choice.last_step > state.applied:
+                break  # in order: nobody overtakes one that waits for memory or for its own tokens in flight
+            found = self._prefix(choice)
+            if found is None:
+                index += 1
+                continue
+            count = min(len(choice.tokens) - len(found) * state.options.block_size, budget)
+            if not self._fits(choice, found, count):
+                self._refuse(choice)
+                break
+            state.queue.remove_at(index)
+            self._enter(choice, found)
+            yield choice, count
+            budget -= count
+
+    def _prefix(self, choice: Choice) -> list[int] | None:
+        """Blocks that hold a prefix of the choice already; None: wait for a prefix that is being computed."""
+        state, size, start = self.state, self.state.options.block_size, choice.request.root
+        if choice.behind is not None:
+            leader, life, blocks = choice.behind
+            if leader.life == life and leader.sealed < blocks:
+                return None
+            choice.behind = None
+        if start is None:
+            return []
+        extend(choice.chain, start, choice.tokens, len(choice.tokens) // size, size)
+        if choice.wants_scores:
+            return []
+        most = (len(choice.tokens) - 1) // size  # at least one position is computed, so that there are logits
+        found = state.prefix.match(choice.chain, most)
+        leader_next = state.coming.get(choice.chain[len(found)]) if len(found) < most else None
+        if leader_next is None:
+            return found
+        choice.behind = (leader_next, leader_next.life, common_blocks(choice.chain[:most], leader_next.chain))
+        return None
+
+    def _fits(self, choice: Choice, found: list[int], count: int) -> bool:
+        """Whether the first chunk's blocks are there now and the expected peak stays within the pool."""
+        state, size, pool = self.state, self.state.options.block_size, self.state.pool
+        need = -(-(len(found) * size + count) // size) - len(found)
+        if need + pool.idle_among(found) > pool.available:
+            return False
+        if self.outlook is None:
+            self.outlook = state.forecast.outlook(state.slots, pool.held, leaving_blocks(state))
+        tokens = np.array([len(choice.tokens)])
+        shared = len(found) - pool.idle_among(found)
+        orphans = [block for block, alive in zip(found, self._owned(found), strict=True) if not alive] if shared else []
+        newcomer = Outlook(
+            tokens,
+            state.forecast.further(tokens, np.array([choice.request.limit])),
+            np.array([shared]),
+            pool.lone_among(orphans),  # counted as leaving, but not if the newcomer holds them too
+        )
+        both = state.forecast.fits(self.outlook, newcomer, pool.capacity, size)
+        if both is None:
+            return False
+        self.outlook = None if shared else both
+        return True
+
+    def _enter(self, choice: Choice, found: list[int]) -> None:
+        """Give the choice its slot and its share of the prefix."""
+        state = self.state
+        choice.blocks = found
+        choice.borrowed = choice.sealed = len(found)
+        slot = state.slots.enter(choice, state.options.block_size, choice.request.root is not None)
+        if found:
+            self._account(choice, slot, np.array(found))
+            state.pool.share(found)
+        reused = len(found) * state.options.block_size
+        state.totals.reused_tokens += reused
+        if choice.index == 0 and not choice.began and choice.last_step == 0:
+            choice.request.cached = min(reused, choice.request.prompt_tokens)
+            state.totals.cached_tokens += choice.request.cached
+        insort(state.prefilling, choice, key=rank)
+        announce(state, choice)
+
+    def _refuse(self, choice: Choice) -> None:
+        """Wait for memory to come back. If nobody is left to give any back, the pool has become too small."""
+        state = self.state
+        if not state.flights and not len(state.slots.occupied()):
+            cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
+            return
+        state.refused = choice
+        state.forecast.refuse()
+
+    def _owned(self, blocks: list[int]) -> list[bool]:
+        """Whether each block is accounted to a running choice."""
+        owners = self.state.owners[blocks]
+        alive: list[bool] = ((owners > 0) & (self.state.slots.life[owners % self.state.slots.count] == owners)).tolist()
+        return alive
+
+    def _account(self, choice: Choice, slot: int, found: Ints) -> None:
+        """Account shared blocks to whichever sharer is expected to go on longest: they are given back at its end."""
+        state, slots = self.state, self.state.slots
+        owners = state.owners[found]
+        others = owners % slots.count
+        alive = (owners > 0) & (slots.life[others] == owners)
+        known = np.maximum(slots.known[others], slots.planned[others] + 1)
+        theirs = state.forecast.further(known, slots.limit[others])
+        mine = state.forecast.further(np.array([len(choice.tokens)]), np.array([choice.request.limit]))
+        stays = alive & (theirs > mine)
+        np.add.at(slots.lent, others[alive & ~stays], 1)
+        slots.lent[slot] = int(stays.sum())
+        state.owners[found[~stays]] = choice.life
+
+
+def leaving_blocks(state: State) -> int:
+    """Blocks that come back when the fence opens."""
+    return sum(state.pool.lone_among(table) for table in state.fence.tables())
+
+
+def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
+    """How many leading identities two chains share: equal at one place means equal before it."""
+    shorter = range(min(len(chain), len(other)))
+    return bisect_left(shorter, True, key=lambda index: chain[index] != other[index])
+
+
+def rank(choice: Choice) -> tuple[int, int, int]:
+    return choice.rank

@@ -1,0 +1,90 @@
+"""A request comes in: what can be served is queued, what cannot is told why."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from engine_core.kv.identity import root
+from engine_core.scheduling.lifecycle import add
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.request import Request
+from engine_core.scheduling.state import State
+from engine_core.scheduling.stops import ending_tokens
+from protocol.errors import EngineFailure, InvalidRequest, RequestError
+from protocol.messages import Rejected, SubmitTokens
+
+assert sys.byteorder == "little", "columns are little-endian arrays"
+
+
+def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
+    """Most tokens a choice can reach, prompt included."""
+    prompt = len(message.token_ids) // 4
+    allowed = message.sampling.max_tokens
+    return options.max_model_len if allowed is None else min(options.max_model_len, prompt + allowed)
+
+
+def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -> None:
+    """Raise InvalidRequest, naming the parameter, if the request can never be served."""
+    if not 0 <= message.id < 1 << 63:
+        raise InvalidRequest("the request id is not a 63-bit integer")
+    if not message.token_ids:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if len(message.token_ids) % 4:
+        raise InvalidRequest("the prompt is not an array of 32-bit token ids", param="prompt")
+    tokens = np.frombuffer(message.token_ids, np.int32)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= options.vocab_size:
+        raise InvalidRequest(f"the prompt holds token ids outside 0..{options.vocab_size - 1}", param="prompt")
+    if len(tokens) + 1 > options.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {len(tokens)} tokens; with one token of output the model's limit is "
+            f"{options.max_model_len}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    allowed = message.sampling.max_tokens
+    if allowed is not None and allowed < 1:
+        raise InvalidRequest(f"max_tokens is {allowed}; it must be at least 1", param="max_tokens")
+    if not 1 <= message.n <= 1 << 16:
+        raise InvalidRequest(f"n is {message.n}; it must be between 1 and 65536", param="n")
+    need = -(-(longest(message, options) - 1) // options.block_size)
+    if need > capacity:
+        raise InvalidRequest(
+            f"prompt and max_tokens need {need * options.block_size} tokens of KV cache; "
+            f"the server has {capacity * options.block_size}",
+            param="max_tokens",
+        )
+
+
+def submit(state: State, message: SubmitTokens, source: int) -> None:
+    """Queue the request, or put a `Rejected` for it into its source's outbox. Never raises for what a message holds."""
+    options = state.options
+    try:
+        if message.id in state.requests:
+            raise EngineFailure("a request with this id is already running")
+        validate(message, options, state.pool.capacity)
+    except RequestError as error:
+        state.totals.rejected += 1
+        state.outbox(source).reject(
+            Rejected(id=message.id, status=error.status, message=error.message, param=error.param, code=error.code)
+        )
+        return
+    start: bytes | None = None
+    if options.prefix_caching:
+        start = root(message.cache_salt)
+    elif message.n > 1:  # its choices share the prompt through the index; nobody else can name its blocks
+        start = root(message.cache_salt, private=message.id)
+    state.orders += 1
+    request = Request(
+        message=message,
+        source=source,
+        order=state.orders,
+        prompt_tokens=len(message.token_ids) // 4,
+        limit=longest(message, options),
+        root=start,
+        ending=ending_tokens(message.sampling, options.vocab_size),
+    )
+    state.requests[message.id] = request
+    state.totals.prompt_tokens += request.prompt_tokens
+    add(state, request)

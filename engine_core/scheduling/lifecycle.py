@@ -1,0 +1,144 @@
+"""How a choice leaves its slot and how it ends. Whoever still has a step in flight leaves through the fence."""
+
+from __future__ import annotations
+
+from array import array
+
+from engine_core.kv.fence import Fenced
+from engine_core.kv.identity import extend
+from engine_core.scheduling.outbox import end_row
+from engine_core.scheduling.request import Choice, Request
+from engine_core.scheduling.state import State
+from protocol.messages import Finish
+
+TOO_SMALL = "the server no longer has enough KV cache for this request"
+
+
+def seal(state: State, choice: Choice) -> None:
+    """Name the full blocks whose tokens are known and whose positions are planned. Owner of `choice.sealed`."""
+    slot, size = choice.slot, state.options.block_size
+    if choice.request.root is None:
+        return
+    full = min(int(state.slots.planned[slot]), len(choice.tokens)) // size
+    if full <= choice.sealed:
+        return
+    extend(choice.chain, choice.request.root, choice.tokens, full, size)
+    for index in range(choice.sealed, full):
+        state.prefix.seal(choice.chain[index], choice.blocks[index])
+    choice.sealed = full
+    state.slots.sealed[slot] = full
+
+
+def announce(state: State, choice: Choice) -> None:
+    """Tell newcomers with the same prefix that the next block of it is being computed: they wait for it."""
+    if choice.request.root is not None and choice.sealed < len(choice.chain):
+        state.coming.setdefault(choice.chain[choice.sealed], choice)
+
+
+def retract(state: State, choice: Choice) -> None:
+    """Take back what `announce` told. Called before `seal` moves on and when the choice leaves."""
+    if choice.sealed < len(choice.chain):
+        identity = choice.chain[choice.sealed]
+        if state.coming.get(identity) is choice:
+            del state.coming[identity]
+
+
+def vacate(state: State, choice: Choice, *, trusted: bool = True) -> None:
+    """Take a choice out of its slot; slot and blocks are reusable once its last planned step is applied."""
+    retract(state, choice)
+    if trusted:
+        seal(state, choice)
+    else:
+        state.pool.distrust(choice.blocks[choice.borrowed :])
+    if choice in state.prefilling:
+        state.prefilling.remove(choice)
+    slot = state.slots.leave(choice)
+    blocks, choice.blocks = choice.blocks, []
+    choice.sealed = choice.borrowed = 0
+    if choice.last_step <= state.applied:
+        release(state, Fenced(blocks, slot))
+    else:
+        state.fence.hold(choice.last_step, Fenced(blocks, slot))
+
+
+def release(state: State, fenced: Fenced) -> None:
+    """Nothing in flight touches these any more."""
+    state.pool.release(fenced.blocks)
+    state.slots.give(fenced.slot)
+    state.refused = None
+
+
+def preempt(state: State, choice: Choice) -> None:
+    """Back to the queue, to be recomputed. Tokens in flight are still taken."""
+    vacate(state, choice)
+    state.queue.put(choice)
+    state.totals.preemptions += 1
+
+
+def end(state: State, choice: Choice, finish: Finish) -> None:
+    """The choice is over, wherever it stands. The terminal row is the caller's."""
+    assert not choice.ended
+    request = choice.request
+    if choice.slot >= 0:
+        vacate(state, choice, trusted=finish != Finish.ERROR)
+    else:
+        state.queue.remove(choice)
+        if state.refused is choice:
+            state.refused = None
+    choice.ended = True
+    choice.behind = None
+    match finish:
+        case Finish.ABORT:
+            state.totals.aborted += 1
+        case Finish.ERROR:
+            state.totals.failed += 1
+        case _:
+            state.totals.finished += 1
+            state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
+    state.suspects.remove(request.ending)
+    del request.choices[choice.index]
+    if not request.choices:
+        assert request.spawned == request.message.n
+        del state.requests[request.message.id]
+
+
+def end_aside(state: State, choice: Choice, finish: Finish, error: str | None = None) -> None:
+    """End a choice outside a step's columns: its terminal row stands alone."""
+    state.outbox(choice.request.source).put(end_row(choice.request.message.id, choice.index, finish, error))
+    end(state, choice, finish)
+
+
+def cancel(state: State, request: Request, finish: Finish, error: str | None = None) -> None:
+    """End every choice of a request, those not begun included."""
+    outbox = state.outbox(request.source)
+    while request.spawned < request.message.n:
+        outbox.put(end_row(request.message.id, request.spawned, finish, error))
+        request.spawned += 1
+        if finish == Finish.ABORT:
+            state.totals.aborted += 1
+        else:
+            state.totals.failed += 1
+    for choice in tuple(request.choices.values()):
+        end_aside(state, choice, finish, error)
+
+
+def add(state: State, request: Request) -> Choice:
+    """Queue the request's next choice."""
+    index = request.spawned
+    first = request.choices.get(0)
+    tokens = array("i")
+    tokens.frombytes(request.message.token_ids)
+    chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
+    rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
+    choice = Choice(request, index, rank, tokens, chain)
+    request.choices[index] = choice
+    request.spawned += 1
+    state.suspects.add(request.ending)
+    state.queue.put(choice)
+    return choice
+
+
+def add_others(state: State, request: Request) -> None:
+    """Queue the choices that waited for choice 0's prompt: it is planned and sealed, so they find its full blocks."""
+    while request.spawned < request.message.n:
+        add(state, request)

@@ -1,0 +1,26 @@
+"""What a scheduler is built with."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers come from the configuration and from the executor's `ExecutorReady`."""
+
+    blocks: int  # usable KV blocks, numbered 1..blocks
+    block_size: int  # tokens per block
+    max_model_len: int  # prompt plus output
+    max_num_seqs: int  # slots
+    max_num_batched_tokens: int  # token budget of one step
+    vocab_size: int
+    prefix_caching: bool = True
+    policy: str = "fcfs"  # or "priority": larger first, then arrival
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.blocks >= 1
+        assert self.block_size >= 1
+        assert self.max_model_len >= 2
+        assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
+        assert self.policy in ("fcfs", "priority")

@@ -1,0 +1,158 @@
+"""What is not yet delivered to one source, in columns, merged when the link was full."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
+
+MERGE_AT = 64  # undelivered steps of one source before they are merged into one
+
+
+@dataclass(slots=True)
+class Note:
+    """The extras of one row, collected before the row's place in a batch is known."""
+
+    cached_tokens: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+    def extra(self, row: int) -> TokenExtra:
+        return TokenExtra(
+            row=row,
+            cached_tokens=self.cached_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            stop_token=self.stop_token,
+            error=self.error,
+        )
+
+    def then(self, later: Note) -> Note:
+        """One note for two rows of the same choice, this one the earlier."""
+        return Note(
+            later.cached_tokens if self.cached_tokens is None else self.cached_tokens,
+            joined([scores for scores in (self.logprobs, later.logprobs) if scores is not None]),
+            later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
+            later.stop_token if self.stop_token is None else self.stop_token,
+            later.error if self.error is None else self.error,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Columns of a token batch to be."""
+
+    ids: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.uint16]
+    counts: npt.NDArray[np.int32]
+    finish: npt.NDArray[np.uint8]
+    tokens: npt.NDArray[np.int32]  # [sum of counts]
+    notes: dict[int, Note] = field(default_factory=dict)
+
+
+def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
+    """Consecutive positions of one choice in one piece. All parts of a choice have the same width."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return Logprobs(
+        width=parts[0].width,
+        token_ids=b"".join([part.token_ids for part in parts]),
+        values=b"".join([part.values for part in parts]),
+        ranks=b"".join([part.ranks for part in parts]),
+    )
+
+
+def end_row(request: int, choice: int, finish: Finish, error: str | None = None) -> Rows:
+    """A terminal row without tokens."""
+    return Rows(
+        np.array([request], np.int64),
+        np.array([choice], np.uint16),
+        np.zeros(1, np.int32),
+        np.array([finish], np.uint8),
+        np.zeros(0, np.int32),
+        {} if error is None else {0: Note(error=error)},
+    )
+
+
+def merged(parts: Sequence[Rows]) -> Rows:
+    """One row per (id, choice): tokens in order of the parts, the finish of the last, notes joined."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = np.concatenate([part.ids for part in parts])
+    numbers = np.concatenate([part.numbers for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    finish = np.concatenate([part.finish for part in parts])
+    tokens = np.concatenate([part.tokens for part in parts])
+    order = np.lexsort((numbers, ids))  # stable: rows of one choice stay in order
+    ids, numbers = ids[order], numbers[order]
+    first = np.ones(len(ids), bool)
+    first[1:] = (ids[1:] != ids[:-1]) | (numbers[1:] != numbers[:-1])
+    heads = np.flatnonzero(first)
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+    sizes = counts[order].astype(np.int64)
+    shift = np.repeat(starts[order] - (np.cumsum(sizes) - sizes), sizes)
+    notes: dict[int, Note] = {}
+    if any(part.notes for part in parts):
+        place = np.empty(len(order), np.int64)
+        place[order] = np.cumsum(first) - 1  # row after the merge, by row before it
+        base = 0
+        for part in parts:
+            for row in sorted(part.notes):
+                target, note = int(place[base + row]), part.notes[row]
+                notes[target] = notes[target].then(note) if target in notes else note
+            base += len(part.ids)
+    return Rows(
+        ids[heads],
+        numbers[heads],
+        np.add.reduceat(counts[order], heads).astype(np.int32),
+        np.maximum.reduceat(finish[order], heads),
+        tokens[np.arange(len(tokens)) + shift],
+        notes,
+    )
+
+
+class Outbox:
+    """Owner of one source's undelivered rows and rejections."""
+
+    def __init__(self) -> None:
+        self._rows: list[Rows] = []
+        self._rejected: deque[Rejected] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._rejected)
+
+    def put(self, rows: Rows) -> None:
+        self._rows.append(rows)
+        if len(self._rows) >= MERGE_AT:
+            self._rows = [merged(self._rows)]
+
+    def reject(self, message: Rejected) -> None:
+        self._rejected.append(message)
+
+    def take(self, step: int, limit: int) -> list[TokenBatch | Rejected]:
+        """At most `limit` messages: rejections first, then all rows as one batch. They count as delivered."""
+        out: list[TokenBatch | Rejected] = []
+        while self._rejected and len(out) < limit:
+            out.append(self._rejected.popleft())
+        if self._rows and len(out) < limit:
+            rows = merged(self._rows)
+            self._rows = []
+            out.append(
+                TokenBatch(
+                    step=step,
+                    ids=rows.ids.tobytes(),
+                    choices=rows.numbers.tobytes(),
+                    counts=rows.counts.tobytes(),
+                    token_ids=rows.tokens.tobytes(),
+                    finish=rows.finish.tobytes(),
+                    extras=tuple([rows.notes[row].extra(row) for row in sorted(rows.notes)]),
+                )
+            )
+        return out

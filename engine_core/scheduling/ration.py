@@ -1,0 +1,62 @@
+"""Too few blocks for everybody who runs: the senior rows get theirs, the junior ones are preempted for them.
+
+A row that must wait for blocks behind the fence stands still for this step. The most senior choice is never preempted
+and everybody else is, before it goes short, so a pool that holds one longest request always makes progress.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine_core.scheduling.admission import leaving_blocks, rank
+from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, preempt
+from engine_core.scheduling.request import Choice
+from engine_core.scheduling.slots import Ints, Lane
+from engine_core.scheduling.state import State
+from protocol.messages import Finish
+
+
+def ration(
+    state: State, short: Ints, chunks: list[tuple[Choice, int]], needs: list[int]
+) -> tuple[Lane, list[tuple[Choice, int]]]:
+    """Decide who of the claimants gets blocks: `short` slots want one each, each of `chunks` its number of `needs`.
+
+    Returns the rows that decode in this step, and those of the chunks (choice, positions) that run.
+    """
+    pool, slots = state.pool, state.slots
+    wanted = dict.fromkeys(slots.lane(short).choices, 1)
+    wanted.update({choice: need for (choice, _), need in zip(chunks, needs, strict=True)})
+    running, expected = [], leaving_blocks(state)
+    prefilling = set(state.prefilling)
+    for choice in slots.lane(slots.occupied()).choices:
+        if slots.ready[choice.slot] or choice in prefilling:
+            running.append(choice)
+        else:
+            expected += pool.lone_among(choice.blocks)  # planned to its end: its result gives them back
+    running.sort(key=rank)
+    granted, still = 0, set()
+    for choice in sorted(wanted, key=rank):
+        if choice.slot < 0:
+            continue
+        need = wanted[choice]
+        while pool.available - granted + expected < need and running[-1] is not choice:
+            victim = running.pop()
+            alone = pool.lone_among(victim.blocks)
+            preempt(state, victim)
+            state.forecast.preempted()
+            if victim.last_step > state.applied:
+                expected += alone
+        left = pool.available - granted
+        if left >= need:
+            granted += need
+        elif running[0] is choice and len(running) == 1 and not state.flights:
+            cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
+        else:
+            still.add(choice)
+            granted += left  # what is left and what comes is spoken for: no junior row gets past
+            expected = max(0, expected - (need - left))
+    lane = slots.decoding()
+    standing = [choice.slot for choice in still if slots.ready[choice.slot]]
+    if standing:
+        lane = slots.lane(np.setdiff1d(lane.slots, np.array(standing)))
+    return lane, [(choice, count) for choice, count in chunks if choice.slot >= 0 and choice not in still]

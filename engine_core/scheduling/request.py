@@ -1,0 +1,63 @@
+"""A request as the scheduler keeps it, and its choices. The scheduler is the one owner of every token."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from protocol.messages import Logprobs, SubmitTokens
+
+Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, choice: smaller goes first
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One sequence of a request. It has a slot while it runs; `life` changes with every stay in a slot."""
+
+    request: Request
+    index: int
+    rank: Rank
+    tokens: array[int]  # prompt, then every token taken from a result
+    chain: list[bytes]  # identities of its full blocks, as far as they were needed
+    blocks: list[int] = field(default_factory=list)
+    slot: int = -1
+    life: int = 0
+    borrowed: int = 0  # leading blocks that the prefix index gave at the start of this life
+    sealed: int = 0  # leading blocks whose identity the prefix index knows
+    last_step: int = 0  # last planned step of its former lives
+    began: bool = False  # its first token was delivered
+    ended: bool = False
+    scored: int = 0  # prompt positions whose logprobs have come
+    told: bool = False  # they were delivered
+    scores: list[Logprobs] = field(default_factory=list)
+    behind: tuple[Choice, int, int] | None = None  # (choice, its life, blocks): a prefix that is being computed
+
+    @property
+    def outputs(self) -> int:
+        return len(self.tokens) - self.request.prompt_tokens
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the logprobs of its prompt are still to be computed; then no position may come from the cache."""
+        request = self.request
+        return self.index == 0 and request.wants_scores and self.scored < request.prompt_tokens - 1
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What all choices have in common."""
+
+    message: SubmitTokens
+    source: int
+    order: int  # of arrival
+    prompt_tokens: int
+    limit: int  # most tokens of a choice, prompt included
+    root: bytes | None  # parent of the identity chain; None: its blocks have no identity
+    ending: frozenset[int]  # token ids that end a choice
+    choices: dict[int, Choice] = field(default_factory=dict)  # those alive and begun
+    spawned: int = 0  # choices 0..spawned-1 exist or have ended; the others wait for choice 0's prompt
+    cached: int = 0  # prompt tokens that came from the prefix cache
+
+    @property
+    def wants_scores(self) -> bool:
+        return self.message.sampling.prompt_logprobs >= 0

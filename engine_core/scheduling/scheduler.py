@@ -1,0 +1,155 @@
+"""The scheduler: requests in, plans out, results in, token batches out. Synchronous; time is passed in.
+
+The caller decides how many plans are in flight: it may call `plan` again before `apply`. Depth 1 and depth 2 are the
+same code and give the same tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine_core.kv.pool import PoolReport
+from engine_core.scheduling.applying import apply
+from engine_core.scheduling.intake import longest, submit
+from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.planning import plan
+from engine_core.scheduling.state import new_state
+from engine_core.scheduling.statistics import SchedulerStatistics
+from protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
+from protocol.steps import StepPlan, StepResult
+
+UNLIMITED = 1 << 30
+
+
+class Scheduler:
+    """Owner of every request's tokens, of the slots and of the KV blocks."""
+
+    def __init__(self, options: SchedulingOptions) -> None:
+        self._state = new_state(options)
+
+    @property
+    def in_flight(self) -> int:
+        """Steps planned but not applied."""
+        return len(self._state.flights)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests with a choice that has not ended."""
+        return len(self._state.requests)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left anywhere: no request, no step in flight, nobody behind the fence or in the queue."""
+        state = self._state
+        kept = (state.requests, state.flights, state.fence, state.queue, state.prefilling, state.coming)
+        return not any(map(len, kept)) and state.suspects.clean and state.slots.free == state.slots.count
+
+    @property
+    def epoch(self) -> int:
+        return self._state.epoch
+
+    def submit(self, request: SubmitTokens, source: int, now: float) -> None:
+        """Queue a request that came from `source`. One that can never be served is answered with `Rejected`."""
+        assert source >= 0
+        self._state.totals.tick(now)
+        submit(self._state, request, source)
+
+    def abort(self, request: int) -> None:
+        """End every choice of the request; its blocks are free within one step. Unknown ids are ignored."""
+        found = self._state.requests.get(request)
+        if found is not None:
+            cancel(self._state, found, Finish.ABORT)
+
+    def stop_hit(self, message: StopHit) -> None:
+        """A stop string was found: the choice ends as stopped. Ignored if it has ended already."""
+        request = self._state.requests.get(message.id)
+        choice = None if request is None else request.choices.get(message.choice)
+        if choice is not None:
+            end_aside(self._state, choice, Finish.STOP)
+
+    def forget(self, source: int) -> None:
+        """The source is gone: abort its requests and drop what was not delivered to it."""
+        for request in [found for found in self._state.requests.values() if found.source == source]:
+            cancel(self._state, request, Finish.ABORT)
+        self._state.outboxes.pop(source, None)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can run before a result or a request comes."""
+        self._state.totals.tick(now)
+        return plan(self._state)
+
+    def apply(self, result: StepResult, now: float) -> None:
+        """Take the result of the oldest step in flight; results of another epoch are discarded."""
+        apply(self._state, result)
+        self._state.totals.tick(now)
+
+    def undelivered(self) -> tuple[int, ...]:
+        """Sources for which `outputs` has something."""
+        return tuple([source for source, outbox in self._state.outboxes.items() if outbox])
+
+    def outputs(self, source: int, limit: int = UNLIMITED) -> list[TokenBatch | Rejected]:
+        """At most `limit` messages for the source, which count as delivered. Called late, it gives merged rows."""
+        outbox = self._state.outboxes.get(source)
+        return [] if outbox is None else outbox.take(self._state.applied, limit)
+
+    def restart(self, epoch: int, now: float, blocks: int | None = None) -> None:
+        """A new executor group with empty pages (`blocks` of them, if their number changed): everything that ran is
+        recomputed; steps in flight are lost and their results, if they still come, discarded."""
+        state = self._state
+        assert epoch != state.epoch
+        state.totals.tick(now)
+        state.epoch = epoch
+        state.flights.clear()
+        state.applied = state.planned
+        for choice in [choice for choice in state.slots.choices if choice is not None]:
+            preempt(state, choice)
+        state.fence.clear()
+        state.slots.clear()
+        state.pool.clear(state.pool.total if blocks is None else blocks)
+        state.owners = np.zeros(state.pool.total + 1, np.int64)
+        state.decoding[:] = False
+        state.sent = state.refused = None
+        size, room = state.options.block_size, state.pool.capacity
+        for request in list(state.requests.values()):
+            if -(-(longest(request.message, state.options) - 1) // size) > room:
+                cancel(state, request, Finish.ERROR, TOO_SMALL)
+
+    def fail(self, error: str) -> None:
+        """End every request with this error: nobody will compute it."""
+        for request in list(self._state.requests.values()):
+            cancel(self._state, request, Finish.ERROR, error)
+
+    def check(self) -> PoolReport:
+        """Compare the pool's books with every table. What contradicts is quarantined and told, never raised."""
+        state = self._state
+        tables = [choice.blocks for choice in state.slots.choices if choice is not None]
+        return state.pool.check([*tables, *state.fence.tables()])
+
+    def statistics(self) -> SchedulerStatistics:
+        state, totals = self._state, self._state.totals
+        return SchedulerStatistics(
+            epoch=state.epoch,
+            step=state.applied,
+            in_flight=len(state.flights),
+            running=len(state.slots.occupied()),
+            waiting=len(state.queue),
+            slots=state.slots.count,
+            pool=state.pool.statistics(),
+            prefix=state.prefix.statistics(),
+            forecast=state.forecast.statistics(),
+            requests=len(state.requests),
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            reused_tokens=totals.reused_tokens,
+            output_tokens=totals.output_tokens,
+            surplus_tokens=totals.surplus_tokens,
+            scheduled_tokens=totals.scheduled_tokens,
+            finished=totals.finished,
+            aborted=totals.aborted,
+            failed=totals.failed,
+            rejected=totals.rejected,
+            preemptions=totals.preemptions,
+            stale_results=totals.stale_results,
+            drain_rate=totals.drain_rate,
+        )

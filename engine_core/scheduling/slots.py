@@ -1,0 +1,144 @@
+"""The running choices as columns: what a step changes for every row is one array operation, not a loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_core.scheduling.request import Choice
+
+Ints = npt.NDArray[np.int64]
+NEVER = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """Rows of a step that sample, with what their results are addressed to. Shared by plans with the same rows."""
+
+    slots: Ints
+    lives: Ints
+    ids: Ints
+    numbers: npt.NDArray[np.uint16]
+    sources: Ints
+    choices: list[Choice]
+    source: int  # the one source of all rows, -1 when they differ
+
+
+def joined(first: Lane, second: Lane) -> Lane:
+    """The rows of one lane, then those of another."""
+    if not len(first.slots):
+        return second
+    return Lane(
+        np.concatenate((first.slots, second.slots)),
+        np.concatenate((first.lives, second.lives)),
+        np.concatenate((first.ids, second.ids)),
+        np.concatenate((first.numbers, second.numbers)),
+        np.concatenate((first.sources, second.sources)),
+        first.choices + second.choices,
+        first.source if first.source == second.source else -1,
+    )
+
+
+class Slots:
+    """Owner of the slot columns. A slot is free, occupied, or behind the fence; its columns count while occupied.
+
+    `ready`: the slot decodes: all tokens the host knows are planned and the next one may be planned too.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.choices: list[Choice | None] = [None] * count
+        self.tables: list[list[int]] = [[] for _ in range(count)]
+        self.life = np.zeros(count, np.int64)  # 0: nobody
+        self.known = np.zeros(count, np.int64)  # tokens that the host knows
+        self.planned = np.zeros(count, np.int64)  # positions computed once all planned steps ran
+        self.limit = np.zeros(count, np.int64)  # most tokens, prompt included
+        self.room = np.zeros(count, np.int64)  # positions that the table can hold
+        self.held = np.zeros(count, np.int64)  # blocks in the table
+        self.lent = np.zeros(count, np.int64)  # of those, blocks accounted to another sharer
+        self.sealed = np.zeros(count, np.int64)  # leading blocks with an identity; NEVER: none wanted
+        self.last = np.zeros(count, np.int64)  # last planned step
+        self.ids = np.zeros(count, np.int64)
+        self.numbers = np.zeros(count, np.uint16)
+        self.sources = np.zeros(count, np.int64)
+        self.ready = np.zeros(count, bool)
+        self._free = list(range(count - 1, -1, -1))
+        self._lives = 0
+        self._lane: Lane | None = None
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def occupied(self) -> Ints:
+        return np.flatnonzero(self.life)
+
+    def enter(self, choice: Choice, block_size: int, seals: bool) -> int:
+        """Give the choice a slot and a new life; its table is `choice.blocks`, all of them computed already."""
+        slot = self._free.pop()
+        self._lives += 1
+        choice.slot = slot
+        choice.life = self._lives * self.count + slot  # the slot can be read off a life
+        self.choices[slot] = choice
+        self.tables[slot] = choice.blocks
+        self.life[slot] = choice.life
+        self.known[slot] = len(choice.tokens)
+        self.held[slot] = len(choice.blocks)
+        self.room[slot] = self.planned[slot] = len(choice.blocks) * block_size
+        self.limit[slot] = choice.request.limit
+        self.lent[slot] = 0
+        self.sealed[slot] = choice.sealed if seals else NEVER
+        self.last[slot] = 0
+        self.ids[slot] = choice.request.message.id
+        self.numbers[slot] = choice.index
+        self.sources[slot] = choice.request.source
+        return slot
+
+    def leave(self, choice: Choice) -> int:
+        """The choice gives its slot up; `give` makes it free for others, at once or when the fence opens."""
+        slot = choice.slot
+        assert self.choices[slot] is choice
+        self.set_ready(slot, False)
+        self.choices[slot] = None
+        self.tables[slot] = []
+        self.life[slot] = 0
+        choice.last_step = int(self.last[slot])
+        choice.slot, choice.life = -1, 0
+        return slot
+
+    def give(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def set_ready(self, slot: int, ready: bool) -> None:
+        if self.ready[slot] != ready:
+            self.ready[slot] = ready
+            self._lane = None
+
+    def pause(self, rows: Ints) -> None:
+        """These slots have had their last position planned."""
+        self.ready[rows] = False
+        self._lane = None
+
+    def decoding(self) -> Lane:
+        """The ready slots in ascending order; the same object as long as they are the same."""
+        if self._lane is None:
+            self._lane = self.lane(np.flatnonzero(self.ready))
+        return self._lane
+
+    def lane(self, rows: Ints) -> Lane:
+        choices = [choice for choice in map(self.choices.__getitem__, rows.tolist()) if choice is not None]
+        assert len(choices) == len(rows)
+        sources = self.sources[rows]
+        single = len(rows) == 0 or bool((sources == sources[0]).all())
+        return Lane(
+            rows, self.life[rows], self.ids[rows], self.numbers[rows], sources, choices,
+            int(sources[0]) if single and len(rows) else -1,
+        )
+
+    def clear(self) -> None:
+        """Everybody has left and nothing is in flight."""
+        assert not self.life.any()
+        self._free = list(range(self.count - 1, -1, -1))
+        self._lane = None

@@ -1,0 +1,91 @@
+"""Everything the scheduler knows, in one place; planning, applying and the life cycle are functions over it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_core.kv.fence import Fence
+from engine_core.kv.pool import Pool
+from engine_core.kv.prefix import Prefix
+from engine_core.scheduling.forecast import Forecast
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.outbox import Outbox
+from engine_core.scheduling.queue import Queue
+from engine_core.scheduling.request import Choice, Request
+from engine_core.scheduling.slots import Lane, Slots
+from engine_core.scheduling.statistics import Totals
+from engine_core.scheduling.stops import Suspects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """One row of a plan's chunks."""
+
+    choice: Choice
+    start: int
+    count: int
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A planned step whose result has not come: its rows in the order of the result."""
+
+    step: int
+    lane: Lane
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """Owner of nothing by itself: it names the parts that own."""
+
+    options: SchedulingOptions
+    pool: Pool
+    prefix: Prefix
+    fence: Fence
+    slots: Slots
+    queue: Queue
+    forecast: Forecast
+    suspects: Suspects
+    owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
+    decoding: npt.NDArray[np.bool_]  # [slots], the executors' decode set as of the last plan
+    epoch: int
+    requests: dict[int, Request] = field(default_factory=dict)
+    outboxes: dict[int, Outbox] = field(default_factory=dict)
+    prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
+    coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
+    flights: deque[Flight] = field(default_factory=deque)
+    totals: Totals = field(default_factory=Totals)
+    planned: int = 0  # last planned step
+    applied: int = 0  # last applied step
+    orders: int = 0  # requests so far
+    refused: Choice | None = None  # head of the queue that did not fit, until memory is given back
+    sent: Lane | None = None  # the lane of the last plan
+
+    def outbox(self, source: int) -> Outbox:
+        found = self.outboxes.get(source)
+        if found is None:
+            found = self.outboxes[source] = Outbox()
+        return found
+
+
+def new_state(options: SchedulingOptions) -> State:
+    prefix = Prefix()
+    return State(
+        options=options,
+        pool=Pool(options.blocks, prefix),
+        prefix=prefix,
+        fence=Fence(),
+        slots=Slots(options.max_num_seqs),
+        queue=Queue(),
+        forecast=Forecast(),
+        suspects=Suspects(options.vocab_size),
+        owners=np.zeros(options.blocks + 1, np.int64),
+        decoding=np.zeros(options.max_num_seqs, bool),
+        epoch=options.epoch,
+    )

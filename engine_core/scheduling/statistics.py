@@ -1,0 +1,77 @@
+"""Counters of the scheduler, and the record that others read."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine_core.kv.pool import PoolStatistics
+from engine_core.kv.prefix import PrefixStatistics
+from engine_core.scheduling.forecast import ForecastStatistics
+
+WINDOW = 10.0  # seconds over which the drain rate is taken
+SAMPLE = 0.25
+
+
+class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment. Totals count since start and survive a new epoch."""
+
+    epoch: int
+    step: int  # last applied
+    in_flight: int
+    running: int
+    waiting: int
+    slots: int
+    pool: PoolStatistics
+    prefix: PrefixStatistics
+    forecast: ForecastStatistics
+    requests: int  # alive
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens of first admissions that were not computed
+    reused_tokens: int  # all positions that were not computed, also after preemption and among choices
+    output_tokens: int
+    surplus_tokens: int  # sampled and thrown away
+    scheduled_tokens: int  # positions planned
+    finished: int  # choices, by stop or length
+    aborted: int
+    failed: int
+    rejected: int
+    preemptions: int
+    stale_results: int  # of another epoch
+    drain_rate: float  # choices ended per second, recent
+
+
+@dataclass(slots=True)
+class Totals:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reused_tokens: int = 0
+    output_tokens: int = 0
+    surplus_tokens: int = 0
+    scheduled_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    rejected: int = 0
+    preemptions: int = 0
+    stale_results: int = 0
+    ends: deque[tuple[float, int]] = field(default_factory=deque)  # (time, choices ended so far), every SAMPLE seconds
+
+    @property
+    def ended(self) -> int:
+        return self.finished + self.aborted + self.failed
+
+    def tick(self, now: float) -> None:
+        if not self.ends or now - self.ends[-1][0] >= SAMPLE:
+            self.ends.append((now, self.ended))
+            while now - self.ends[0][0] > WINDOW:
+                self.ends.popleft()
+
+    @property
+    def drain_rate(self) -> float:
+        if len(self.ends) < 2:
+            return 0.0
+        (begin, before), (end, after) = self.ends[0], self.ends[-1]
+        return (after - before) / (end - begin)

@@ -1,0 +1,115 @@
+"""Random life histories: what arrives, and what happens to it from outside."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.messages import Sampling, SubmitTokens
+from tests.sim.model import EOS, VOCAB, Nature
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The server of one run."""
+
+    blocks: int
+    block_size: int
+    slots: int
+    budget: int
+    max_model_len: int
+    depth: int
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    sources: int = 1
+    restarts: float = 0.0  # chance of a new epoch in one turn
+    lazy: float = 0.0  # chance that an outbox is not emptied in one turn
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One request and its fate."""
+
+    message: SubmitTokens
+    source: int
+    nature: Nature
+    abort_after: float | None = None  # seconds after its arrival
+    stop_at: int | None = None  # the client finds a stop string in choice 0 after so many tokens
+    invalid: bool = False
+
+    @property
+    def prompt(self) -> list[int]:
+        return np.frombuffer(self.message.token_ids, np.int32).tolist()
+
+
+def random_world(rng: random.Random) -> World:
+    size = rng.choice((1, 2, 4, 8, 16))
+    longest = rng.choice((24, 40, 64))
+    least = -(-longest // size)
+    slots = rng.choice((1, 2, 5, 12, 24))
+    return World(
+        blocks=least + rng.choice((0, 1, least // 2, 2 * least, 12 * least)),
+        block_size=size,
+        slots=slots,
+        budget=max(slots, rng.choice((1, 7, 16, 64, 512))),
+        max_model_len=longest,
+        depth=rng.choice((1, 2, 2, 3)),
+        prefix_caching=rng.random() < 0.75,
+        policy=rng.choice(("fcfs", "priority")),
+        sources=rng.choice((1, 1, 3)),
+        restarts=rng.choice((0.0, 0.0, 0.004)),
+        lazy=rng.choice((0.0, 0.3, 0.9)),
+    )
+
+
+def random_lives(rng: random.Random, world: World, count: int) -> list[Life]:
+    """Lives in order of arrival. Prompts come from few stems, so that prefixes are shared, and shared by accident too."""
+    stems = [[rng.randrange(VOCAB) for _ in range(world.max_model_len)] for _ in range(4)]
+    pace = rng.choice((0.0, 0.5, 2.0))
+    lives, now = [], 0.0
+    for number in range(count):
+        now += rng.expovariate(1.0) * pace
+        lives.append(random_life(rng, world, stems, number, now))
+    return lives
+
+
+def random_life(rng: random.Random, world: World, stems: list[list[int]], number: int, arrival: float) -> Life:
+    most = world.max_model_len - 1
+    length = rng.randint(1, min(most, rng.choice((3, 12, 40))))
+    shared = rng.randint(0, length)
+    prompt = rng.choice(stems)[:shared] + [rng.randrange(VOCAB) for _ in range(length - shared)]
+    max_tokens = min(rng.choice((1, 2, 6, 6, 16)), world.max_model_len - length + rng.choice((0, 0, 3)))
+    salt = rng.choice(("", "", "", "tenant"))
+    invalid = rng.random() < 0.01
+    if invalid:
+        prompt = rng.choice(([], [VOCAB], [-1], [0] * world.max_model_len))
+    sampling = Sampling(
+        temperature=rng.choice((0.0, 1.0)),
+        seed=number + 1,
+        max_tokens=max_tokens,
+        min_tokens=rng.choice((0, 0, 0, 3)),
+        eos_token_ids=(EOS,),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 2, 6)))),
+        logprobs=rng.choice((-1, -1, -1, -1, 0)),
+        prompt_logprobs=rng.choice((-1,) * 12 + (0,)),
+    )
+    fate = rng.random()
+    return Life(
+        message=SubmitTokens(
+            id=(5 << 56) + number,
+            token_ids=np.array(prompt, np.int32).tobytes(),
+            sampling=sampling,
+            n=rng.choice((1,) * 12 + (2, 5)),
+            priority=rng.choice((0, 0, -3, 7)),
+            cache_salt=salt,
+            arrival=arrival,
+        ),
+        source=rng.randrange(world.sources),
+        nature=Nature(len(salt), fails_at=rng.choice((0, 1, 4)) if rng.random() < 0.02 else -1),
+        abort_after=rng.expovariate(0.2) if fate < 0.15 else None,
+        stop_at=rng.randint(1, 6) if 0.15 < fate < 0.3 else None,
+        invalid=invalid,
+    )

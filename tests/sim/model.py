@@ -1,0 +1,75 @@
+"""The simulated model: a pure function of the prefix, so every request's tokens are known without scheduling anything.
+
+The KV of one position is a hash that stands for (root, every token up to it, its position). The root stands for the
+tenant: blocks shared across cache salts would give a wrong hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from protocol.messages import Finish, Sampling
+
+VOCAB = 64
+EOS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """What the model knows of one request beyond its tokens; found by the request's seed."""
+
+    root: int = 0
+    fails_at: int = -1  # output number (from 0) whose logits are not finite
+
+
+def cell(before: int, token: int) -> int:
+    """KV of a position from the KV of the one before it. Hashes of integers do not vary between runs."""
+    return hash((before, token, 0x5EED))
+
+
+def cells(root: int, tokens: list[int]) -> list[int]:
+    found, last = [], hash((root, "root" == ""))
+    for token in tokens:
+        last = cell(last, token)
+        found.append(last)
+    return found
+
+
+def choose(last: int, seed: int, sampling: Sampling, outputs: int, nature: Nature) -> int:
+    """The token that follows a prefix whose last KV is `last`, as output number `outputs`."""
+    if outputs == nature.fails_at:
+        return -1
+    key = hash((last, seed if sampling.temperature else 0))
+    banned = {*sampling.eos_token_ids, *sampling.stop_token_ids} if outputs < sampling.min_tokens else set()
+    while (token := key % VOCAB) in banned:
+        key = hash((key, 1))
+    return token
+
+
+def logprob(last: int, token: int) -> tuple[float, int]:
+    """A made-up log-probability and rank of a token after a prefix."""
+    value = hash((last, token)) % 997
+    return -value / 64.0, value % 61 + 1
+
+
+def rollout(prompt: list[int], sampling: Sampling, seed: int, nature: Nature, max_model_len: int) -> tuple[
+    list[int], Finish
+]:
+    """What one choice must give when nobody interferes: its output tokens and why it ends."""
+    assert sampling.max_tokens is not None
+    last, output = cells(nature.root, prompt)[-1], []
+    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(sampling.eos_token_ids))
+    while True:
+        token = choose(last, seed, sampling, len(output), nature)
+        if token < 0:
+            return output, Finish.ERROR
+        output.append(token)
+        last = cell(last, token)
+        if token in ends and len(output) >= sampling.min_tokens:
+            return output, Finish.STOP
+        if len(output) == sampling.max_tokens or len(prompt) + len(output) == max_model_len:
+            return output, Finish.LENGTH
+
+
+def with_root(nature: Nature, root: int) -> Nature:
+    return replace(nature, root=root)

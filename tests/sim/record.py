@@ -1,0 +1,124 @@
+"""What the clients of a simulated run saw, and whether each life ended once and with the right tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protocol.messages import Finish, Logprobs, Rejected, TokenBatch
+from protocol.steps import choice_seed
+from tests.sim.lives import Life
+from tests.sim.model import cells, logprob, rollout
+
+
+@dataclass(slots=True)
+class Seen:
+    """One choice at its client."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    cached: int | None = None
+    scores: list[float] = field(default_factory=list)
+    prompt_scores: list[float] | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+
+class Record:
+    """Owner of everything delivered. Fails as soon as a choice goes on after its end."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, int], Seen] = {}
+        self.rejected: dict[int, Rejected] = {}
+
+    def take(self, message: TokenBatch | Rejected) -> list[tuple[int, int]]:
+        """Book one message; returns the choices whose tokens it brought."""
+        if isinstance(message, Rejected):
+            assert message.id not in self.rejected
+            self.rejected[message.id] = message
+            return []
+        ids = np.frombuffer(message.ids, np.int64).tolist()
+        choices = np.frombuffer(message.choices, np.uint16).tolist()
+        counts = np.frombuffer(message.counts, np.int32).tolist()
+        finish = np.frombuffer(message.finish, np.uint8).tolist()
+        tokens = np.frombuffer(message.token_ids, np.int32).tolist()
+        assert len(ids) == len(choices) == len(counts) == len(finish)
+        assert sum(counts) == len(tokens)
+        keys = list(zip(ids, choices, strict=True))
+        assert len(set(keys)) == len(keys), "one row per choice in a batch"
+        at = 0
+        for key, count, end in zip(keys, counts, finish, strict=True):
+            seen = self.seen.setdefault(key, Seen())
+            assert seen.finish == Finish.NONE, "a row after the terminal row"
+            assert count or end, "a row that says nothing"
+            seen.tokens += tokens[at : at + count]
+            seen.finish = Finish(end)
+            at += count
+        for extra in message.extras:
+            seen = self.seen[keys[extra.row]]
+            if extra.cached_tokens is not None:
+                assert seen.cached is None
+                seen.cached = extra.cached_tokens
+            if extra.logprobs is not None:
+                assert len(extra.logprobs.ranks) // 4 == counts[extra.row], "a position for each token of the row"
+                seen.scores += floats(extra.logprobs)
+            if extra.prompt_logprobs is not None:
+                assert seen.prompt_scores is None
+                seen.prompt_scores = floats(extra.prompt_logprobs)
+            seen.stop_token = extra.stop_token if extra.stop_token is not None else seen.stop_token
+            seen.error = extra.error or seen.error
+        return keys
+
+    def verify(self, life: Life, max_model_len: int, aborted: bool, stopped: bool) -> None:
+        """Every choice of the life ended exactly once, with the tokens that the model gives to its prompt."""
+        message = life.message
+        if message.id in self.rejected:
+            assert life.invalid, self.rejected[message.id]
+            assert self.rejected[message.id].status == 400
+            assert not any((message.id, index) in self.seen for index in range(message.n))
+            return
+        assert not life.invalid
+        for index in range(message.n):
+            seen = self.seen[message.id, index]
+            tokens, finish = rollout(
+                life.prompt, message.sampling, choice_seed(message.sampling.seed, index), life.nature, max_model_len
+            )
+            assert seen.finish != Finish.NONE, "a choice without an end"
+            hit = stopped and index == 0
+            if seen.finish == finish and (finish != Finish.STOP or not hit):
+                assert seen.tokens == tokens
+                named = message.sampling.stop_token_ids
+                assert seen.stop_token == (tokens[-1] if finish == Finish.STOP and tokens[-1] in named else None)
+            elif seen.finish == Finish.ABORT:
+                assert aborted
+                assert seen.tokens == tokens[: len(seen.tokens)]
+            else:
+                assert seen.finish == Finish.STOP
+                assert hit
+                assert seen.tokens == tokens[: len(seen.tokens)]
+                assert life.stop_at is not None
+                assert len(seen.tokens) >= min(life.stop_at, len(tokens))
+            assert (seen.error is not None) == (seen.finish == Finish.ERROR)
+            self._verify_scores(life, index, seen)
+
+    def _verify_scores(self, life: Life, index: int, seen: Seen) -> None:
+        prompt, sampling = life.prompt, life.message.sampling
+        if seen.tokens:
+            assert seen.cached is not None
+            assert 0 <= seen.cached < len(prompt)
+        hashes = cells(life.nature.root, prompt + seen.tokens)
+        both = prompt + seen.tokens
+        expected = [logprob(hashes[place - 1], both[place])[0] for place in range(1, len(both))]
+        if sampling.logprobs >= 0:
+            assert seen.scores == expected[len(prompt) - 1 :]
+        else:
+            assert not seen.scores
+        if sampling.prompt_logprobs >= 0 and index == 0 and seen.tokens:
+            assert seen.prompt_scores == expected[: len(prompt) - 1]
+        else:
+            assert seen.prompt_scores is None
+
+
+def floats(scores: Logprobs) -> list[float]:
+    return np.frombuffer(scores.values, np.float32).tolist()

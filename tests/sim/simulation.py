@@ -1,0 +1,174 @@
+"""A whole run: scheduler, fake executor, clients and a virtual clock, in one loop without threads."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass
+
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.statistics import SchedulerStatistics
+from protocol.messages import StopHit
+from protocol.steps import StepResult
+from tests.sim.executor import FakeExecutor
+from tests.sim.lives import Life, World
+from tests.sim.model import VOCAB
+from tests.sim.record import Record
+
+CHECK_EVERY = 16  # turns
+
+
+class Clock:
+    """Virtual seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    record: Record
+    statistics: SchedulerStatistics
+    turns: int
+
+
+class Simulation:
+    """One run. Aborts, stop strings, late deliveries and restarts happen at random moments of the loop."""
+
+    def __init__(self, world: World, lives: list[Life], rng: random.Random) -> None:
+        self.world, self.lives, self.rng = world, lives, rng
+        self.clock, self.record = Clock(), Record()
+        self.scheduler = Scheduler(
+            SchedulingOptions(
+                blocks=world.blocks,
+                block_size=world.block_size,
+                max_model_len=world.max_model_len,
+                max_num_seqs=world.slots,
+                max_num_batched_tokens=world.budget,
+                vocab_size=VOCAB,
+                prefix_caching=world.prefix_caching,
+                policy=world.policy,
+                epoch=1,
+            )
+        )
+        self.natures = {life.message.sampling.seed: life.nature for life in lives}
+        self.executor = self._executor(1)
+        self.results: deque[StepResult] = deque()
+        self.stale: list[StepResult] = []
+        self.aborts: list[tuple[float, int]] = []
+        self.by_id = {life.message.id: life for life in lives}
+        self.aborted: set[int] = set()
+        self.stopped: set[int] = set()
+        self.hits: deque[StopHit] = deque()
+        self.turns = 0
+
+    def _executor(self, epoch: int) -> FakeExecutor:
+        world = self.world
+        return FakeExecutor(
+            blocks=world.blocks,
+            block_size=world.block_size,
+            slots=world.slots,
+            budget=world.budget,
+            epoch=epoch,
+            natures=self.natures,
+        )
+
+    def run(self) -> Outcome:
+        """Until every life is over and everything is delivered; then nothing may be left anywhere."""
+        coming = deque(self.lives)
+        while coming or self.scheduler.unfinished or self.scheduler.in_flight:
+            self._arrive(coming)
+            self._interfere()
+            planned = self._step()
+            self._deliver(self.world.lazy)
+            if not planned and not coming:
+                self._deliver(0.0)
+            if coming and not planned and not self.scheduler.unfinished:
+                self.clock.now = max(self.clock.now, coming[0].message.arrival)
+            self.clock.advance(self.rng.random())
+            self.turns += 1
+            if self.turns % CHECK_EVERY == 0:
+                self._check()
+        self._deliver(0.0)
+        self._check()
+        return self._close()
+
+    def _arrive(self, coming: deque[Life]) -> None:
+        while coming and coming[0].message.arrival <= self.clock.now:
+            life = coming.popleft()
+            self.scheduler.submit(life.message, life.source, self.clock.now)
+            if life.abort_after is not None:
+                heapq.heappush(self.aborts, (self.clock.now + life.abort_after, life.message.id))
+
+    def _interfere(self) -> None:
+        while self.aborts and self.aborts[0][0] <= self.clock.now:
+            _, number = heapq.heappop(self.aborts)
+            self.aborted.add(number)
+            self.scheduler.abort(number)
+        while self.hits and self.rng.random() < 0.7:
+            self.scheduler.stop_hit(self.hits.popleft())
+        if self.rng.random() < self.world.restarts:
+            epoch = self.executor.epoch + 1
+            self.stale += self.results
+            self.results.clear()
+            self.executor = self._executor(epoch)
+            self.scheduler.restart(epoch, self.clock.now)
+            self._check()
+
+    def _step(self) -> bool:
+        """Fill the pipeline, then apply one result. False when there was nothing at all to do."""
+        busy = False
+        while self.scheduler.in_flight < self.world.depth:
+            plan = self.scheduler.plan(self.clock.now)
+            if plan is None:
+                break
+            busy = True
+            self.results.append(self.executor.run(plan))
+            if self.rng.random() < 0.1:
+                self._interfere()
+        assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
+        if self.results:
+            result = self.results.popleft()
+            self.scheduler.apply(result, self.clock.now)
+            self.executor.applied(result.step)
+            busy = True
+        if self.stale and self.rng.random() < 0.5:
+            self.scheduler.apply(self.stale.pop(), self.clock.now)
+        return busy
+
+    def _deliver(self, lazy: float) -> None:
+        for source in self.scheduler.undelivered():
+            if self.rng.random() < lazy:
+                continue
+            for message in self.scheduler.outputs(source, limit=self.rng.choice((1, 2, 100)) if lazy else 1 << 30):
+                for number, choice in self.record.take(message):
+                    life = self.by_id[number]
+                    assert life.source == source
+                    tokens = self.record.seen[number, choice].tokens
+                    if choice == 0 and life.stop_at is not None and len(tokens) >= life.stop_at:
+                        if number not in self.stopped:
+                            self.stopped.add(number)
+                            self.hits.append(StopHit(number, 0, life.stop_at))
+
+    def _check(self) -> None:
+        report = self.scheduler.check()
+        assert report.ok, report
+        assert report.free + report.idle + report.held == report.total == self.world.blocks
+
+    def _close(self) -> Outcome:
+        stand = self.scheduler.statistics()
+        assert (stand.running, stand.waiting, stand.requests, stand.in_flight) == (0, 0, 0, 0)
+        assert stand.pool.held == 0
+        assert self.scheduler.idle, "something is left in a map"
+        for life in self.lives:
+            number = life.message.id
+            self.record.verify(life, self.world.max_model_len, number in self.aborted, number in self.stopped)
+        choices = sum(life.message.n for life in self.lives if life.message.id not in self.record.rejected)
+        assert stand.finished + stand.aborted + stand.failed == choices
+        assert stand.rejected == len(self.record.rejected)
+        return Outcome(self.record, stand, self.turns)
