@@ -19,7 +19,8 @@ from engine_core.text.vocabulary import Shape, Vocabulary
 
 RUN_LIMIT = 32  # bytes of a byte-fallback run that are held
 WINDOW_KEPT = 4  # tokens that stay as context when a window slides
-WINDOW_LIMIT = 24  # tokens of a window at which it slides
+WINDOW_LIMIT = 16  # tokens of a window at which it slides
+WAITING_LIMIT = 16  # tokens that wait for what may complete a character
 LONGEST_CHARACTER = 4  # bytes
 
 
@@ -154,9 +155,9 @@ class PieceDetokenizer:
         return run[::-1]
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped:
-            return ""
         text = self._piece(token_id)
+        if text == "" or token_id in self._skipped:
+            return ""
         if isinstance(text, int):
             if self._run is None:
                 self._run = ByteRun()
@@ -186,7 +187,7 @@ class PieceDetokenizer:
 class WindowDetokenizer:
     """Any other decoder: the library decodes a short window of tokens, and what it adds to the text before is new."""
 
-    __slots__ = ("_given", "_run", "_skipped", "_vocabulary", "_window")
+    __slots__ = ("_given", "_run", "_skipped", "_vocabulary", "_waiting", "_window")
 
     def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int], context: Sequence[int]) -> None:
         self._vocabulary = vocabulary
@@ -194,12 +195,13 @@ class WindowDetokenizer:
         self._run: ByteRun | None = None
         self._window: list[int] = []
         self._given = ""  # the window's text as far as it was given
+        self._waiting = 0  # tokens at the window's end whose text was not given
         before = tail(context, skipped, WINDOW_KEPT)
         if before:
             self._slide(before)
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped:
+        if token_id in self._skipped or self._vocabulary.piece(token_id) == "":
             return ""
         byte = self._vocabulary.byte(token_id)
         if byte is not None:
@@ -209,11 +211,12 @@ class WindowDetokenizer:
         before = self._end_run()
         self._window.append(token_id)
         text = self._decode(self._window)
-        slides = len(self._window) >= WINDOW_LIMIT
-        if text.endswith("\ufffd") and not slides:
+        self._waiting += 1
+        if text.endswith("\ufffd") and self._waiting < WAITING_LIMIT:
             return before
+        self._waiting = 0
         new = text[len(self._given) :]
-        if slides:
+        if len(self._window) >= WINDOW_LIMIT:
             self._slide(self._window[-WINDOW_KEPT:])
         else:
             self._given = text

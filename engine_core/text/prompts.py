@@ -68,7 +68,7 @@ class Prompter:
     def tokenize(self, request: Tokenize, now: float) -> Tokenized:
         """Raises InvalidRequest."""
         if request.messages is not None:
-            token_ids = self._encode(self._render(request, now), "messages", add_special_tokens=False)
+            token_ids = self._chat_ids(request, now)
         else:
             token_ids = self._encode(request.prompt or "", "prompt", add_special_tokens=request.add_special_tokens)
         strings = tuple(map(self._vocabulary.token, token_ids)) if request.with_strings else None
@@ -82,15 +82,15 @@ class Prompter:
 
     def _prompt_ids(self, request: SubmitText, now: float) -> list[int]:
         if request.messages is not None:
-            # A template writes the special tokens itself, so none are added to what it made.
-            return self._encode(self._render(request, now), "messages", add_special_tokens=False)
+            return self._chat_ids(request, now)
         if request.prompt is not None:
             return self._encode(request.prompt, "prompt", add_special_tokens=request.add_special_tokens)
         token_ids = unpack_token_ids(request.prompt_ids or b"", "prompt")
         self._check_ids(token_ids, "prompt")
         return token_ids
 
-    def _render(self, request: SubmitText | Tokenize, now: float) -> str:
+    def _chat_ids(self, request: SubmitText | Tokenize, now: float) -> list[int]:
+        """A template writes the special tokens itself, so requests of chats come without `add_special_tokens`."""
         assert request.messages is not None
         conversation = Conversation(
             messages=read_messages(request.messages),
@@ -99,7 +99,8 @@ class Prompter:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        return self._template.render(conversation, datetime.fromtimestamp(now))
+        text = self._template.render(conversation, datetime.fromtimestamp(now))
+        return self._encode(text, "messages", add_special_tokens=request.add_special_tokens)
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         longest = self._limits.max_model_len * self._vocabulary.longest

@@ -88,7 +88,7 @@ class Vocabulary:
         return raw
 
     def piece(self, token_id: int) -> str | int:
-        """PIECES: a token as text, or the byte that it stands for."""
+        """PIECES: a token as text, or the byte that it stands for; empty for an id without a token."""
         piece = self._pieces.get(token_id)
         if piece is None:
             token = self.token(token_id)
