@@ -1,4 +1,4 @@
-"""A real `penstock serve` for tests: all processes, real sockets, a free port, readiness heard through NOTIFY_SOCKET."""
+"""A real `penstock serve` for tests: every process, real sockets, a free port, readiness through NOTIFY_SOCKET."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import openai
 import pytest
+
 from tests.e2e.server import Server
 
 QUESTION = [{"role": "user", "content": "What is 128 + 457?"}]

@@ -24,7 +24,7 @@ CELLS = [
 ]
 
 # Ends at its first token although it is allowed many.
-SHORT = Prompt(token_ids=(1, 2, 3), sampling=Sampling(max_tokens=100, stop_token_ids=tuple(range(512)), temperature=0.0))
+SHORT = Prompt(token_ids=(1, 2, 3), sampling=Sampling(max_tokens=100, stop_token_ids=tuple(range(512))))
 
 
 @pytest.fixture(scope="module")
