@@ -42,8 +42,9 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing is left anywhere: no request, no step in flight, nobody behind the fence or in the queue."""
         state = self._state
-        kept = (state.requests, state.flights, state.fence, state.queue, state.prefilling, state.coming)
-        return not any(map(len, kept)) and state.suspects.clean and state.slots.free == state.slots.count
+        maps = len(state.requests) + len(state.prefilling) + len(state.coming)
+        moving = len(state.queue) + len(state.flights) + len(state.fence)
+        return maps + moving == 0 and state.suspects.clean and state.slots.free == state.slots.count
 
     @property
     def epoch(self) -> int:

@@ -65,7 +65,7 @@ def random_world(rng: random.Random) -> World:
 
 
 def random_lives(rng: random.Random, world: World, count: int) -> list[Life]:
-    """Lives in order of arrival. Prompts come from few stems, so that prefixes are shared, and shared by accident too."""
+    """Lives in order of arrival. Prompts come from few stems, so that many share a prefix."""
     stems = [[rng.randrange(VOCAB) for _ in range(world.max_model_len)] for _ in range(4)]
     pace = rng.choice((0.0, 0.5, 2.0))
     lives, now = [], 0.0

@@ -150,10 +150,10 @@ class Simulation:
                     life = self.by_id[number]
                     assert life.source == source
                     tokens = self.record.seen[number, choice].tokens
-                    if choice == 0 and life.stop_at is not None and len(tokens) >= life.stop_at:
-                        if number not in self.stopped:
-                            self.stopped.add(number)
-                            self.hits.append(StopHit(number, 0, life.stop_at))
+                    if choice or number in self.stopped or life.stop_at is None or len(tokens) < life.stop_at:
+                        continue
+                    self.stopped.add(number)
+                    self.hits.append(StopHit(number, 0, life.stop_at))
 
     def _check(self) -> None:
         report = self.scheduler.check()
