@@ -144,7 +144,7 @@ def test_tokens_without_text_stay_cheap(kind: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Vocabulary, "decode", counting)
     pushed = detokenizer(found, skip_special_tokens=True)
-    assert not any([pushed.push(nothing) for _ in range(2000)])
+    assert not any(pushed.push(nothing) for _ in range(2000))
     assert not pushed.flush()
     assert sum(decoded) <= 2000 * 40
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -20,15 +21,33 @@ CORPUS = (
 )
 SPECIAL = ("<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<tool_call>", "</tool_call>", "x y")
-KINDS = (
-    "byte_level", "byte_fallback", "gemma", "unigram", "wordpiece", "suffix", "window_fallback", "window_bytes", "plain",
-)  # fmt: skip
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_folder(folder: Path, kind: str = "byte_level", max_model_len: int = 512) -> Path:
+    """A model folder without weights: config, tokenizer and chat template."""
+    size = tokenizer(kind).get_vocab_size()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64, "rms_norm_eps": 1e-5,
+        "vocab_size": size, "max_position_embeddings": max_model_len, "torch_dtype": "float32",
+        "eos_token_id": tokenizer(kind).token_to_id("<|im_end|>"),
+    }  # fmt: skip
+    names = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "chat_template": CHAT_TEMPLATE}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(tokenizer_json(kind))
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
 
 
 @functools.cache
 def tokenizer_json(kind: str) -> str:
     """tokenizer.json of one kind."""
-    tokenizer: Tokenizer = BUILDERS[kind]()
+    tokenizer = BUILDERS[kind]()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
     return str(tokenizer.to_str())
@@ -154,7 +173,7 @@ def plain() -> Tokenizer:
     return made
 
 
-BUILDERS = {
+BUILDERS: Mapping[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
     "gemma": gemma,
@@ -165,3 +184,4 @@ BUILDERS = {
     "window_bytes": window_bytes,
     "plain": plain,
 }
+KINDS = tuple(BUILDERS)
