@@ -215,10 +215,15 @@ def as_toml(effective: Effective) -> str:
         if field.option.secret:
             lines.append(f"# {field.name} is {'set and not shown' if value else 'not set'}")
         else:
-            lines.append(f"{field.name} = {json.dumps(value)}")
+            lines.append(f"{field.name} = {toml_value(value)}")
         if origin is not None:
             lines[-1] += f"  # {origin}"
     return "\n".join(lines[1:]) + "\n"
+
+
+def toml_value(value: object) -> str:
+    """A TOML literal: JSON's, but for characters that TOML wants as they are, and DEL, which it does not."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def arguments(config: Config) -> list[str]:

@@ -65,9 +65,9 @@ class FakePort:
 
     def take(self, kind, peer=None):
         """Messages of a kind that were sent (to one peer), taken off."""
-        found = [message for to, message in self.sent if isinstance(message, kind) and peer in (None, to)]
-        self.sent = [(to, message) for to, message in self.sent if not (isinstance(message, kind) and peer in (None, to))]
-        return found
+        found = [pair for pair in self.sent if isinstance(pair[1], kind) and peer in (None, pair[0])]
+        self.sent = [pair for pair in self.sent if pair not in found]
+        return [message for _, message in found]
 
 
 class FakeExecutor:
@@ -115,7 +115,8 @@ class Transcript:
             self.batches += 1
             tokens = np.frombuffer(batch.token_ids, np.int32).tolist()
             counts = np.frombuffer(batch.counts, np.int32).tolist()
-            for number, count, finish in zip(np.frombuffer(batch.ids, np.int64).tolist(), counts, batch.finish, strict=True):
+            ids = np.frombuffer(batch.ids, np.int64).tolist()
+            for number, count, finish in zip(ids, counts, batch.finish, strict=True):
                 self.tokens.setdefault(number, []).extend(tokens[:count])
                 tokens = tokens[count:]
                 if finish:

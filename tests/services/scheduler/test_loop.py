@@ -5,13 +5,13 @@ import gc
 import msgspec
 import numpy as np
 import pytest
-from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript
 
 from protocol.config import Config, ModelConfig, SchedulerConfig
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
 from services.scheduler.loop import MISSING_LIMIT, Loop, ModelFacts
+from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from contextlib import contextmanager
+
+from protocol.links import Role
+from services.child import MAX_LINE, TAIL_LINES, Child
+
+LIMIT = 30.0
+
+
+@contextmanager
+def child(code: str):
+    started = Child(Role.EXECUTOR, 2, [sys.executable, "-c", code], dict(os.environ))
+    try:
+        yield started
+    finally:
+        started.signal(signal.SIGKILL)
+        started.wait()
+        started.close()
+
+
+def ended(child: Child) -> bool:
+    return bool(select.select([child.pidfd], [], [], LIMIT)[0]) and child.reap()
+
+
+def lines_of(child: Child) -> list[str]:
+    lines = []
+    while child.speaking:
+        assert select.select([child.output], [], [], LIMIT)[0]
+        lines += child.read()
+    return lines
+
+
+def test_its_output_comes_in_lines():
+    code = "import sys; print('one'); sys.stdout.flush(); print('two', file=sys.stderr); print('end', end='')"
+    with child(code) as one:
+        assert one.name == "executor-2"
+        assert lines_of(one) == ["one", "two", "end"]
+        assert list(one.tail) == ["one", "two", "end"]
+        assert ended(one)
+        assert one.ending() == {"exit_code": 0}
+
+
+def test_reading_never_blocks():
+    with child("import sys; print('x', end='', flush=True); sys.stdin.read(); import signal; signal.pause()") as one:
+        assert select.select([one.output], [], [], LIMIT)[0]
+        assert one.read() == []
+        assert one.read() == []
+        assert one.speaking
+        assert not one.reap()
+
+
+def test_the_tail_is_bounded():
+    with child("for number in range(1000): print(number)") as one:
+        assert lines_of(one) == [str(number) for number in range(1000)]
+        assert list(one.tail) == [str(number) for number in range(1000 - TAIL_LINES, 1000)]
+
+
+def test_a_line_without_end_is_passed_on_in_pieces():
+    with child(f"print('x' * {3 * MAX_LINE})") as one:
+        lines = lines_of(one)
+        assert len(lines) > 1
+        assert "".join(lines) == "x" * 3 * MAX_LINE
+
+
+def test_bytes_that_are_no_text_do_no_harm():
+    with child(r"import os; os.write(1, b'a\xff\n')") as one:
+        assert lines_of(one) == ["a\ufffd"]
+
+
+def test_the_rest_is_read_even_while_a_grandchild_holds_the_pipe():
+    code = "import os, signal\nprint('last words', flush=True)\npid = os.fork()\n"
+    code += "print(pid, flush=True) if pid else signal.pause()"
+    with child(code) as one:
+        assert ended(one)
+        last, grandchild = one.rest()
+        assert last == "last words"
+        assert one.speaking
+        os.kill(int(grandchild), signal.SIGKILL)
+
+
+def test_a_signal_that_ended_it_is_named():
+    with child("import signal; signal.pause()") as one:
+        one.signal(signal.SIGKILL)
+        assert ended(one)
+        assert one.code == -9
+        assert one.ending() == {"signal": "SIGKILL"}
+        one.signal(signal.SIGTERM)
+
+
+def test_what_it_says_of_itself_is_kept():
+    with child("") as one:
+        assert (one.ready, one.status) == (False, "starting")
+        one.notice({"STATUS": "loading", "X_PENSTOCK_URL": "u"})
+        assert (one.ready, one.status) == (False, "loading")
+        one.notice({"READY": "1"})
+        one.notice({"X_PENSTOCK_BLOCKS": "3"})
+        assert one.ready
+        assert one.status == "loading"
+        assert one.fields["X_PENSTOCK_URL"] == "u"
+        assert one.fields["X_PENSTOCK_BLOCKS"] == "3"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from services import cli
+from services.process import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def penstock(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_overview_names_every_command(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert f"\n  {command} " in text
+    assert cli.main([]) == 0
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--max-model-len N" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("penstock 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["srve"], "command line: 'srve' is not allowed; the commands are serve, api"),
+        (["serve", "--port", "-3"], "--port: -3 is not allowed"),
+        (["api", "--index=64", "--run-dir=/tmp/x"], "--index: '64' is not allowed"),
+        (["api", "--index=-1", "--run-dir=/tmp/x"], "--index: '-1' is not allowed"),
+        (["scheduler"], "--run-dir: '' is not allowed; a process started by itself needs the directory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, message, capsys):
+    assert cli.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"penstock: {message}")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("--x", 1, "y"), ExitCode.CONFIG),
+        (AddressError("--port", 1, "y"), ExitCode.ADDRESS),
+        (ModelError("m"), ExitCode.MODEL),
+        (LinkError("l"), ExitCode.LINK),
+        (PenstockError("p"), ExitCode.FAILED),
+    ],
+)
+def test_each_kind_of_error_has_an_exit_code(error, code, monkeypatch, capsys):
+    def fail(words):
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert cli.main([]) == code
+    assert capsys.readouterr().err == f"penstock: {error}\n"
+
+
+def test_a_model_that_is_not_there_is_exit_code_3():
+    found = penstock("serve", "/nowhere/model", "--port=0")
+    assert found.returncode == 3
+    assert found.stderr.startswith("penstock: /nowhere/model: no such folder")
+    assert found.stderr.count("\n") == 1
+
+
+def test_config_prints_what_holds_and_where_it_came_from():
+    found = penstock("config", "some/model", "--no-overlap", PENSTOCK_API_KEY="hush")
+    assert found.returncode == 0
+    assert 'model = "some/model"  # command line' in found.stdout
+    assert "overlap = false  # command line" in found.stdout
+    assert "# api_key is set and not shown  # environment PENSTOCK_API_KEY" in found.stdout
+    assert "hush" not in found.stdout
+
+
+def test_the_command_line_and_the_public_face_are_light():
+    code = (
+        "import sys, penstock, services.cli\n"
+        "services.cli.main(['--help'])\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'zmq', 'rich', 'asyncio', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "from penstock import Config, ConfigError, ModelError"
+    )
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_role_runs_in_its_process(tmp_path, monkeypatch):
+    ran = []
+
+    class Module:
+        @staticmethod
+        def run(config, index):
+            ran.append((config.run.run_dir, index))
+            return 7
+
+    monkeypatch.setattr("services.process.enter", lambda *words: ran.append(words))
+    monkeypatch.setattr("importlib.import_module", lambda name: ran.append(name) or Module)
+    assert cli.main(["tokenizer", "--index=3", f"--run-dir={tmp_path / 'run'}"]) == 7
+    assert ran == [("tokenizer", 3, "info"), "services.tokenizer.main", (str(tmp_path / "run"), 3)]
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
