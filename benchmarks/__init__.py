@@ -1,0 +1,1 @@
+"""Measures Penstock and records the figures; the product never imports it."""

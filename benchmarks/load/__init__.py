@@ -1,0 +1,1 @@
+"""The load generator: workloads as data, a light HTTP client, the arithmetic of the results."""

@@ -1,0 +1,165 @@
+"""Workloads as data, the rows that the project publishes, and the requests that a workload stands for.
+
+A workload and its seed fix every request to the last token id, so two servers are given the same load.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+FIRST_ID = 10  # ids below are special tokens in most vocabularies
+WORDS = (
+    *("water", "river", "stone", "light", "early", "seven", "paper", "green", "carry", "under", "table", "north"),
+    *("because", "between", "morning", "country", "turbine", "measure", "against", "nothing", "through", "another"),
+)
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """What some of a workload's requests ask for beyond the others; results are given per variant."""
+
+    name: str = "all"
+    body: dict[str, Any] = {}
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One load. Ranges are inclusive; a fixed length has equal ends.
+
+    `concurrency` alone: so many requests are open at any time. `rate`: requests arrive as a Poisson process of so many
+    per second, whatever is open, unless `concurrency` caps it.
+    """
+
+    name: str = "custom"
+    requests: int = 64
+    concurrency: int = 0
+    rate: float = 0.0
+    input: tuple[int, int] = (128, 128)  # prompt tokens (words, for text prompts) beside the shared prefix
+    output: tuple[int, int] = (128, 128)  # max_tokens
+    prefix: int = 0  # shared tokens in front of each prompt
+    prefixes: int = 1  # how many different prefixes are shared
+    warmup: int = 8
+    variants: tuple[Variant, ...] = (Variant(),)
+    endpoint: str = "completions"  # or chat, which takes text
+    text: bool = False
+    vocab: int = 1000  # random ids are below
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One request, encoded."""
+
+    index: int
+    variant: int
+    due: float  # seconds after the start; 0 in a closed loop
+    prompt_tokens: int  # -1 where the server alone knows
+    output_tokens: int  # -1 where the model may stop earlier
+    body: bytes
+
+
+def arrivals(workload: Workload) -> list[float]:
+    """When each request is due, in seconds after the start."""
+    if not workload.rate:
+        return [0.0] * workload.requests
+    chance, now, due = random.Random(f"arrivals {workload.seed}"), 0.0, []
+    for _ in range(workload.requests):
+        now += chance.expovariate(workload.rate)
+        due.append(now)
+    return due
+
+
+def prompt(workload: Workload, chance: random.Random, count: int) -> list[Any]:
+    if workload.text or workload.endpoint == "chat":
+        return chance.choices(WORDS, k=count)
+    return [chance.randrange(FIRST_ID, workload.vocab) for _ in range(count)]
+
+
+def requests(workload: Workload, model: str = "", *, warmup: bool = False, extra: Mapping[str, Any] | None = None,
+             worker: int = 0, workers: int = 1) -> Iterator[Request]:  # fmt: skip
+    """The requests of one of `workers` client processes; a request does not depend on how many there are."""
+    count = workload.warmup if warmup else workload.requests
+    due = [0.0] * count if warmup else arrivals(workload)
+    shared = [prompt(workload, random.Random(f"prefix {workload.seed} {n}"), workload.prefix)
+              for n in range(workload.prefixes if workload.prefix else 0)]  # fmt: skip
+    for index in range(worker, count, workers):
+        chance = random.Random(f"{'warmup' if warmup else 'request'} {workload.seed} {index}")
+        variant = index % len(workload.variants)
+        tokens = chance.randint(*workload.output)
+        content = (shared[index % len(shared)] if shared else []) + prompt(
+            workload, chance, chance.randint(*workload.input)
+        )
+        body: dict[str, Any] = {"model": model} if model else {}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens}
+        body |= {"temperature": workload.temperature, "ignore_eos": workload.ignore_eos}
+        ids = not workload.text and workload.endpoint != "chat"
+        if workload.endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": " ".join(content)}]
+        else:
+            body["prompt"] = content if ids else " ".join(content)
+        yield Request(
+            index=index,
+            variant=variant,
+            due=due[index],
+            prompt_tokens=len(content) if ids else -1,
+            output_tokens=tokens if workload.ignore_eos else -1,
+            body=msgspec.json.encode(body | dict(extra or {}) | workload.variants[variant].body),
+        )
+
+
+OBJECT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "name": {"type": "string", "maxLength": 12},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["id", "name", "ok"],
+    "additionalProperties": False,
+}  # fmt: skip
+LONG_ARRAY = {"type": "array", "items": OBJECT, "minItems": 200, "maxItems": 300}
+JSON = Variant(
+    "json", {"response_format": {"type": "json_schema", "json_schema": {"name": "rows", "schema": LONG_ARRAY}}}
+)
+FREE = Variant("free")
+FILTERED = Variant("sampled", {"temperature": 0.8, "top_p": 0.95, "top_k": 40})
+SEEDED = Variant("seeded", {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "seed": 1234})
+LOGPROBS = Variant("logprobs", {"logprobs": 5})
+PENALTIES = Variant("penalties", {"frequency_penalty": 0.5, "presence_penalty": 0.5, "temperature": 0.7})
+
+
+def closed(name: str, size: tuple[int, int], count: int, concurrency: int, *variants: Variant) -> Workload:
+    """A row of fixed lengths in a closed loop."""
+    tokens_in, tokens_out = size
+    return Workload(name=name, input=(tokens_in, tokens_in), output=(tokens_out, tokens_out), requests=count,
+                    concurrency=concurrency, warmup=min(concurrency, 64), variants=variants or (FREE,))  # fmt: skip
+
+
+ROWS: tuple[Workload, ...] = (
+    closed("lat_bs1", (128, 256), 4, 1),
+    closed("ttft_128", (128, 256), 8, 1),
+    closed("ttft_1024", (1024, 8), 16, 1),
+    closed("ttft_8192", (8192, 8), 8, 1),
+    closed("ttft_32000", (32000, 8), 4, 1),
+    closed("bs8", (512, 256), 16, 8),
+    closed("bs64", (512, 256), 128, 64),
+    closed("thr_c256", (1024, 256), 512, 256),
+    closed("decode_c256", (128, 512), 256, 256),
+    Workload(name="mixed_256", input=(100, 1024), output=(100, 1024), requests=256, concurrency=256, warmup=64,
+             variants=(FREE,)),
+    Workload(name="prefix4k", input=(128, 128), output=(64, 64), requests=128, concurrency=64, prefix=4096,
+             variants=(FREE,)),
+    closed("free_c64", (128, 256), 128, 64),
+    closed("json_c64", (128, 256), 128, 64, JSON),
+    closed("json_c1", (128, 256), 4, 1, JSON),
+    closed("free_c256", (128, 256), 256, 256),
+    closed("json_c256", (128, 256), 256, 256, JSON),
+    closed("half_json_c64", (128, 256), 128, 64, JSON, FREE),
+    closed("sample_c64", (128, 256), 128, 64, FILTERED),
+    closed("half_seeded_c64", (128, 256), 128, 64, SEEDED, FREE),
+    closed("logprobs_c64", (128, 256), 128, 64, LOGPROBS),
+    closed("penalties_c64", (128, 256), 128, 64, PENALTIES),
+)  # fmt: skip
