@@ -1,0 +1,43 @@
+"""Arrays to the device and results back. On a GPU through pinned buffers, which are written again in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.execution.transfer import Download, Upload
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_arrays_arrive_whole_and_typed(device: str) -> None:
+    upload = Upload(torch.device(device), buffers=2)
+    sent = []
+    for turn in range(20):
+        arrays = [
+            np.arange(turn, turn + 5, dtype=np.int64),
+            np.full((3, turn), turn, np.int32),
+            np.array([1.5, float("-inf")], np.float32),
+            np.zeros(0, np.int64),
+            np.array([7], np.int32),
+        ]
+        sent.append((arrays, upload.send(arrays)))
+    for arrays, tensors in sent:
+        for array, tensor in zip(arrays, tensors, strict=True):
+            assert tensor.device.type == device
+            assert np.array_equal(tensor.cpu().numpy(), array)
+            assert tensor.cpu().numpy().dtype == array.dtype
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_are_there_after_the_event(device: str) -> None:
+    download = Download(torch.device(device))
+    tensors = [torch.arange(1000, device=device) * 3, torch.zeros(0, device=device), torch.ones(2, 2, device=device)]
+    fetched, done = download.fetch(tensors)
+    if done is not None:
+        done.synchronize()
+    for tensor, host in zip(tensors, fetched, strict=True):
+        assert host.device.type == "cpu"
+        assert torch.equal(host, tensor.cpu())

@@ -1,0 +1,50 @@
+"""Steps over scratch: they run, have the size they promise, and leave requests alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.execution.slots import SlotSizes, integers
+from engine_core.execution.trial import warm_step, worst_step
+from tests.engine_core.execution.harness import (
+    GREEDY,
+    LENGTH,
+    VOCABULARY,
+    Life,
+    decode,
+    prefill,
+    tiny_model,
+    tiny_runner,
+    tokens_of,
+)
+
+
+@pytest.mark.parametrize(("slots", "length", "tokens"), [(8, 128, 100), (8, 128, 300), (4, 16, 1000), (8, 128, 8)])
+def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int) -> None:
+    plan = worst_step(SlotSizes(slots, length, 8, VOCABULARY), tokens)
+    chunks = integers(plan.chunks).reshape(-1, 4)
+    assert len(chunks) == min(slots, tokens)
+    assert (chunks[:, 0] == slots).all()
+    assert chunks[:, 3].all()
+    assert chunks[:, 2].sum() == min(tokens, slots * length)
+    assert chunks[:, 2].max() <= length
+    assert len(integers(plan.starts[0].token_ids)) == chunks[:, 2].max()
+
+
+def test_trials_touch_no_request() -> None:
+    model = tiny_model()
+    expected = Life([3, 1, 4], GREEDY, blocks=range(1, 17))
+    runner = tiny_runner(model)
+    prefill(runner, [expected])
+    decode(runner, [expected], 4)
+
+    life = Life([3, 1, 4], GREEDY, blocks=range(1, 17))
+    runner = tiny_runner(model)
+    prefill(runner, [life])
+    for plan in (worst_step(runner.sizes, 200), warm_step(runner.sizes)):
+        tokens = tokens_of(runner.collect(runner.launch(plan)))
+        assert tokens
+        assert min(tokens) >= 0
+    decode(runner, [life], 4)
+    assert life.output == expected.output
+    assert runner.sizes.max_model_len == LENGTH
