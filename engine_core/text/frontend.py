@@ -17,7 +17,7 @@ from engine_core.text.columns import unpack
 from engine_core.text.logprobs import prompt_positions
 from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
-from engine_core.text.request import Request, Stage
+from engine_core.text.request import Request
 from engine_core.text.vocabulary import Vocabulary
 from protocol.errors import RequestError
 from protocol.messages import (
@@ -90,7 +90,7 @@ class Frontend:
         self._linked = False
         self._status = None
         self.upward.clear()
-        for request in [request for request in self._requests.values() if request.stage is Stage.RUNNING]:
+        for request in [request for request in self._requests.values() if not request.encoding]:
             self._reject(request, unavailable(request.id))
 
     def outbox(self, api: int) -> Outbox:
@@ -107,6 +107,10 @@ class Frontend:
         """Take a request whose prompt will be made by `make` and handed to `close`."""
         assert text.id not in self._requests
         self._requests[text.id] = Request(api, text)
+
+    def wants(self, request_id: int) -> bool:
+        """Whether the prompt of this request is still to be made; False once it was aborted."""
+        return request_id in self._requests
 
     def make(self, text: SubmitText, now: float) -> Prepared | Rejected:
         """The prompt of a request, or why there is none. Touches no request's state: may run in any thread."""
@@ -139,7 +143,7 @@ class Frontend:
         if request is None:
             return
         self._aborted += 1
-        if request.stage is Stage.RUNNING:
+        if not request.encoding:
             self.upward.append(Abort(request_id))
             return
         del self._requests[request_id]
@@ -234,7 +238,7 @@ class Frontend:
                 self._vocabulary,
                 extra.prompt_logprobs,
                 request.token_ids,
-                skip_special_tokens=request.text.skip_special_tokens,
+                skip_special_tokens=request.skip_special_tokens,
             )
         elif len(request.token_ids) == 1 and index == 0:
             found = (None,)
@@ -263,7 +267,7 @@ class Frontend:
         """Counters for metrics and tests."""
         return FrontendStatistics(
             requests=len(self._requests),
-            encoding=sum(request.stage is Stage.ENCODING for request in self._requests.values()),
+            encoding=sum(request.encoding for request in self._requests.values()),
             upward=len(self.upward),
             outward=sum(outbox.waiting() for outbox in self._outboxes.values()),
             submitted=self._submitted,

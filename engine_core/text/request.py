@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 from engine_core.text.choice import Choice, Delta
@@ -12,13 +11,6 @@ from engine_core.text.prompts import Prepared
 from engine_core.text.stops import StopScanner, compile_stops
 from engine_core.text.vocabulary import Vocabulary
 from protocol.messages import PositionLogprobs, SubmitText, TextExtra
-
-
-class Stage(enum.Enum):
-    """How far a request is."""
-
-    ENCODING = "encoding"  # its prompt is being made; the scheduler does not know it
-    RUNNING = "running"  # the scheduler has it, or will get it
 
 
 class Kept:
@@ -63,24 +55,29 @@ class Kept:
 class Request:
     """State of one request. Owned by the frontend."""
 
-    __slots__ = ("api", "choices", "confirmed", "id", "kept", "seats", "stage", "text", "token_ids")
+    __slots__ = ("_text", "api", "choices", "confirmed", "id", "kept", "seats", "skip_special_tokens", "token_ids")
 
     def __init__(self, api: int, text: SubmitText) -> None:
         self.api: int | None = api  # None once its api process is gone
         self.id = text.id
-        self.text = text
-        self.stage = Stage.ENCODING
+        self._text: SubmitText | None = text  # until the prompt is made: it may be large
+        self.skip_special_tokens = text.skip_special_tokens
         self.choices: tuple[Choice, ...] = ()
         self.token_ids: Sequence[int] = ()  # of the prompt, while its log-probabilities may come
         self.confirmed = 0  # choices that the scheduler ended
         self.seats = tuple(Seat(text.id, index) for index in range(text.n))
         self.kept: tuple[Kept, ...] = () if text.stream else tuple(Kept() for _ in range(text.n))
 
+    @property
+    def encoding(self) -> bool:
+        """Whether its prompt is still being made, so that the scheduler does not know it."""
+        return self._text is not None
+
     def start(self, vocabulary: Vocabulary, prepared: Prepared) -> None:
         """Its prompt is made: from here on tokens may come."""
-        text = self.text
+        text, self._text = self._text, None
+        assert text is not None
         stops = compile_stops(text.stop) if text.stop else None
-        self.stage = Stage.RUNNING
         if text.sampling.prompt_logprobs >= 0:
             self.token_ids = prepared.token_ids
         self.choices = tuple(
@@ -100,4 +97,4 @@ class Request:
 
     def open(self) -> bool:
         """Whether a choice has not ended towards the api process."""
-        return self.stage is Stage.ENCODING or not all(choice.ended for choice in self.choices)
+        return self.encoding or not all(choice.ended for choice in self.choices)

@@ -60,7 +60,8 @@ class Vocabulary:
         self._raw: dict[int, bytes] = {}
         self._pieces: dict[int, str | int] = {}
         self._alphabet = byte_alphabet()
-        self._longest: int | None = None
+        # No token stands for more characters of a text than it is written with.
+        self.longest = max((len(self.token(token_id)) for token_id in range(self.size)), default=1)
         self._anchor: int | None = None
         self._anchor_text = ""
 
@@ -112,13 +113,6 @@ class Vocabulary:
             self._anchor = self._find_anchor()
             self._anchor_text = self._codec.decode([self._anchor]) if self._anchor >= 0 else ""
         return self._anchor if self._anchor >= 0 else None
-
-    @property
-    def longest(self) -> int:
-        """Characters of the longest token as the vocabulary writes it: no token stands for more of a text."""
-        if self._longest is None:
-            self._longest = max((len(self.token(token_id)) for token_id in range(self.size)), default=1)
-        return self._longest
 
     def _spell(self, token_id: int) -> bytes:
         if self.spelling.shape is Shape.BYTES:

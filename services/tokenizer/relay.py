@@ -1,21 +1,22 @@
 """Between the frontend and its two links: what arrives goes in, what waits goes out as far as there is credit.
 
-Long prompts are encoded in threads, so that the streams of others go on; the tokenizers library releases the GIL.
+Streams come first: long prompts are encoded in threads (the tokenizers library releases the GIL), short ones on the
+loop, a few milliseconds at a time, with what the links delivered in between.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
 from concurrent.futures import Executor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
 from engine_core.text.frontend import Frontend, FrontendStatistics
+from engine_core.text.prompts import Prepared
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -31,9 +32,10 @@ from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+Question = SubmitText | Tokenize | Detokenize
 
 LONG_PROMPT = 4096  # bytes of text; encoding longer ones takes milliseconds, so a thread does it
+SLICE = 0.002  # seconds of encoding on the loop before the links are looked at again
 RETRY = 0.005  # seconds between attempts while a link has no credit
 
 
@@ -47,7 +49,8 @@ class RelayStatistics(msgspec.Struct, frozen=True):
     """Counters since start, and what stands now."""
 
     apis: int  # now
-    encoding_in_threads: int  # now
+    queued: int  # now: short prompts that wait for their turn on the loop
+    in_threads: int  # now: long prompts that are being encoded
     stalls: int  # times that a link had no credit for what waited
     frontend: FrontendStatistics
 
@@ -64,7 +67,9 @@ class Relay:
         self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
         self._joined = 0
         self._scheduler: Peer | None = None
-        self._work: set[asyncio.Future[None]] = set()
+        self._short: deque[tuple[Peer, Question]] = deque()
+        self._turn: asyncio.Handle | None = None
+        self._work: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._stalls = 0
 
@@ -74,11 +79,12 @@ class Relay:
             peer = arrival.peer
             match arrival.message:
                 case SubmitText() as text:
-                    self._submit(peer, text)
+                    self._frontend.open(self._apis[peer], text)
+                    self._take(peer, text)
                 case Abort(request_id):
                     self._frontend.abort(request_id)
                 case Tokenize() | Detokenize() as question:
-                    self._answer(peer, question)
+                    self._take(peer, question)
                 case Joined():
                     self._joined += 1
                     self._apis[peer] = self._joined
@@ -89,7 +95,7 @@ class Relay:
                     journal.info(log, "api_left", index=peer.index, reason=reason)
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel up the text link")
-        self.flush()
+        self._encode_short()
 
     def from_scheduler(self, arrivals: list[Arrival]) -> None:
         """What the tokens link delivered."""
@@ -138,15 +144,17 @@ class Relay:
         """Counters for metrics and tests."""
         return RelayStatistics(
             apis=len(self._apis),
-            encoding_in_threads=len(self._work),
+            queued=len(self._short),
+            in_threads=len(self._work),
             stalls=self._stalls,
             frontend=self._frontend.statistics(),
         )
 
     def close(self) -> None:
         """Send nothing more."""
-        if self._retry is not None:
-            self._retry.cancel()
+        for handle in (self._retry, self._turn):
+            if handle is not None:
+                handle.cancel()
         for work in self._work:
             work.cancel()
 
@@ -154,35 +162,52 @@ class Relay:
         self._retry = None
         self.flush()
 
-    def _submit(self, peer: Peer, text: SubmitText) -> None:
-        now = time.time()
-        if length(text) <= LONG_PROMPT:
-            self._frontend.submit(self._apis[peer], text, now)
-            return
-        self._frontend.open(self._apis[peer], text)
-        self._in_thread(
-            functools.partial(self._frontend.make, text, now), functools.partial(self._frontend.close, text.id)
-        )
-
-    def _answer(self, peer: Peer, question: Tokenize | Detokenize) -> None:
-        now = time.time()
-        post = functools.partial(self._post, peer)
+    def _take(self, peer: Peer, question: Question) -> None:
         if length(question) <= LONG_PROMPT:
-            post(self._frontend.answer(question, now))
-        else:
-            self._in_thread(functools.partial(self._frontend.answer, question, now), post)
-
-    def _post(self, peer: Peer, message: Message) -> None:
-        if peer in self._apis:
-            self._frontend.outbox(self._apis[peer]).post(message)
-
-    def _in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        task = self._loop.create_task(self._run(work, then))
+            self._short.append((peer, question))
+            return
+        task = self._loop.create_task(self._in_thread(peer, question))
         self._work.add(task)
         task.add_done_callback(self._done)
 
-    async def _run(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        then(await self._loop.run_in_executor(self._threads, work))
+    def _encode_short(self) -> None:
+        """Encode queued prompts for one slice of time; the rest gets another turn of the loop."""
+        end = time.perf_counter() + SLICE
+        while self._short:
+            peer, question = self._short.popleft()
+            self._finish(peer, question, self._make(peer, question))
+            if time.perf_counter() > end:
+                break
+        self.flush()
+        if self._short and self._turn is None:
+            self._turn = self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        self._encode_short()
+
+    def _make(self, peer: Peer, question: Question) -> Prepared | Message | None:
+        """The answer, or None when nobody waits for it any more. May run in a thread."""
+        now = time.time()
+        if peer not in self._apis or (isinstance(question, SubmitText) and not self._frontend.wants(question.id)):
+            return None
+        if isinstance(question, SubmitText):
+            return self._frontend.make(question, now)
+        return self._frontend.answer(question, now)
+
+    def _finish(self, peer: Peer, question: Question, made: Prepared | Message | None) -> None:
+        if made is None:
+            return
+        if isinstance(question, SubmitText):
+            assert isinstance(made, Prepared | Rejected)
+            self._frontend.close(question.id, made)
+        elif peer in self._apis:
+            assert not isinstance(made, Prepared)
+            self._frontend.outbox(self._apis[peer]).post(made)
+
+    async def _in_thread(self, peer: Peer, question: Question) -> None:
+        made = await self._loop.run_in_executor(self._threads, self._make, peer, question)
+        self._finish(peer, question, made)
         self.flush()
 
     def _done(self, task: asyncio.Future[None]) -> None:
@@ -191,7 +216,7 @@ class Relay:
             self._loop.call_exception_handler({"message": "a prompt's end failed", "exception": task.exception()})
 
 
-def length(message: SubmitText | Tokenize | Detokenize) -> int:
+def length(message: Question) -> int:
     """How much there is to encode or decode, in bytes."""
     if isinstance(message, Detokenize):
         return len(message.token_ids)
