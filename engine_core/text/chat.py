@@ -32,17 +32,17 @@ def too_deep(param: str) -> InvalidRequest:
 
 def deeper(value: Any, limit: int) -> bool:
     """Whether arrays and objects in `value` are nested more than `limit` deep."""
-    level = [value]
-    for _ in range(limit + 1):
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit):
         level = [
             item
             for outer in level
-            if isinstance(outer, dict | list)
             for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, dict | list)
         ]
         if not level:
             return False
-    return True
+    return bool(level)
 
 
 def read_messages(data: bytes) -> list[dict[str, Any]]:
