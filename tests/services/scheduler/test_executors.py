@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol.links import Hello, Role
+from protocol.steps import ExecutorReady
+from services.scheduler.executors import Executors
+from services.wire import Peer
+
+
+def peer(index: int = 0) -> Peer:
+    hello = Hello(version=1, role=Role.EXECUTOR, index=index, incarnation=1, pid=0, config=0)
+    return Peer(f"executor-{index}".encode(), hello, 16, 0.0)
+
+
+def said(blocks: int = 64, device: str = "cpu") -> ExecutorReady:
+    return ExecutorReady(
+        epoch=0, blocks=blocks, block_size=16, device=device, dtype="float32", weight_bytes=1, cache_bytes=1,
+        load_seconds=0.1,
+    )  # fmt: skip
+
+
+def test_a_group_is_complete_when_each_has_loaded():
+    group = Executors(2, 7, 0.0)
+    assert not group.complete
+    one, two = peer(1), peer(0)
+    assert not group.add(one, said(50, "cuda:1"), 1.0)
+    assert group.add(two, said(60, "cuda:0"), 2.0)
+    assert group.blocks == 50
+    assert group.first.device == "cuda:0"
+    assert group.epoch == 7
+    assert set(group.peers) == {one, two}
+
+
+def test_a_broken_group_gives_its_epoch_up_once():
+    group = Executors(2, 7, 0.0)
+    one, two = peer(0), peer(1)
+    group.add(one, said(), 1.0)
+    group.add(two, said(), 1.0)
+    assert group.remove(one, 5.0)
+    assert (group.epoch, group.missing_since) == (8, 5.0)
+    assert not group.remove(two, 6.0)
+    assert (group.epoch, group.missing_since) == (8, 5.0)
+
+
+def test_one_that_leaves_before_it_loaded_breaks_nothing():
+    group = Executors(1, 7, 0.0)
+    assert not group.remove(peer(), 1.0)
+    assert (group.epoch, group.missing_since) == (7, 0.0)
+
+
+def test_one_that_says_ready_twice_begins_an_epoch():
+    group = Executors(1, 7, 0.0)
+    one = peer()
+    assert group.add(one, said(), 1.0)
+    assert group.add(one, said(32), 2.0)
+    assert group.epoch == 8
+    assert group.blocks == 32
+
+
+def test_two_of_one_index_are_our_mistake():
+    group = Executors(2, 7, 0.0)
+    group.add(peer(0), said(), 1.0)
+    with pytest.raises(AssertionError):
+        group.add(peer(0), said(), 1.0)
