@@ -81,7 +81,7 @@ class Admissions:
         orphans = [block for block, alive in zip(found, self._owned(found), strict=True) if not alive] if shared else []
         newcomer = Outlook(
             tokens,
-            state.forecast.further(tokens, np.array([choice.request.limit])),
+            state.forecast.further(tokens, np.array([choice.request.limit]), len(self.outlook.positions)),
             np.array([shared]),
             pool.lone_among(orphans),  # counted as leaving, but not if the newcomer holds them too
         )
@@ -130,8 +130,8 @@ class Admissions:
         others = owners % slots.count
         alive = (owners > 0) & (slots.life[others] == owners)
         known = np.maximum(slots.known[others], slots.planned[others] + 1)
-        theirs = state.forecast.further(known, slots.limit[others])
-        mine = state.forecast.further(np.array([len(choice.tokens)]), np.array([choice.request.limit]))
+        theirs = slots.limit[others] - known
+        mine = choice.request.limit - len(choice.tokens)
         stays = alive & (theirs > mine)
         np.add.at(slots.lent, others[alive & ~stays], 1)
         slots.lent[slot] = int(stays.sum())

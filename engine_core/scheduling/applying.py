@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.lifecycle import end, release, seal
+from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Lane
@@ -83,10 +83,11 @@ def seal_rows(state: State, settled: npt.NDArray[np.int64]) -> None:
     """Name blocks that decoding has filled, a bounded number per step: rows that began together fill them together."""
     slots = state.slots
     full = np.minimum(slots.planned[settled], slots.known[settled]) // state.options.block_size
-    for slot in settled[full > slots.sealed[settled]][:SEALS].tolist():
+    rows = np.flatnonzero(full > slots.sealed[settled])[:SEALS]
+    for slot, blocks in zip(settled[rows].tolist(), full[rows].tolist(), strict=True):
         choice = slots.choices[slot]
         assert choice is not None
-        seal(state, choice)
+        seal_to(state, choice, blocks)
 
 
 def first_notes(flight: Flight, lane: Lane, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:

@@ -8,6 +8,8 @@ holds a + u + (1 if v > b) blocks, so the exact count is one running sum and one
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -52,18 +54,20 @@ def peak_blocks(outlook: Outlook, block_size: int) -> int:
 
 
 class Forecast:
-    """Owner of the expectation. It begins at the full allowance, so an untaught scheduler never has to preempt."""
+    """Owner of the expectation. Begun at the full allowance (1.0), a scheduler never has to preempt until ends teach it
+    to expect less."""
 
-    def __init__(self) -> None:
-        self._mean = 1.0
+    def __init__(self, expected_share: float) -> None:
+        self._mean = expected_share
         self._deviation = 0.0
         self._margin = 0.0
         self._refused = 0
         self._peaks = 0
 
-    @property
-    def share(self) -> float:
-        return min(1.0, self._mean + 2.0 * self._deviation + self._margin)
+    def share(self, running: int) -> float:
+        """Of its remaining allowance, what each of so many choices is expected to use. What one uses beyond the mean
+        another leaves, so the deviation of their sum grows with the root of their number."""
+        return min(1.0, self._mean + 2.0 * self._deviation / math.sqrt(running or 1) + self._margin)
 
     def ended(self, outputs: int, allowance: int) -> None:
         """A choice ended by itself after this many of the tokens it was allowed."""
@@ -74,14 +78,14 @@ class Forecast:
 
     def preempted(self) -> None:
         """The expectation was too low."""
-        self._margin = min(1.0, self._margin + (1.0 - self.share) / 4 + 0.01)
+        self._margin = min(1.0, 1.25 * self._margin + self._mean / 4 + 0.01)
 
     def refuse(self) -> None:
         self._refused += 1
 
-    def further(self, tokens: Ints, limits: Ints) -> Ints:
+    def further(self, tokens: Ints, limits: Ints, running: int) -> Ints:
         """Positions beyond the next step's. A choice with `tokens` tokens has all but the last one's KV at its end."""
-        expected: Ints = np.ceil((limits - tokens) * self.share).astype(np.int64)
+        expected: Ints = np.ceil((limits - tokens) * self.share(running)).astype(np.int64)
         return np.maximum(expected - 1, 0)
 
     def outlook(self, slots: Slots, held: int, leaving: int) -> Outlook:
@@ -91,7 +95,7 @@ class Forecast:
         tokens = np.minimum(np.maximum(slots.known[rows], slots.planned[rows] + 1), limits)
         spare = slots.lent[rows]
         base = held - leaving - int((slots.held[rows] - spare).sum())
-        return Outlook(np.minimum(tokens, limits - 1), self.further(tokens, limits), spare, base)
+        return Outlook(np.minimum(tokens, limits - 1), self.further(tokens, limits, len(rows)), spare, base)
 
     def fits(self, outlook: Outlook, newcomer: Outlook, capacity: int, block_size: int) -> Outlook | None:
         """The outlook with the newcomer (one choice; its base is added), or None when the peak passes the capacity."""
@@ -107,5 +111,5 @@ class Forecast:
         self._peaks += 1
         return both if peak_blocks(both, block_size) <= capacity else None
 
-    def statistics(self) -> ForecastStatistics:
-        return ForecastStatistics(self.share, self._refused, self._peaks)
+    def statistics(self, running: int) -> ForecastStatistics:
+        return ForecastStatistics(self.share(running), self._refused, self._peaks)

@@ -15,18 +15,22 @@ TOO_SMALL = "the server no longer has enough KV cache for this request"
 
 
 def seal(state: State, choice: Choice) -> None:
-    """Name the full blocks whose tokens are known and whose positions are planned. Owner of `choice.sealed`."""
-    slot, size = choice.slot, state.options.block_size
-    if choice.request.root is None:
-        return
-    full = min(int(state.slots.planned[slot]), len(choice.tokens)) // size
-    if full <= choice.sealed:
-        return
+    """Name the full blocks whose tokens are known and whose positions are planned."""
+    if choice.request.root is not None:
+        full = min(int(state.slots.planned[choice.slot]), len(choice.tokens)) // state.options.block_size
+        if full > choice.sealed:
+            seal_to(state, choice, full)
+
+
+def seal_to(state: State, choice: Choice, full: int) -> None:
+    """Name the choice's blocks up to the first `full`, which are full. Owner of `choice.sealed`."""
+    size = state.options.block_size
+    assert choice.request.root is not None
     extend(choice.chain, choice.request.root, choice.tokens, full, size)
     for index in range(choice.sealed, full):
         state.prefix.seal(choice.chain[index], choice.blocks[index])
     choice.sealed = full
-    state.slots.sealed[slot] = full
+    state.slots.sealed[choice.slot] = full
 
 
 def announce(state: State, choice: Choice) -> None:

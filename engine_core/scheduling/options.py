@@ -16,6 +16,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     prefix_caching: bool = True
     policy: str = "fcfs"  # or "priority": larger first, then arrival
+    expected_share: float = 1.0  # of a request's max_tokens that it is expected to use, until ends teach better
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -23,4 +24,5 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert self.block_size >= 1
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
+        assert 0.0 <= self.expected_share <= 1.0
         assert self.policy in ("fcfs", "priority")

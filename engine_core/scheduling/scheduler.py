@@ -138,7 +138,7 @@ class Scheduler:
             slots=state.slots.count,
             pool=state.pool.statistics(),
             prefix=state.prefix.statistics(),
-            forecast=state.forecast.statistics(),
+            forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,

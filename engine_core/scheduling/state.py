@@ -83,7 +83,7 @@ def new_state(options: SchedulingOptions) -> State:
         fence=Fence(),
         slots=Slots(options.max_num_seqs),
         queue=Queue(),
-        forecast=Forecast(),
+        forecast=Forecast(options.expected_share),
         suspects=Suspects(options.vocab_size),
         owners=np.zeros(options.blocks + 1, np.int64),
         decoding=np.zeros(options.max_num_seqs, bool),

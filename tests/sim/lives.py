@@ -26,6 +26,9 @@ class World:
     sources: int = 1
     restarts: float = 0.0  # chance of a new epoch in one turn
     lazy: float = 0.0  # chance that an outbox is not emptied in one turn
+    expected_share: float = 1.0
+    growing: bool = False  # short prompts, long outputs
+    careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,9 @@ def random_world(rng: random.Random) -> World:
     size = rng.choice((1, 2, 4, 8, 16))
     longest = rng.choice((24, 40, 64))
     least = -(-longest // size)
-    slots = rng.choice((1, 2, 5, 12, 24))
+    slots = 1 if rng.random() < 0.04 else rng.choice((3, 6, 12, 24, 24))
     return World(
-        blocks=least + rng.choice((0, 1, least // 2, 2 * least, 12 * least)),
+        blocks=least + rng.choice((0, least // 2, least, 2 * least, 4 * least, 12 * least)),
         block_size=size,
         slots=slots,
         budget=max(slots, rng.choice((1, 7, 16, 64, 512))),
@@ -61,13 +64,16 @@ def random_world(rng: random.Random) -> World:
         sources=rng.choice((1, 1, 3)),
         restarts=rng.choice((0.0, 0.0, 0.004)),
         lazy=rng.choice((0.0, 0.3, 0.9)),
+        expected_share=rng.choice((0.0, 0.2, 1.0)),
+        growing=rng.random() < 0.12,
+        careless=rng.random() < 0.4,
     )
 
 
 def random_lives(rng: random.Random, world: World, count: int) -> list[Life]:
     """Lives in order of arrival. Prompts come from few stems, so that many share a prefix."""
     stems = [[rng.randrange(VOCAB) for _ in range(world.max_model_len)] for _ in range(4)]
-    pace = rng.choice((0.0, 0.5, 2.0))
+    pace = rng.choice((0.0, 0.05, 0.3))
     lives, now = [], 0.0
     for number in range(count):
         now += rng.expovariate(1.0) * pace
@@ -77,10 +83,14 @@ def random_lives(rng: random.Random, world: World, count: int) -> list[Life]:
 
 def random_life(rng: random.Random, world: World, stems: list[list[int]], number: int, arrival: float) -> Life:
     most = world.max_model_len - 1
-    length = rng.randint(1, min(most, rng.choice((3, 12, 40))))
+    length = rng.randint(1, min(most, rng.choice((3, 8, 40))))
     shared = rng.randint(0, length)
     prompt = rng.choice(stems)[:shared] + [rng.randrange(VOCAB) for _ in range(length - shared)]
-    max_tokens = min(rng.choice((1, 2, 6, 6, 16)), world.max_model_len - length + rng.choice((0, 0, 3)))
+    max_tokens = min(rng.choice((1, 2, 6, 12, 24)), world.max_model_len - length + rng.choice((0, 0, 3)))
+    stops = rng.choice((0, 3, 12))
+    if world.growing:
+        length, max_tokens, stops = min(length, 5), world.max_model_len - 5, rng.choice((0, 12))
+        prompt = prompt[:length]
     salt = rng.choice(("", "", "", "tenant"))
     invalid = rng.random() < 0.01
     if invalid:
@@ -92,7 +102,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         min_tokens=rng.choice((0, 0, 0, 3)),
         eos_token_ids=(EOS,),
         ignore_eos=rng.random() < 0.5,
-        stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 2, 6)))),
+        stop_token_ids=tuple(rng.sample(range(VOCAB), stops)),
         logprobs=rng.choice((-1, -1, -1, -1, 0)),
         prompt_logprobs=rng.choice((-1,) * 12 + (0,)),
     )

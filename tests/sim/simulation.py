@@ -7,6 +7,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
+from engine_core.scheduling.forecast import Forecast
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.statistics import SchedulerStatistics
@@ -18,6 +19,13 @@ from tests.sim.model import VOCAB
 from tests.sim.record import Record
 
 CHECK_EVERY = 16  # turns
+
+
+class Careless(Forecast):
+    """Expects every choice to end with its next token."""
+
+    def share(self, running: int) -> float:
+        return 0.0
 
 
 class Clock:
@@ -53,9 +61,12 @@ class Simulation:
                 vocab_size=VOCAB,
                 prefix_caching=world.prefix_caching,
                 policy=world.policy,
+                expected_share=world.expected_share,
                 epoch=1,
             )
         )
+        if world.careless:
+            self.scheduler._state.forecast = Careless(0.0)
         self.natures = {life.message.sampling.seed: life.nature for life in lives}
         self.executor = self._executor(1)
         self.results: deque[StepResult] = deque()

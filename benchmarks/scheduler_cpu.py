@@ -1,0 +1,193 @@
+"""Host time of the scheduler per step, with an executor that answers at once.
+
+    python benchmarks/scheduler_cpu.py --out result.json
+
+For each number of running requests: `plan`, `apply`, their sum and `outputs`, in microseconds (median, p90, p99) over
+the steps measured, at depth 2, garbage collector frozen. The load is that of a server in steady state: staggered
+lengths, a share of the requests with a common prefix, prefix caching on, and whoever ends is replaced at once, so
+admissions, first chunks and ends are inside the figures. `--aligned` makes all rows cross block boundaries together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.scheduler import Scheduler
+from protocol.messages import Sampling, SubmitTokens
+from protocol.steps import StepPlan, StepResult
+
+VOCAB = 150_000
+EOS = 2
+PREFIX = 512  # tokens shared by a quarter of the requests
+DEPTH = 2
+
+
+class Timing(msgspec.Struct, frozen=True):
+    median: float
+    p90: float
+    p99: float
+    worst: float
+
+
+class Measured(msgspec.Struct, frozen=True):
+    running: int
+    steps: int
+    aligned: bool
+    ended: int  # requests that ended and were replaced while measured
+    reused_share: float  # of prompt tokens, taken from the prefix cache
+    plan_bytes: float  # mean size of an encoded plan
+    microseconds: dict[str, Timing]
+
+
+class Load:
+    """Requests without end: lengths around a mean, a quarter with a common prefix, some that end by a stop id."""
+
+    def __init__(self, seed: int, aligned: bool) -> None:
+        self._random = random.Random(seed)
+        self._generator = np.random.default_rng(seed)
+        self._prefix = self._generator.integers(3, VOCAB, PREFIX, dtype=np.int32)
+        self._aligned = aligned
+        self._made = 0
+
+    def make(self) -> SubmitTokens:
+        self._made += 1
+        rng = self._random
+        own = 128 if self._aligned else rng.randint(64, 512)
+        tokens = self._generator.integers(3, VOCAB, own, dtype=np.int32)
+        if not self._aligned and rng.random() < 0.25:
+            tokens = np.concatenate((self._prefix, tokens))
+        return SubmitTokens(
+            id=self._made,
+            token_ids=tokens.tobytes(),
+            sampling=Sampling(
+                seed=self._made,
+                max_tokens=4096 if self._aligned else rng.randint(128, 1024),
+                eos_token_ids=(EOS,),
+            ),
+        )
+
+
+class InstantExecutor:
+    """Answers a plan with as many tokens as it has sampling rows; one token in 2,000 is the end of a sequence."""
+
+    def __init__(self, slots: int, ends: bool) -> None:
+        self._decoding = np.zeros(slots, bool)
+        self._generator = np.random.default_rng(1)
+        self._ends = ends
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._decoding[np.frombuffer(plan.decode_off, np.int32)] = False
+        self._decoding[np.frombuffer(plan.decode_on, np.int32)] = True
+        chunks = np.frombuffer(plan.chunks, np.int32).reshape(-1, 4)
+        rows = int(self._decoding.sum() + chunks[:, 3].sum())
+        tokens = self._generator.integers(3, VOCAB, rows, dtype=np.int32)
+        if self._ends:
+            tokens[self._generator.random(rows) < 1 / 2000] = EOS
+        return StepResult(step=plan.step, epoch=plan.epoch, token_ids=tokens.tobytes())
+
+
+def timing(seconds: list[float]) -> Timing:
+    values = np.array(seconds) * 1e6
+    return Timing(*[round(float(v), 1) for v in (*np.percentile(values, (50, 90, 99)), values.max())])
+
+
+def measure(running: int, steps: int, aligned: bool) -> Measured:
+    options = SchedulingOptions(
+        blocks=running * 160,
+        block_size=16,
+        max_model_len=8192,
+        max_num_seqs=running,
+        max_num_batched_tokens=max(8192, running),
+        vocab_size=VOCAB,
+    )
+    scheduler, load = Scheduler(options), Load(running, aligned)
+    executor, encoder = InstantExecutor(running, not aligned), msgspec.msgpack.Encoder()
+    results: deque[StepResult] = deque()
+    columns: dict[str, list[float]] = {"plan": [], "apply": [], "plan+apply": [], "outputs": []}
+    sizes, ended = [], 0
+    for _ in range(running):
+        scheduler.submit(load.make(), 0, 0.0)
+    warm = 64 + steps // 10
+    for step in range(warm + steps):
+        if step == warm:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            before = scheduler.statistics()
+        while scheduler.unfinished < running:
+            scheduler.submit(load.make(), 0, step * 0.01)
+        now = step * 0.01
+        begin = time.perf_counter()
+        plan = scheduler.plan(now)
+        planned = time.perf_counter()
+        if plan is not None:
+            results.append(executor.run(plan))
+        ready = time.perf_counter()
+        if len(results) == DEPTH:
+            scheduler.apply(results.popleft(), now)
+        applied = time.perf_counter()
+        scheduler.outputs(0)
+        delivered = time.perf_counter()
+        if step < warm:
+            continue
+        columns["plan"].append(planned - begin)
+        columns["apply"].append(applied - ready)
+        columns["plan+apply"].append(planned - begin + applied - ready)
+        columns["outputs"].append(delivered - applied)
+        sizes.append(len(encoder.encode(plan)))
+    gc.enable()
+    gc.unfreeze()
+    after = scheduler.statistics()
+    assert scheduler.check().ok
+    ended = after.finished - before.finished
+    prompts = after.prompt_tokens - before.prompt_tokens
+    return Measured(
+        running,
+        steps,
+        aligned,
+        ended,
+        round((after.cached_tokens - before.cached_tokens) / prompts, 3) if prompts else 0.0,
+        round(float(np.mean(sizes)), 1),
+        {name: timing(values) for name, values in columns.items()},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--running", type=int, nargs="+", default=[64, 256, 1024], help="requests running at once")
+    parser.add_argument("--steps", type=int, default=4000, help="steps measured")
+    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    arguments = parser.parse_args()
+    found = []
+    for running in arguments.running:
+        for aligned in (False, True):
+            measured = measure(running, arguments.steps, aligned)
+            found.append(measured)
+            kind = "all rows cross block boundaries together" if aligned else "steady state with arrivals and ends"
+            print(f"{running} running, {kind}: {measured.ended} ended, "
+                  f"{measured.reused_share:.0%} of prompts reused, {measured.plan_bytes:.0f} bytes a plan")
+            for name, value in measured.microseconds.items():
+                print(f"  {name:<11} median {value.median:7.1f}  p90 {value.p90:7.1f}  p99 {value.p99:7.1f}  "
+                      f"worst {value.worst:7.1f} µs")
+    if arguments.out is not None:
+        machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
+        arguments.out.write_bytes(
+            msgspec.json.format(json.dumps({"machine": machine, "depth": DEPTH,
+                                            "measured": msgspec.to_builtins(found)}).encode())
+        )
+
+
+if __name__ == "__main__":
+    main()
