@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ class Codec(Protocol):
     size: int  # ids are below it
     decoder: dict[str, Any]  # tokenizer.json's description of the decoder; {} when there is none
     special: frozenset[int]  # what skip_special_tokens leaves out
+    names: Mapping[str, str]  # bos_token and its like, where the library knows them by itself
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
@@ -39,10 +40,11 @@ class Codec(Protocol):
 class FastCodec:
     """A `tokenizers.Tokenizer`. Its encode releases the GIL and may run in several threads."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self.names = names or {}
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else b"{}"
         self.decoder: dict[str, Any] = json.loads(state)
         added = tokenizer.get_added_tokens_decoder()
@@ -79,6 +81,7 @@ class SlowCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self.names: Mapping[str, str] = named_tokens(tokenizer)
         self.decoder: dict[str, Any] = {}
         self.size = len(tokenizer)
         self.special = frozenset(int(token_id) for token_id in tokenizer.all_special_ids)
@@ -132,14 +135,24 @@ def fall_back(folder: Path) -> Codec:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
+    path = folder / "tokenizer.json"
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{folder}: no tokenizer.json, and transformers cannot make a tokenizer: {lines[0]}") from None
+        raise ModelError(f"{path}: no such file, and transformers cannot make a tokenizer: {lines[0]}") from None
+    files = {name for name in dict(tokenizer.vocab_files_names).values() if name != path.name}
+    if files and not any((folder / name).is_file() for name in files):
+        # Without its files transformers makes a tokenizer that knows no words.
+        raise ModelError(f"{path}: no such file, and none of {', '.join(sorted(files))}")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return SlowCodec(tokenizer)
-    codec = FastCodec(backend)
+    codec = FastCodec(backend, named_tokens(tokenizer))
     codec.mark_special(tokenizer.all_special_tokens)
     return codec
+
+
+def named_tokens(tokenizer: Any) -> dict[str, str]:
+    """The special tokens of a tokenizer of transformers that have one token each."""
+    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}

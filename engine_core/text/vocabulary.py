@@ -170,7 +170,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     Raises ModelError naming the file that is missing or wrong.
     """
     codec = read_codec(folder)
-    names: dict[str, str] = {}
+    names = dict(codec.names)
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / file
         if path.is_file():
