@@ -20,7 +20,12 @@ INTEGERS = ("seed", "top_k", "prompt_tokens")
 FOREVER = 2**62  # a position that no sequence reaches
 
 # What a slot's request uses, as bits of `SlotParameters.uses`.
-DRAWS, TOP_P, PENALTIES, EDITS, WORDS, ALLOWED = (1 << bit for bit in range(6))
+DRAWS = 1
+TOP_P = 2
+PENALTIES = 4
+EDITS = 8
+WORDS = 16
+ALLOWED = 32
 
 IntArray = NDArray[np.int64]
 

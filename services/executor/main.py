@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import select
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from services.wire import Port, Self
 log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the port
-PAUSE = 50e-6  # seconds between looks at a device that is running a step
+PAUSE = 50e-6  # seconds between looks at a device that is running a step, unless something arrives
 
 
 def run(config: Config, index: int) -> int:
@@ -77,5 +78,5 @@ def turn_until_stopped(steps: Steps, port: Port, stop: Stop) -> None:
         steps.turn()
         if not steps.busy:
             poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
-        elif not poller.poll(0):
-            time.sleep(PAUSE)
+        else:
+            select.select([port.fileno(), stop.fileno()], [], [], PAUSE)

@@ -1,0 +1,141 @@
+"""The real process at a scheduler's link: it joins, runs plans, outlives schedulers, ends on SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from protocol.config import ModelConfig
+from protocol.links import STEPS, Role, shared_hash
+from protocol.messages import Message, Sampling
+from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
+from services.wire import Left, Peer, Port, Self
+from tests.services.executor.folder import write_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE = 60.0  # seconds for anything to happen
+
+
+class Scheduler:
+    """A binder of the steps link that waits for what it is told to."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, shared: int, incarnation: int) -> None:
+        self.port = Port.bind(context, STEPS, Self(Role.SCHEDULER, 0, incarnation, shared), run_dir)
+        self.port.epoch = incarnation
+        self.arrivals: list[tuple[Peer, object]] = []
+
+    def wait(self, kind: type[Message] | type[Left]) -> tuple[Peer, object]:
+        """The next message of a kind; what else arrived before it is dropped."""
+        end = time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            while self.arrivals:
+                peer, message = self.arrivals.pop(0)
+                if isinstance(message, kind):
+                    return peer, message
+            self.port.tick(time.monotonic())
+            self.arrivals += [(arrival.peer, arrival.message) for arrival in self.port.receive()]
+            if not self.arrivals:
+                self.port.socket.poll(50)
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def spawn(run_dir: Path, model: ModelConfig) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable, "-m", "services.cli", "executor", f"--run-dir={run_dir}", f"--model={model.model}",
+        "--load-format=dummy", f"--max-num-seqs={model.max_num_seqs}", "--device=cpu", "--cpu-threads=1",
+    ]  # fmt: skip
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelConfig:
+    return ModelConfig(model=str(write_folder(tmp_path / "tiny")), load_format="dummy", max_num_seqs=2)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def request_plan(epoch: int) -> StepPlan:
+    start = SlotStart(
+        slot=0, token_ids=np.array([1, 2, 3], "<i4").tobytes(), prompt_tokens=3, computed=0,
+        blocks=np.array([1], "<i4").tobytes(), sampling=Sampling(temperature=0.7), seed=11,
+    )  # fmt: skip
+    return StepPlan(step=1, epoch=epoch, starts=(start,), chunks=np.array([0, 0, 3, 1], "<i4").tobytes())
+
+
+def test_a_life(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: ModelConfig) -> None:
+    process = spawn(run_dir, model)
+    try:
+        first = Scheduler(context, run_dir, shared_hash(model), 1)
+        peer, ready = first.wait(ExecutorReady)
+        assert isinstance(ready, ExecutorReady)
+        assert (ready.epoch, ready.block_size) == (1, 16)
+        assert peer.pid == process.pid
+        assert first.port.send(peer, request_plan(1))
+        assert first.port.send(peer, StepPlan(step=2, epoch=1, decode_on=np.array([0], "<i4").tobytes()))
+        before = [first.wait(StepResult)[1] for _ in range(2)]
+        first.port.close()
+
+        second = Scheduler(context, run_dir, shared_hash(model), 2)
+        peer, ready = second.wait(ExecutorReady)
+        assert isinstance(ready, ExecutorReady)
+        assert ready.epoch == 2
+        assert second.port.send(peer, request_plan(2))
+        _, again = second.wait(StepResult)
+        assert isinstance(again, StepResult)
+        assert isinstance(before[0], StepResult)
+        assert again.token_ids == before[0].token_ids  # the same request, another life of the scheduler
+
+        process.send_signal(signal.SIGTERM)
+        second.wait(Left)
+        assert process.wait(DEADLINE) == 0
+        second.port.close()
+    finally:
+        end(process)
+
+
+def test_other_model_options_than_the_scheduler(
+    context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: ModelConfig
+) -> None:
+    """The handshake is refused; the exit code and one line say so."""
+    scheduler = Scheduler(context, run_dir, shared_hash(model) + 1, 1)
+    process = spawn(run_dir, model)
+    try:
+        limit = time.monotonic() + DEADLINE
+        while process.poll() is None and time.monotonic() < limit:
+            scheduler.port.tick(time.monotonic())
+            assert scheduler.port.receive() == []
+            scheduler.port.socket.poll(50)
+        assert process.wait(DEADLINE) == 5
+        assert process.stderr is not None
+        assert b"other model options" in process.stderr.read().splitlines()[-1]
+        scheduler.port.close()
+    finally:
+        end(process)

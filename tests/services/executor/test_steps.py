@@ -1,0 +1,145 @@
+"""The executor's side of the link, with a scripted port and a real runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.config import Config, ExecutorConfig, ModelConfig
+from protocol.links import STEPS, Welcome
+from protocol.messages import Message, Sampling
+from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
+from services.executor.start import Engine, start
+from services.executor.steps import Steps
+from services.wire import Arrival, Joined, Left, Peer
+from tests.services.executor.folder import write_folder
+
+PROMPT = np.array([5, 6, 7, 8], "<i4")
+
+
+class FakePort:
+    """Keeps what is sent; refuses while told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Peer, Message]] = []
+        self.full = False
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        if not self.full:
+            self.sent.append((peer, message))
+        return not self.full
+
+
+def peer(incarnation: int = 1, epoch: int = 5) -> Peer:
+    welcome = Welcome(version=1, role="scheduler", index=0, incarnation=incarnation, pid=2**22 + 1, epoch=epoch)
+    return Peer(b"", welcome, STEPS.window, 0.0)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    model = str(write_folder(tmp_path_factory.mktemp("models") / "tiny"))
+    options = ModelConfig(model=model, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64)
+    return start(Config(model=options, executor=ExecutorConfig(device="cpu", cpu_threads=1)), 0)
+
+
+@pytest.fixture
+def port() -> FakePort:
+    return FakePort()
+
+
+@pytest.fixture
+def steps(port: FakePort, engine: Engine) -> Steps:
+    sink: Any = port
+    return Steps(sink, engine.runner, engine.ready)
+
+
+def first(step: int, epoch: int = 5, slot: int = 0) -> StepPlan:
+    """The plan that starts a request and samples its first token."""
+    begin = SlotStart(
+        slot=slot, token_ids=PROMPT.tobytes(), prompt_tokens=len(PROMPT), computed=0,
+        blocks=np.array([1 + slot, 10 + slot], "<i4").tobytes(), sampling=Sampling(temperature=0.0), seed=0,
+    )  # fmt: skip
+    chunks = np.array([slot, 0, len(PROMPT), 1], "<i4").tobytes()
+    return StepPlan(step=step, epoch=epoch, starts=(begin,), chunks=chunks)
+
+
+def then(step: int, epoch: int = 5, on: int | None = 0) -> StepPlan:
+    """A decode step."""
+    slots = b"" if on is None else np.array([on], "<i4").tobytes()
+    return StepPlan(step=step, epoch=epoch, decode_on=slots)
+
+
+def run(steps: Steps, who: Peer, *messages: Message | Joined | Left) -> None:
+    steps.take([Arrival(who, message) for message in messages])
+    while steps.busy:
+        before = steps.statistics()
+        steps.turn()
+        if steps.statistics() == before:
+            break
+
+
+def results(port: FakePort) -> list[StepResult]:
+    return [message for _, message in port.sent if isinstance(message, StepResult)]
+
+
+def test_joining_is_answered_with_what_the_executor_holds(steps: Steps, port: FakePort, engine: Engine) -> None:
+    who = peer(epoch=42)
+    run(steps, who, Joined())
+    ((to, ready),) = port.sent
+    assert to is who
+    assert isinstance(ready, ExecutorReady)
+    assert (ready.epoch, ready.blocks, ready.device, ready.dtype) == (42, engine.ready.blocks, "cpu", "float32")
+
+
+def test_plans_are_run_in_order_and_answered_one_by_one(steps: Steps, port: FakePort) -> None:
+    run(steps, peer(), Joined(), first(1), then(2), then(3, on=None))
+    found = results(port)
+    assert [(result.step, result.epoch) for result in found] == [(1, 5), (2, 5), (3, 5)]
+    assert all(len(result.token_ids) == 4 and result.busy > 0 for result in found)
+    statistics = steps.statistics()
+    assert (statistics.plans, statistics.results, statistics.dropped) == (3, 3, 0)
+    assert not steps.busy
+
+
+def test_results_wait_for_credit(steps: Steps, port: FakePort) -> None:
+    run(steps, peer(), Joined())
+    port.full = True
+    run(steps, peer(), first(1), then(2))
+    assert results(port) == []
+    assert steps.busy
+    port.full = False
+    steps.turn()
+    assert [result.step for result in results(port)] == [1, 2]
+
+
+def test_nothing_of_a_lost_scheduler_reaches_the_next(steps: Steps, port: FakePort) -> None:
+    old, new = peer(1), peer(2, epoch=9)
+    run(steps, old, Joined(), first(1), then(2))
+    port.full = True
+    run(steps, old, then(3, on=None))
+    steps.take([Arrival(old, then(4, on=None)), Arrival(old, Left("restarted"))])
+    port.full = False
+    run(steps, new, Joined(), StepPlan(step=1, epoch=9))
+    fresh = [message for to, message in port.sent if to is new]
+    assert isinstance(fresh[0], ExecutorReady)
+    assert isinstance(fresh[1], StepResult)
+    assert fresh[1].token_ids == b""  # the slot that decoded for the old one is empty
+    assert len(fresh) == 2
+    assert steps.statistics().dropped == 1
+
+
+def test_a_new_epoch_begins_with_empty_slots(steps: Steps, port: FakePort) -> None:
+    run(steps, peer(), Joined(), first(1), then(2), StepPlan(step=3, epoch=6), first(4, epoch=6))
+    assert [len(result.token_ids) // 4 for result in results(port)] == [1, 1, 0, 1]
+    assert results(port)[3].token_ids == results(port)[0].token_ids
+
+
+def test_a_goodbye_of_an_earlier_scheduler_changes_nothing(steps: Steps, port: FakePort) -> None:
+    old, new = peer(1), peer(2)
+    run(steps, old, Joined())
+    run(steps, new, Joined(), first(1))
+    run(steps, old, Left("late"))
+    run(steps, new, then(2))
+    assert [result.step for result in results(port)] == [1, 2]
