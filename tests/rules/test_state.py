@@ -32,6 +32,8 @@ def immutable(source: Source, value: ast.expr, known: Known) -> bool:
     match value:
         case ast.Constant() | ast.Attribute() | ast.Name() | ast.JoinedStr() | ast.Compare() | ast.Lambda():
             return True
+        case ast.GeneratorExp(elt=part):
+            return immutable(source, part, known)  # unpacked into names
         case ast.Tuple(elts=parts):
             return all(immutable(source, part, known) for part in parts)
         case ast.Starred(value=inner) | ast.UnaryOp(operand=inner) | ast.Subscript(value=inner):
@@ -149,6 +151,7 @@ def test_classes_and_functions_share_no_state() -> None:
         "import re\nPATTERN = re.compile('a')",
         "from collections.abc import Mapping\nTABLE: Mapping[int, str] = {1: 'a'}",
         "__all__ = ['a']", "WORDS = frozenset({'a'})", "if x:\n LIMIT = 1\nelse:\n LIMIT = 2", "A, B = 1, 2",
+        "A, B = (1 << bit for bit in range(2))",
         "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P: pass\nDEFAULT = P()",
     ],
 )  # fmt: skip
@@ -160,9 +163,9 @@ def test_constants_are_allowed(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "counter = 0", "CACHE = {}", "QUEUE: list[int] = []", "SEEN = set()", "POOL = Pool()", "A, B = [], 1",
-        "print('hello')", "for x in y: pass", "LIMIT += 1", "try:\n state = 1\nexcept ImportError:\n pass",
-        "class P: pass\nDEFAULT = P()",
+        "counter = 0", "CACHE = {}", "QUEUE: list[int] = []", "SEEN = set()", "POOL = Pool()", "A, B = [], 1", "a, b = 1, 2",
+        "print('hello')", "for x in y: pass", "LIMIT += 1",
+        "try:\n state = 1\nexcept ImportError:\n pass", "class P: pass\nDEFAULT = P()",
     ],
 )  # fmt: skip
 def test_module_state_is_found(text: str) -> None:

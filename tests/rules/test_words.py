@@ -27,7 +27,7 @@ def unfinished(source: Source) -> Iterator[str]:
 
 
 def hollow(source: Source) -> Iterator[str]:
-    """Functions without a body, outside protocols and overloads."""
+    """Functions whose body is three dots, outside protocols and overloads."""
     shells = {
         function
         for owner in source.classes()
@@ -35,11 +35,10 @@ def hollow(source: Source) -> Iterator[str]:
         for function in owner.body
     }
     for node in source.functions():
-        body = [line for line in node.body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
-                                                   and isinstance(line.value.value, str))]  # fmt: skip
-        empty = all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in body)
+        last = node.body[-1]
+        dots = isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant) and last.value.value is ...
         overload = any(source.resolve(d) == "typing.overload" for d in node.decorator_list)
-        if empty and node not in shells and not overload and not any(isinstance(line, ast.Pass) for line in node.body):
+        if dots and node not in shells and not overload:
             yield f"{source.at(node)} {node.name} has no body"
 
 
@@ -124,7 +123,7 @@ def test_running_data_is_found(text: str) -> None:
 def test_unfinished_and_hollow_code_is_found() -> None:
     assert len(list(unfinished(parse("x = 1  # TODO: more\ny = 2  # good enough for now")))) == 2
     text = "from typing import Protocol\nclass P(Protocol):\n def f(self): ...\n"
-    text += "def g(): ...\ndef h():\n 'doc'\ndef i(): pass"
+    text += "def g(): ...\ndef h():\n 'doc'\n ...\ndef i():\n 'Stands where something is called.'"
     assert len(list(hollow(parse(text)))) == 2
 
 

@@ -1,0 +1,178 @@
+"""Penstock on this machine's CPU beside transformers' `generate`: `python -m benchmarks.cpu_embedded`.
+
+Starts `penstock serve` on a free port, gives it the same load at each concurrency, ends it, and gives the same prompts
+to `generate` in a process of its own: one after the other, on the same cores, in one go. Prints a table and writes
+benchmarks/results/cpu_embedded.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.generate_baseline import Figures
+from benchmarks.load.client import target
+from benchmarks.load.run import ROOT
+from benchmarks.load.workload import Workload
+from benchmarks.serve import HEADING, Result, commit, length, line, machine, measure, served_model
+from engine_core import folder
+from engine_core.models.spec import read_spec
+from services.notify import NoticeSocket
+
+RESULTS = ROOT / "benchmarks" / "results" / "cpu_embedded.json"
+START_LIMIT = 180.0  # seconds
+END_LIMIT = 30.0
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency: the server and `generate`, and how many times faster the server is."""
+
+    concurrency: int
+    penstock: Result
+    generate: Figures
+    ratio: float
+
+
+@contextmanager
+def serving(arguments: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """`penstock serve` on a free port: its URL and the seconds it took to be ready. Raises TimeoutError."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        notices = NoticeSocket(Path(place) / "notify.sock")
+        environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path)}
+        command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
+        start = time.monotonic()
+        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        try:
+            yield ready_url(server, notices, start + START_LIMIT), time.monotonic() - start
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(END_LIMIT)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+            notices.close()
+
+
+def ready_url(server: subprocess.Popen[bytes], notices: NoticeSocket, deadline: float) -> str:
+    url = ""
+    while time.monotonic() < deadline and server.poll() is None:
+        select.select([notices.fileno()], [], [], 0.5)
+        for notice in notices.receive():
+            url = notice.fields.get("X_PENSTOCK_URL", url)
+            if notice.ready and notice.pid == server.pid:
+                return url
+    raise TimeoutError("penstock serve did not become ready; its log is above")
+
+
+def generate(model: Path, workloads: Sequence[Workload], threads: int, dtype: str) -> list[Figures]:
+    """The baseline in a process of its own, so that neither side's memory or threads are the other's."""
+    command = [sys.executable, "-m", "benchmarks.generate_baseline", str(model), "--workloads", "-", "--json",
+               "--threads", str(threads), "--dtype", dtype]  # fmt: skip
+    text = msgspec.json.encode(workloads)
+    done = subprocess.run(command, cwd=ROOT, input=text, stdout=subprocess.PIPE, check=True)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Figures])
+
+
+async def serve_all(url: str, workloads: Sequence[Workload]) -> list[Result]:
+    where = target(url)
+    model = served_model(where)
+    results = []
+    for workload in workloads:
+        results.append(await measure(where, workload, model=model))
+        print(line(results[-1]), flush=True)
+    return results
+
+
+def plan(options: argparse.Namespace, vocab: int) -> list[Workload]:
+    """The same lengths at each concurrency; enough requests that each runs for some seconds."""
+    return [
+        Workload(name=f"c{c}", concurrency=c, requests=max(c * options.rounds, options.least), input=options.input,
+                 output=options.output_tokens, vocab=vocab, warmup=c)
+        for c in map(int, options.concurrency.split(","))
+    ]  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("penstock", "torch", "transformers", "msgspec", "pyzmq", "uvicorn")}
+
+
+def cpu_model() -> str:
+    """The processor as Linux names it; empty elsewhere."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((text.partition(":")[2].strip() for text in lines if text.startswith("model name")), "")
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    rows = [f"{'':>12} {'Penstock':>12} {'generate':>12} {'ratio':>7} {'ttft p50':>10} {'tpot p50':>10}"]
+    for c in comparisons:
+        s = c.penstock.summary
+        assert s.ttft_ms is not None
+        assert s.tpot_ms is not None
+        rows.append(f"{'concurrency':>8} {c.concurrency:3} {s.output_tokens_per_second:6,.0f} tok/s"
+                    f" {c.generate.output_tokens_per_second:6,.0f} tok/s {c.ratio:6.2f}x"
+                    f" {s.ttft_ms.p50:7.1f} ms {s.tpot_ms.p50:7.2f} ms")  # fmt: skip
+    return "\n".join(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_embedded",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    parser.add_argument("--model", default="", help="folder; empty: the embedded model")
+    parser.add_argument("--concurrency", default="1,16,64", help="with commas")
+    parser.add_argument("--input", type=length, default="128", metavar="N|LOW:HIGH", help="prompt tokens")
+    parser.add_argument("--output-tokens", type=length, default="128", metavar="N|LOW:HIGH", help="new tokens")
+    parser.add_argument("--rounds", type=int, default=2, help="requests per open request")
+    parser.add_argument("--least", type=int, default=8, help="fewest requests of a row")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch threads of both sides")
+    parser.add_argument("--dtype", default="float32", help="of both sides")
+    parser.add_argument("--serve-arguments", default="", help="further arguments of penstock serve")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    path = folder.resolve(options.model)
+    workloads = plan(options, read_spec(path).vocab_size)
+    extra = ["--cpu-threads", str(options.threads), "--dtype", options.dtype, *options.serve_arguments.split()]
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    print(HEADING, flush=True)
+    with serving([*([str(path)] if options.model else []), *extra]) as (url, seconds):
+        served = asyncio.run(serve_all(url, workloads))
+    baseline = generate(path, workloads, options.threads, options.dtype)
+    comparisons = [
+        Comparison(concurrency=result.workload.concurrency, penstock=result, generate=figures,
+                   ratio=round(result.summary.output_tokens_per_second / figures.output_tokens_per_second, 3))
+        for result, figures in zip(served, baseline, strict=True)
+    ]  # fmt: skip
+    print(table(comparisons))
+    write(options.output, {
+        "started": started, "commit": commit(), "machine": machine() | {"cpu": cpu_model()}, "versions": versions(),
+        "model": read_spec(path).family + ("" if options.model else " (embedded)"), "threads": options.threads,
+        "cache": "prompts are random, so the prefix cache gives nothing", "start_seconds": round(seconds, 2),
+        "comparisons": comparisons,
+    })  # fmt: skip
+    return int(any(comparison.penstock.summary.failed for comparison in comparisons))
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(msgspec.to_builtins(record), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
