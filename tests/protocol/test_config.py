@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.config import Config, Field, check, check_value, fields, number
+from protocol.errors import ConfigError
+
+BOUNDED = [field for field in fields() if field.option.low is not None]
+CHOSEN = [field for field in fields() if field.option.choices]
+KEPT = (
+    "--model --served-model-name --host --port --dtype --max-model-len --max-num-seqs --max-num-batched-tokens "
+    "--gpu-memory-utilization --tensor-parallel-size --enable-prefix-caching --block-size --seed --enforce-eager "
+    "--api-key"
+)
+
+
+def named(field: Field) -> str:
+    return field.name
+
+
+def with_value(field: Field, value: object) -> Config:
+    section = msgspec.structs.replace(getattr(Config(), field.section), **{field.name: value})
+    return msgspec.structs.replace(Config(), **{field.section: section})
+
+
+def test_the_defaults_are_allowed():
+    assert check(Config()) == Config()
+
+
+def test_the_names_that_people_type_are_there():
+    assert set(KEPT.split()) <= {field.flag for field in fields()}
+
+
+def test_an_option_has_one_name_and_one_place():
+    names = [field.name for field in fields()]
+    assert len(set(names)) == len(names)
+    assert {field.section for field in fields()} == {field.name for field in msgspec.structs.fields(Config)}
+
+
+@pytest.mark.parametrize("field", fields(), ids=named)
+def test_every_option_says_what_it_is(field):
+    assert len(field.option.help) > 10
+    assert field.type in (str, int, float, bool)
+    assert type(field.default) is field.type
+    assert field.flag == "--" + field.name.replace("_", "-")
+    if field.type in (int, float):
+        assert field.option.low is not None, "every number has bounds"
+        assert field.option.high is not None
+        assert type(field.option.low) is type(field.option.high) or field.type is float
+
+
+def refused(field: Field, value: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(with_value(field, value))
+    error = caught.value
+    assert error.option == field.flag
+    assert error.value is value or error.value == value
+    assert field.flag in str(error)
+    assert repr(value) in str(error)
+    return error.allowed
+
+
+@pytest.mark.parametrize("field", BOUNDED, ids=named)
+def test_beyond_its_bounds_an_option_is_refused(field):
+    low, high = field.option.low, field.option.high
+    step = 1 if field.type is int else 0.001
+    for value in (low - step, high + step, -(10**30) if field.type is int else -math.inf):
+        allowed = refused(field, field.type(value))
+        assert number(low) in allowed
+        assert number(high) in allowed
+    for value in (low, high):
+        check_value(field, field.type(value))
+
+
+@pytest.mark.parametrize("field", [field for field in BOUNDED if field.type is float], ids=named)
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_numbers_are_finite(field, value):
+    refused(field, value)
+
+
+def test_not_a_number_is_refused():
+    field = next(field for field in fields() if field.name == "gpu_memory_utilization")
+    with pytest.raises(ConfigError):
+        check(with_value(field, math.nan))
+
+
+@pytest.mark.parametrize("field", CHOSEN, ids=named)
+def test_a_choice_is_one_of_those_named(field):
+    allowed = refused(field, "nonsense")
+    for choice in field.option.choices:
+        assert choice in allowed
+        check_value(field, choice)
+
+
+@pytest.mark.parametrize("field", fields(), ids=named)
+@given(value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()))
+def test_a_value_of_another_type_is_refused(field, value):
+    if type(value) is field.type or (field.type is float and type(value) is int):
+        return
+    with pytest.raises(ConfigError, match=r"it must be (text|a whole number|a number|true or false)"):
+        check_value(field, value)
+
+
+@given(tokens=st.integers(1, 4096), sequences=st.integers(1, 4096))
+def test_a_step_has_room_for_every_sequence(tokens, sequences):
+    model = msgspec.structs.replace(Config().model, max_num_batched_tokens=tokens, max_num_seqs=sequences)
+    config = msgspec.structs.replace(Config(), model=model)
+    if tokens >= sequences:
+        assert check(config) is config
+    else:
+        with pytest.raises(ConfigError, match=r"--max-num-batched-tokens.*--max-num-seqs \(\d+\)"):
+            check(config)
+
+
+def test_unknown_fields_are_no_options():
+    with pytest.raises(TypeError):
+        Config(speed=9)  # type: ignore[call-arg]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"api": {"prot": 1}}', type=Config)
+
+
+def test_bounds_are_written_in_full():
+    assert number(2**63 - 1) == "9223372036854775807"
+    assert number(0.05) == "0.05"
+    assert number(10.0) == "10"
+
+
+def test_secrets_have_a_variable():
+    (field,) = [field for field in fields() if field.option.secret]
+    assert field.variable == "PENSTOCK_API_KEY"

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol import errors
+from protocol.errors import REQUEST_ERRORS, ConfigError, NotBuilt, Overloaded, PenstockError, RequestError
+
+
+def kinds() -> list[type[Exception]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
+def test_every_error_is_ours(kind):
+    assert issubclass(kind, PenstockError)
+
+
+@pytest.mark.parametrize(("status", "kind"), REQUEST_ERRORS.items())
+def test_a_status_leads_to_its_error(status, kind):
+    error = kind("why", param="prompt", code="word")
+    assert (error.status, error.message, error.param, error.code) == (status, "why", "prompt", "word")
+    assert str(error) == "why"
+
+
+def test_every_status_has_an_openai_type():
+    found = {kind.status: kind.type for kind in kinds() if issubclass(kind, RequestError)}
+    assert found == {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        404: "not_found_error",
+        405: "invalid_request_error",
+        413: "invalid_request_error",
+        415: "invalid_request_error",
+        429: "rate_limit_error",
+        500: "server_error",
+        503: "service_unavailable",
+    }
+
+
+def test_what_is_not_built_is_a_400_that_says_so():
+    error = NotBuilt("tools are not built yet", param="tools")
+    assert (error.status, error.code, error.param) == (400, "unsupported", "tools")
+
+
+def test_overload_tells_when_to_come_back():
+    error = Overloaded("full", retry_after=2.5)
+    assert (error.status, error.retry_after, error.code) == (429, 2.5, "overloaded")
+
+
+def test_a_config_error_names_option_value_and_what_is_allowed():
+    error = ConfigError("--port", 70000, "it must be between 0 and 65535")
+    assert str(error) == "--port: 70000 is not allowed; it must be between 0 and 65535"
+    assert (error.option, error.value, error.allowed) == ("--port", 70000, "it must be between 0 and 65535")
