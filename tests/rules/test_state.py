@@ -163,7 +163,8 @@ def test_constants_are_allowed(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "counter = 0", "CACHE = {}", "QUEUE: list[int] = []", "SEEN = set()", "POOL = Pool()", "A, B = [], 1", "a, b = 1, 2",
+        "counter = 0", "CACHE = {}", "QUEUE: list[int] = []", "SEEN = set()", "POOL = Pool()", "A, B = [], 1",
+        "a, b = 1, 2",
         "print('hello')", "for x in y: pass", "LIMIT += 1",
         "try:\n state = 1\nexcept ImportError:\n pass", "class P: pass\nDEFAULT = P()",
     ],
