@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ class ConfigFile(msgspec.Struct, frozen=True):
     """A JSON object and where it stands; complaints name the file and the key. `defaults` answer for silent keys."""
 
     path: Path
-    values: dict[str, Any]
-    defaults: dict[str, Any] = {}
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = {}
 
     def get(self, key: str) -> Any:
         """The value, or the family's default, or None."""

@@ -108,6 +108,7 @@ class Linear:
         return linear(x, self.weight, self.bias)
 
     def destinations(self) -> Destinations:
+        """Rows of the fused weight by the parts' names."""
         row = 0
         for part in self.parts:
             rows = slice(row, row + part.share)

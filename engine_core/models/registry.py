@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -11,7 +11,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.layers import Placement
 from engine_core.models.spec import ModelSpec
 
-FAMILIES: dict[str, Callable[[ModelSpec, Placement, int], Decoder]] = {
+FAMILIES: Mapping[str, Callable[[ModelSpec, Placement, int], Decoder]] = {
     "llama": llama.build,
     "mistral": mistral.build,
     "qwen2": qwen2.build,

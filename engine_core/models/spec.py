@@ -7,6 +7,7 @@ JSON, in the spelling before transformers 5 (`rope_theta`, `rope_scaling`) and a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 from engine_core.models.config_file import ConfigFile, read_json
 from protocol.errors import ModelError
 
-ARCHITECTURES = {
+ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
@@ -25,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 # What a family assumes where config.json is silent.
-FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
@@ -137,7 +138,7 @@ def read_family(file: ConfigFile) -> str:
     """The family by `architectures`, or by `model_type` in a file without it."""
     known = ", ".join(ARCHITECTURES)
     architectures = file.get("architectures")
-    if architectures is None and file.get("model_type") in FAMILY_DEFAULTS:
+    if architectures is None and str(file.get("model_type")) in FAMILY_DEFAULTS:
         return str(file.get("model_type"))
     if isinstance(architectures, list):
         for name in architectures:
@@ -181,7 +182,7 @@ def read_windows(file: ConfigFile, family: str, layers: int) -> tuple[int, ...]:
         first = file.integer("max_window_layers", 28, low=0)
         return tuple(window if layer >= first else 0 for layer in range(layers))
     sizes = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in sizes for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(str(kind) in sizes for kind in kinds):
         raise file.error("layer_types", f"it must name {' or '.join(sizes)} for each of the {layers} layers")
     return tuple(sizes[kind] for kind in kinds)
 

@@ -1,0 +1,149 @@
+"""The memory of the layers: fused, placed, and shared out over ranks so that the parts add up to the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
+from engine_core.models.spec import ModelSpec, RopeSpec
+
+SPEC = ModelSpec(
+    family="llama",
+    layers=1,
+    hidden=12,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    intermediate=20,
+    vocab_size=9,
+    norm_eps=1e-6,
+    rope=RopeSpec(),
+    windows=(0,),
+    tied=False,
+    qkv_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+    qk_norm=False,
+    max_position=16,
+    longest=16,
+    dtype="float32",
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+Layer = FusedQKV | GatedMlp | Linear | Norm | Embedding
+
+
+def placement(rank: int = 0, size: int = 1, device: str = "cpu") -> Placement:
+    return Placement(torch.float32, torch.device(device), rank, size)
+
+
+def checkpoint(layer: Layer) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    return {name: torch.randn(destination.shape) for name, destination in layer.destinations()}
+
+
+def fill(layer: Layer, tensors: dict[str, Tensor]) -> None:
+    for name, destination in layer.destinations():
+        if destination.tensor is not None:
+            size = destination.tensor.shape[destination.axis]
+            destination.tensor.copy_(tensors[name].narrow(destination.axis, destination.start, size))
+
+
+def test_fused_products_are_the_separate_ones() -> None:
+    layer = FusedQKV(SPEC, placement())
+    tensors = checkpoint(layer)
+    fill(layer, tensors)
+    x = torch.randn(5, 12)
+    for found, name in zip(layer.forward(x), ("q_proj", "k_proj", "v_proj"), strict=True):
+        expected = x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+        torch.testing.assert_close(found, expected.view(5, -1, 6))
+
+
+def test_gated_mlp() -> None:
+    layer = GatedMlp(SPEC, placement())
+    tensors = checkpoint(layer)
+    fill(layer, tensors)
+    x = torch.randn(5, 12)
+    gate, up = (x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"] for name in ("gate_proj", "up_proj"))
+    expected = torch.nn.functional.silu(gate) * up @ tensors["down_proj.weight"].T + tensors["down_proj.bias"]
+    torch.testing.assert_close(layer.forward(x), expected)
+
+
+def test_names_and_shapes_are_those_of_a_checkpoint() -> None:
+    found = {name: destination.shape for name, destination in FusedQKV(SPEC, placement(1, 2)).destinations()}
+    assert found == {
+        "q_proj.weight": (24, 12),
+        "q_proj.bias": (24,),
+        "k_proj.weight": (12, 12),
+        "k_proj.bias": (12,),
+        "v_proj.weight": (12, 12),
+        "v_proj.bias": (12,),
+    }
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_hold_heads_that_add_up(size: int) -> None:
+    single = FusedQKV(SPEC, placement())
+    tensors = checkpoint(single)
+    fill(single, tensors)
+    x = torch.randn(3, 12)
+    q, k, v = single.forward(x)
+    for rank in range(size):
+        layer = FusedQKV(SPEC, placement(rank, size))
+        fill(layer, tensors)
+        own_q, own_k, own_v = layer.forward(x)
+        heads = 4 // size
+        torch.testing.assert_close(own_q, q[:, rank * heads : (rank + 1) * heads])
+        kv = slice(rank, rank + 1) if size == 2 else slice(rank // 2, rank // 2 + 1)  # four ranks repeat two heads
+        torch.testing.assert_close(own_k, k[:, kv])
+        torch.testing.assert_close(own_v, v[:, kv])
+
+
+def test_partial_sums_of_the_ranks_are_the_whole() -> None:
+    single = GatedMlp(SPEC, placement())
+    tensors = checkpoint(single)
+    fill(single, tensors)
+    ranks = [GatedMlp(SPEC, placement(rank, 4)) for rank in range(4)]
+    for layer in ranks:
+        fill(layer, tensors)
+    x = torch.randn(3, 12)
+    torch.testing.assert_close(sum(layer.forward(x) for layer in ranks), single.forward(x))
+    assert [layer.down.bias is None for layer in ranks] == [False, True, True, True]
+
+
+def test_every_element_has_one_source() -> None:
+    """Destinations tile a layer's memory: nothing is left unfilled, nothing written twice."""
+    for layer in (FusedQKV(SPEC, placement()), GatedMlp(SPEC, placement(2, 4))):
+        linears = [layer.linear] if isinstance(layer, FusedQKV) else [layer.gate_up, layer.down]
+        for linear in linears:
+            linear.weight.zero_()
+            for _, destination in linear.destinations():
+                if destination.fan_in and destination.tensor is not None:
+                    destination.tensor.add_(1)
+            assert torch.equal(linear.weight, torch.ones_like(linear.weight))
+
+
+def test_weights_lie_as_the_device_likes_them() -> None:
+    on_cpu = Linear((whole("o_proj", 8),), 4, placement(), bias=False)
+    on_gpu = Linear((whole("o_proj", 8),), 4, placement(device="meta"), bias=False)
+    assert on_cpu.weight.shape == on_gpu.weight.shape == (8, 4)
+    assert on_cpu.weight.stride() == (1, 8)
+    assert on_gpu.weight.stride() == (4, 1)
+    assert Embedding(SPEC, placement()).weight.is_contiguous()
+
+
+def test_widths_that_ranks_cannot_share() -> None:
+    with pytest.raises(AssertionError, match="20 is not divisible by 3"):
+        spread("gate_proj", 20, placement(0, 3))
+
+
+def test_norm_and_embedding() -> None:
+    norm, embedding = Norm(12, 1e-6, placement()), Embedding(SPEC, placement())
+    fill(norm, {"weight": torch.ones(12)})
+    rows = torch.randn(9, 12)
+    fill(embedding, {"weight": rows})
+    x = embedding.forward(torch.tensor([3, 3, 8], dtype=torch.int32))
+    assert torch.equal(x, rows[[3, 3, 8]])
+    torch.testing.assert_close(norm.forward(x).pow(2).mean(-1), torch.ones(3), rtol=1e-4, atol=0)

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from engine_core.models.registry import FAMILIES, build
+from engine_core.models.spec import ARCHITECTURES, FAMILY_DEFAULTS
+from tests.engine_core.models.test_layers import SPEC
+
+
+def test_every_known_architecture_is_built() -> None:
+    assert set(ARCHITECTURES.values()) == set(FAMILIES) == set(FAMILY_DEFAULTS)
+
+
+def test_a_share_of_a_model() -> None:
+    part = build(SPEC, torch.bfloat16, torch.device("meta"), 16, rank=1, size=2)
+    assert (part.placement.rank, part.placement.size) == (1, 2)
+    assert part.blocks[0].mlp.gate_up.weight.shape == (20, 12)
+    assert part.rope.shape == (16, 6)
+
+
+def test_the_product_imports_no_models_of_transformers() -> None:
+    script = "import sys, engine_core.models.registry, engine_core.loading; print('transformers' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.strip() == "False"
