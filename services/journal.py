@@ -14,10 +14,11 @@ import logging
 import re
 import sys
 import warnings
+from types import TracebackType
 from typing import TextIO
 
 PLAIN = re.compile(r"[\w./:@+,\-\[\]()*%]+")
-QUIET = ("asyncio", "httpx", "httpcore", "huggingface_hub", "urllib3", "uvicorn.access")
+QUIET = ("asyncio", "httpx", "httpcore", "huggingface_hub", "urllib3", "uvicorn", "uvicorn.error")
 
 
 class LineFormatter(logging.Formatter):
@@ -43,7 +44,8 @@ class LineFormatter(logging.Formatter):
 def setup(process: str, level: str, stream: TextIO | None = None) -> None:
     """Send every record of this process at `level` (an option's word: debug, info, warning, error) or above to stderr.
 
-    `process` is role-index. Replaces what handlers the root logger had; Python warnings become records too.
+    `process` is role-index. Replaces what handlers the root logger had. Python warnings become records too, and so
+    does an exception that nobody caught: a crash is one line.
     """
     output = logging.StreamHandler(stream if stream is not None else sys.stderr)
     output.setFormatter(LineFormatter(process))
@@ -56,6 +58,13 @@ def setup(process: str, level: str, stream: TextIO | None = None) -> None:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
     warnings.formatwarning = one_line_warning
+    sys.excepthook = uncaught
+
+
+def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As sys.excepthook: the exception that ends this process."""
+    fields = {"error": kind.__name__}
+    logging.getLogger("penstock").critical("%s", "crashed", extra={"fields": fields}, exc_info=(kind, error, trace))
 
 
 def debug(log: logging.Logger, event: str, /, **fields: object) -> None:

@@ -1,6 +1,7 @@
 import io
 import logging
 import re
+import sys
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from services import journal
 
-LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (debug|info|warning|error) scheduler-0 \S+.*\n")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (debug|info|warning|error|critical) scheduler-0 \S+.*\n")
 log = logging.getLogger("penstock.test")
 
 
@@ -17,12 +18,12 @@ log = logging.getLogger("penstock.test")
 def lines():
     root = logging.getLogger()
     level, outputs = root.level, list(root.handlers)
-    original = warnings.formatwarning
+    original, hook = warnings.formatwarning, sys.excepthook
     stream = io.StringIO()
     journal.setup("scheduler-0", "info", stream)
     yield stream
     logging.captureWarnings(False)
-    warnings.formatwarning = original
+    warnings.formatwarning, sys.excepthook = original, hook
     root.setLevel(level)
     root.handlers[:] = outputs
 
@@ -56,8 +57,19 @@ def test_an_exception_stays_on_one_line(lines):
 
 
 def test_records_of_libraries_are_lines_too(lines):
-    logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
-    assert lines.getvalue().endswith(' log message="Started server process [7]" logger=uvicorn.error\n')
+    logging.getLogger("some.library").info("Started server process [%d]", 7)
+    assert lines.getvalue().endswith(' log message="Started server process [7]" logger=some.library\n')
+    logging.getLogger("uvicorn.error").info("what nobody asked")
+    assert "nobody" not in lines.getvalue()
+
+
+def test_a_crash_is_one_line(lines):
+    try:
+        raise RuntimeError("the end")
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert LINE.fullmatch(lines.getvalue())
+    assert 'critical scheduler-0 crashed error=RuntimeError trace="Traceback' in lines.getvalue()
 
 
 def test_warnings_are_lines_too(lines):
