@@ -23,6 +23,9 @@ from services.api.logprobs import (
 from services.api.reply import Choice, Reply, Usage
 
 
+COMPLETE = (Finish.STOP, Finish.LENGTH)
+
+
 class Identity(msgspec.Struct, frozen=True):
     """What names a response."""
 
@@ -162,5 +165,5 @@ def completion_choice(
 
 def finish_reason(finish: Finish) -> str:
     """OpenAI's word. Aborted and failed choices end their response with an error instead."""
-    assert finish in (Finish.STOP, Finish.LENGTH)
+    assert finish in COMPLETE
     return "length" if finish == Finish.LENGTH else "stop"

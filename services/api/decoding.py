@@ -27,8 +27,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-type":
             check_content_type(value)
-        elif name == b"content-length" and int(value) > limit:
-            raise too_large(limit)
+        elif name == b"content-length":
+            check_content_length(value, limit)
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -48,6 +48,13 @@ def check_content_type(value: bytes) -> None:
     kind = value.split(b";", 1)[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise UnsupportedMediaType("the content type must be application/json", code="unsupported_media_type")
+
+
+def check_content_length(value: bytes, limit: int) -> None:
+    if not value.isdigit():
+        raise InvalidRequest("the content length is not a number", code="invalid_content_length")
+    if len(value) > 18 or int(value) > limit:
+        raise too_large(limit)
 
 
 def too_large(limit: int) -> PayloadTooLarge:

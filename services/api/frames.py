@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.errors import RequestError
 from services.api import errors
-from services.api.answers import Identity, UsageAnswer, finish_reason
+from services.api.answers import COMPLETE, Identity, UsageAnswer, finish_reason
 from services.api.logprobs import chat_logprobs, completion_logprobs, with_prompt
 from services.api.reply import Choice, Reply
 
@@ -55,7 +55,7 @@ class Frames:
                 frames.append(self._with_logprobs(choice, text))
             elif text:
                 frames.append(self._heads[choice.index] + encode_text(text) + self._plain_tail)
-            if choice.finish:
+            if choice.finish in COMPLETE:
                 frames.append(self._finish(choice))
         return b"".join(frames)
 

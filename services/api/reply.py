@@ -148,6 +148,10 @@ class Reply:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take_news()
+
+    def take_news(self) -> list[Choice]:
+        """The choices that have something to take, in order of arrival."""
         news, self._news = self._news, []
         for choice in news:
             choice.news = False

@@ -9,14 +9,14 @@ from typing import TypeVar
 import msgspec
 
 from protocol import limits
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, NotBuilt
 from protocol.messages import Sampling
 from services.api.requests import GenerationRequest
 from services.api.served import ServedModel
 
 T = TypeVar("T")
 
-TOKEN_KEY = re.compile(r"\d{1,10}")
+TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ def choices(request: GenerationRequest, prompts: int) -> int:
 
 
 def wants_usage(request: GenerationRequest) -> bool:
-    """Whether the stream ends with a usage chunk. Raises InvalidRequest for options without a stream."""
+    """Whether the stream ends with a usage chunk. Raises InvalidRequest for options without a stream, NotBuilt."""
     options = request.stream_options
     if options is None:
         return False
@@ -126,6 +126,9 @@ def wants_usage(request: GenerationRequest) -> bool:
         raise InvalidRequest(
             "stream_options is allowed only when stream is true", param="stream_options", code="invalid_value"
         )
+    for name in ("include_obfuscation", "continuous_usage_stats"):
+        if getattr(options, name):
+            raise NotBuilt(f"stream_options.{name} is not built yet", param=f"stream_options.{name}")
     return bool(options.include_usage)
 
 

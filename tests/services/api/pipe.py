@@ -184,7 +184,7 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation = Gen
 
 @asynccontextmanager
 async def client(parts: Service, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of the application, in this process."""
+    """An HTTP client of the application, in this process; what takes 20 s has hung."""
     transport = httpx.ASGITransport(application(parts), raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api", **options) as found:
+    async with asyncio.timeout(20), httpx.AsyncClient(transport=transport, base_url="http://api", **options) as found:
         yield found

@@ -1,0 +1,168 @@
+"""Bodies of every kind of wrong: each is a 400 that says so, and none is a 500."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.errors import InvalidRequest
+from services.api.app import application
+from services.api.decoding import check_depth
+from services.api.refusals import REFUSED
+from services.api.requests import ChatRequest, CompletionRequest
+from tests.services.api.pipe import FakePort, answering, client, service, silent, words
+from tests.services.api.shapes import check_error
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+HELLO = b'{"messages":[{"role":"user","content":"Hello"}],"prompt":"a","tokens":[1]'
+
+MALFORMED: tuple[tuple[str, bytes], ...] = (
+    ("empty", b""),
+    ("not JSON", b"messages=hello"),
+    ("cut", b'{"messages": [{"role": "user"'),
+    ("two values", b"{} {}"),
+    ("an array", b"[]"),
+    ("a string", b'"hello"'),
+    ("null", b"null"),
+    ("a number", b"1"),
+    ("byte order mark", b"\xef\xbb\xbf{}"),
+    ("bad UTF-8", b'{"messages":[{"role":"user","content":"\xff"}],"prompt":"\xff","tokens":["\xff"]}'),
+    ("half a surrogate pair", HELLO.replace(b"Hello", b"\\ud800").replace(b'"a"', b'"\\ud800"') + b"}"),
+    ("NaN", HELLO + b',"temperature":NaN,"model":NaN}'),
+    ("infinity", HELLO + b',"temperature":1e999,"model":1}'),
+    ("control character", b'{"model":"a\nb"}'),
+    ("deep array", HELLO + b',"x":' + b"[" * 100_000 + b"}"),
+    ("deep object", HELLO + b',"model":' + b'{"a":' * 100_000 + b"}"),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("what", "body"), MALFORMED)
+async def test_malformed_bodies(path: str, what: str, body: bytes) -> None:
+    port = FakePort(silent)
+    async with client(service(port)) as http:
+        answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, what
+    check_error(answer.json(), "invalid_request_error", answer.json()["error"]["param"])
+    assert port.sent == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("messages", [{"role": "user", "content": "a", "x": None}]), ("chat_template_kwargs", {"x": None})],
+)
+async def test_what_is_handed_on_is_not_deep(field: str, value: Any) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        inner: Any = 1
+        for _ in range(levels):
+            inner = [inner]
+        target = value[0] if isinstance(value, list) else value
+        target["x"] = inner
+        return {"messages": [{"role": "user", "content": "a"}], field: value}
+
+    async with client(service(FakePort(answering(words("ok"))))) as http:
+        for levels, status in ((50, 200), (limits.MAX_JSON_DEPTH + 1, 400), (500, 400)):
+            answer = await http.post(PATHS[0], json=nested(levels))
+            assert answer.status_code == status
+            if status == 400:
+                check_error(answer.json(), "invalid_request_error", field)
+
+
+def test_depth_is_counted_in_levels() -> None:
+    inner: Any = 1
+    for _ in range(limits.MAX_JSON_DEPTH):
+        inner = {"a": inner}
+    check_depth(inner, "x")
+    with pytest.raises(InvalidRequest, match="nested deeper"):
+        check_depth([inner], "x")
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        (None, "messages"),
+        ({"role": "user", "content": "a"}, "messages"),
+        (["hello"], "messages[0]"),
+        ([{"content": "a"}], "messages[0].role"),
+        ([{"role": 5, "content": "a"}], "messages[0].role"),
+        ([{"role": "wizard", "content": "a"}], "messages[0].role"),
+        ([{"role": "tool", "content": "a"}], "messages[0].role"),
+        ([{"role": "user", "content": "a"}, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"text": "a"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+         "messages[0].content[0].type"),
+        ([{"role": "assistant", "content": "a", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ],
+)  # fmt: skip
+async def test_wrong_messages(messages: Any, param: str) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        async with client(service(FakePort(silent))) as http:
+            answer = await http.post(path, json={"messages": messages})
+        assert answer.status_code == 400
+        expected = "prompt" if path == "/tokenize" and messages is None else param
+        check_error(answer.json(), "invalid_request_error", expected)
+
+
+async def test_text_parts_are_joined() -> None:
+    port = FakePort(answering(words("ok")))
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [{"role": "system", "content": "s", "extra": 1}, {"role": "user", "content": parts, "name": "n"}]
+    async with client(service(port)) as http:
+        assert (await http.post(PATHS[0], json={"messages": messages})).status_code == 200
+    sent = json.loads(port.sent[0].messages)  # type: ignore[attr-defined]
+    assert sent == [messages[0], {"role": "user", "content": "one\ntwo", "name": "n"}]
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
+async def test_template_arguments_do_not_replace_the_servers_own(name: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {name: 1}}
+    async with client(service(FakePort(silent))) as http:
+        answer = await http.post(PATHS[0], json=body)
+    check_error(answer.json(), "invalid_request_error", f"chat_template_kwargs.{name}")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED, "tokens", "x"})
+BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
+GOOD: tuple[dict[str, Any], ...] = ({"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}, {"tokens": [1]})
+
+
+async def ask(path: str, body: bytes) -> httpx.Response:
+    transport = httpx.ASGITransport(application(service(FakePort(answering(words("a", "b"))))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
+        return await http.post(path, content=body, headers={"content-type": "application/json"})
+
+
+def check_any(answer: httpx.Response) -> None:
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        body = answer.json()
+        check_error(body, body["error"]["type"], body["error"]["param"])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(PATHS), BODIES, st.sampled_from(GOOD))
+async def test_no_object_is_a_server_error(path: str, body: dict[str, Any], good: dict[str, Any]) -> None:
+    check_any(await ask(path, json.dumps({**good, **body}).encode()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(PATHS), st.binary(max_size=64), st.integers(0, 60), st.integers(0, 8))
+async def test_no_bytes_are_a_server_error(path: str, noise: bytes, at: int, cut: int) -> None:
+    body = HELLO + b"}"
+    check_any(await ask(path, body[:at] + noise + body[at + cut :]))

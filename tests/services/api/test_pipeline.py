@@ -1,0 +1,208 @@
+"""Tickets: every request ends once, whatever arrives, and the map of them is empty afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
+from protocol.messages import Abort, Detokenize, Finish, Rejected, Sampling, SubmitText, Tokenize, api_index
+from services.api.metrics import Timings
+from services.api.pipeline import Pipeline
+from services.api.reply import Reply
+from services.wire import Arrival, Left
+from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, silent, status, words
+
+NOW = 100.0
+
+
+def pipeline(*ports: FakePort, limit: int = 8) -> Pipeline:
+    """A pipeline at a stopped clock, with an engine that is ready."""
+    made = Pipeline(ports, 3, 5, limit, status_limit=2.0)
+    for port in ports:
+        port.deliver = lambda arrivals: made.receive(arrivals, NOW)
+    ports[0].arrive(status())
+    return made
+
+
+def reply(prompts: int = 1, n: int = 1) -> Reply:
+    return Reply(prompts, n, stream=True, timings=Timings(), now=NOW)
+
+
+def submit(made: Pipeline, count: int = 1, n: int = 1) -> tuple[Reply, list[SubmitText]]:
+    waiting = reply(count, n)
+    requests = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), n=n) for _ in range(count)]
+    made.submit(requests, waiting, NOW)
+    return waiting, requests
+
+
+def test_ids_are_ours_and_differ() -> None:
+    made = pipeline(FakePort(silent))
+    ids = [made.new_id() for _ in range(100)]
+    assert len(set(ids)) == 100
+    assert {api_index(number) for number in ids} == {3}
+
+
+def test_requests_are_spread_over_the_tokenizers() -> None:
+    ports = [FakePort(silent, index) for index in range(3)]
+    made = pipeline(*ports, limit=64)
+    for _ in range(9):
+        submit(made)
+    assert [len(port.of(SubmitText)) for port in ports] == [3, 3, 3]
+
+
+def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
+    ports = [FakePort(silent, index) for index in range(2)]
+    made = pipeline(*ports)
+    assert ports[0].peer is not None
+    assert ports[1].peer is not None
+    ports[0].peer.credit = 0
+    submit(made)
+    submit(made)
+    assert len(ports[1].of(SubmitText)) == 2
+    ports[1].peer.credit = 1
+    with pytest.raises(Overloaded):
+        submit(made, count=2)
+    assert made.statistics().unfinished == 2  # the first half of the third was taken back
+    assert made.statistics().refused == 1
+    assert made.statistics().aborts_owed == 1
+
+
+def test_admission_is_bounded_and_says_when_to_come_back() -> None:
+    port = FakePort(silent)
+    made = pipeline(port, limit=3)
+    submit(made, count=3)
+    with pytest.raises(Overloaded) as caught:
+        submit(made)
+    assert caught.value.retry_after == pytest.approx(3 / 2 / 4.0)  # half the queue at 4 requests per second
+    with pytest.raises(InvalidRequest):
+        submit(made, count=4)
+    assert made.statistics().unfinished == 3
+    assert len(port.of(SubmitText)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "trouble"),
+    [
+        (lambda port, made: port.lose(), "no tokenizer"),
+        (lambda port, made: port.arrive(status(ready=False)), "not ready"),
+        (lambda port, made: port.arrive(status(draining=True)), "shutting down"),
+        (lambda port, made: setattr(made, "draining", True), "shutting down"),
+        (lambda port, made: setattr(made, "status", None), "not reported"),
+        (lambda port, made: setattr(made, "status_time", NOW - 2.1), "heartbeat"),
+    ],
+)
+async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    assert made.ready(NOW)
+    change(port, made)
+    assert not made.ready(NOW)
+    with pytest.raises(Unavailable, match=trouble):
+        submit(made)
+    with pytest.raises(Unavailable, match=trouble):
+        await made.ask(Tokenize(id=made.new_id(), prompt="a"), NOW)
+
+
+async def test_questions_have_one_answer_each() -> None:
+    port = FakePort(answering(words("")))
+    made = pipeline(port)
+    first, second = await asyncio.gather(
+        made.ask(Tokenize(id=made.new_id(), prompt="ab"), NOW), made.ask(Detokenize(made.new_id(), b"a\0\0\0"), NOW)
+    )
+    assert (type(first).__name__, type(second).__name__) == ("Tokenized", "Detokenized")
+    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a"), NOW))
+    await asyncio.sleep(0)
+    port.arrive(Rejected(id=7, status=400, message="too long", param="prompt"))
+    with pytest.raises(InvalidRequest, match="too long"):
+        await asking
+
+
+async def test_a_question_to_a_lost_tokenizer_fails() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a"), NOW))
+    await asyncio.sleep(0)
+    port.lose()
+    with pytest.raises(Unavailable):
+        await asking
+
+
+def test_aborts_owed_to_a_lost_tokenizer_are_forgotten() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    waiting, _ = submit(made)
+    assert port.peer is not None
+    port.peer.credit = 0
+    made.drop(waiting)
+    assert made.statistics().aborts_owed == 1
+    port.lose()
+    assert made.statistics().aborts_owed == 0
+
+
+def test_rows_find_their_choice() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    waiting, requests = submit(made, count=2, n=2)
+    rows = [(requests[1].id, Row(text="d", choice=1)), (12345, Row(text="stray")), (requests[0].id, Row(text="a"))]
+    port.arrive(batch(rows))
+    assert ["".join(choice.text) for choice in waiting.choices] == ["a", "", "", "d"]
+    assert [choice.index for choice in waiting.take_news()] == [3, 0]
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["row", "end", "reject", "drop", "lose", "error"]), st.integers(0, 3), st.integers(0, 2)),
+    max_size=40,
+)
+
+
+@given(EVENTS)
+def test_every_request_ends_once(events: list[tuple[str, int, int]]) -> None:
+    """Random ends of four requests of three choices each: then no ticket is left and nothing is sent twice."""
+    port = FakePort(silent)
+    made = pipeline(port, limit=4)
+    lives = [submit(made, n=3) for _ in range(4)]
+    for event, which, choice in events:
+        waiting, (request,) = lives[which]
+        if port.peer is None:
+            break
+        match event:
+            case "row":
+                port.arrive(batch([(request.id, Row(text="x", choice=choice))]))
+            case "end":
+                port.arrive(batch([(request.id, Row(choice=choice, finish=Finish.STOP))]))
+            case "error":
+                port.arrive(batch([(request.id, Row(choice=choice, finish=Finish.ERROR))]))
+            case "reject":
+                port.arrive(Rejected(id=request.id, status=400, message="no"))
+            case "drop":
+                made.drop(waiting)
+            case "lose":
+                port.lose()
+    for waiting, _ in lives:
+        made.drop(waiting)
+    assert made.statistics().unfinished == 0
+    aborted = [abort.id for abort in port.of(Abort)]
+    assert len(aborted) == len(set(aborted))
+
+
+def test_an_error_of_the_engine_is_told_in_its_words() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    waiting, (request,) = submit(made)
+    row = Row(finish=Finish.ERROR, extra={"error": "the logits were not finite"})
+    port.arrive(batch([(request.id, row)]))
+    assert isinstance(waiting.error, EngineFailure)
+    assert waiting.error.message == "the logits were not finite"
+    assert waiting.ended
+
+
+def test_the_loss_of_a_stranger_changes_nothing() -> None:
+    made = pipeline(FakePort(silent))
+    waiting, _ = submit(made)
+    made.receive([Arrival(new_peer(), Left("gone"))], NOW)
+    assert not waiting.ended

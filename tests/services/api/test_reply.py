@@ -1,0 +1,84 @@
+"""The answer while it grows: who is woken when, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protocol.errors import Unavailable
+from protocol.messages import Finish, TextExtra
+from services.api.metrics import Timings
+from services.api.reply import Reply
+
+
+def reply(*, stream: bool, prompts: int = 1, n: int = 1) -> Reply:
+    return Reply(prompts, n, stream=stream, timings=Timings(), now=10.0)
+
+
+async def test_a_stream_wakes_for_every_step_and_a_whole_answer_for_its_end() -> None:
+    streamed, whole = reply(stream=True), reply(stream=False)
+    waiting = [asyncio.ensure_future(each.news()) for each in (streamed, whole)]
+    await asyncio.sleep(0)
+    for each in (streamed, whole):
+        each.push(0, "a", 1, Finish.NONE, None, 11.0)
+    await asyncio.sleep(0)
+    assert [task.done() for task in waiting] == [True, False]
+    whole.push(0, "b", 1, Finish.LENGTH, None, 12.0)
+    (choice,) = await waiting[1]
+    assert choice.take_text() == "ab"
+    assert (choice.tokens, choice.finish) == (2, Finish.LENGTH)
+
+
+async def test_news_that_came_before_anybody_waited() -> None:
+    waiting = reply(stream=True)
+    waiting.push(0, "a", 1, Finish.NONE, None, 11.0)
+    (choice,) = await waiting.news()
+    assert choice.take_text() == "a"
+    assert choice.take_text() == ""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_errors_and_departures_end_the_wait(stream: bool) -> None:
+    failed, left = reply(stream=stream), reply(stream=stream)
+    waiting = [asyncio.ensure_future(each.news()) for each in (failed, left)]
+    await asyncio.sleep(0)
+    failed.fail(Unavailable("first"))
+    failed.fail(Unavailable("second"))
+    left.leave()
+    await asyncio.gather(*waiting)
+    assert failed.error is not None
+    assert failed.error.message == "first"
+    assert left.error is None
+    assert left.ended
+
+
+async def test_rows_after_the_end_change_nothing() -> None:
+    waiting = reply(stream=True)
+    waiting.push(0, "a", 1, Finish.STOP, None, 11.0)
+    waiting.push(0, "b", 1, Finish.LENGTH, None, 12.0)
+    (choice,) = await waiting.news()
+    assert choice.take_text() == "a"
+    assert (choice.finish, choice.tokens) == (Finish.STOP, 1)
+
+
+def test_usage_counts_each_prompt_once() -> None:
+    waiting = reply(stream=False, prompts=2, n=2)
+    for index in (1, 0, 3, 2):
+        # Choices after the first find the whole prompt in the cache; that is not what the client is told.
+        cached = 4 if index % 2 == 0 else 16
+        extra = TextExtra(row=0, prompt_tokens=20, cached_tokens=cached)
+        waiting.push(index, "a", 3, Finish.STOP, extra, 11.0)
+    usage = waiting.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (40, 12, 8)
+
+
+def test_gaps_are_timed_per_choice() -> None:
+    timings = Timings()
+    waiting = Reply(1, 2, stream=True, timings=timings, now=10.0)
+    for now, index in ((10.5, 0), (10.6, 1), (10.7, 0), (10.7, 1)):
+        waiting.push(index, "a", 1, Finish.NONE, None, now)
+    assert waiting.first_token == 10.5
+    first, gaps = timings.first_token.statistics(), timings.inter_token.statistics()
+    assert (sum(first.counts), first.total) == (1, pytest.approx(0.5))
+    assert (sum(gaps.counts), gaps.total) == (2, pytest.approx(0.3))
