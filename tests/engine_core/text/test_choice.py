@@ -1,0 +1,148 @@
+"""One choice: text, counts and log-probabilities are the same however its tokens arrive."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_core.text.choice import Choice, Delta
+from engine_core.text.columns import pack
+from engine_core.text.detokenizer import detokenizer
+from engine_core.text.outbox import merge_extras
+from engine_core.text.stops import StopScanner, compile_stops
+from protocol.messages import Finish, Logprobs, TextExtra, TokenExtra
+from tests.engine_core.text.test_stops import expected
+from tests.engine_core.text.vocabularies import CORPUS, vocabulary
+
+FOUND = vocabulary("byte_level")
+EOS = FOUND.eos or 0
+
+
+def make(stops: tuple[str, ...] = (), *, echo: str = "", min_tokens: int = 0, include: bool = False) -> Choice:
+    return Choice(
+        FOUND,
+        detokenizer(FOUND, skip_special_tokens=True),
+        StopScanner(compile_stops(stops), include_stop=include) if stops else None,
+        echo=echo,
+        prompt_tokens=5,
+        min_tokens=min_tokens,
+        include_stop=include,
+    )
+
+
+def logprobs(ids: Sequence[int], width: int = 2) -> TokenExtra:
+    """Made-up numbers that tell every position apart."""
+    rows = [[token_id, *range(width - 1)] for token_id in ids]
+    values = [-float(token_id) - column for token_id in ids for column in range(width)]
+    return TokenExtra(
+        row=0,
+        logprobs=Logprobs(
+            width,
+            pack("i", [token_id for row in rows for token_id in row]),
+            struct.pack(f"<{len(values)}f", *values),
+            pack("i", ids),
+        ),
+    )
+
+
+def run(choice: Choice, parts: Sequence[Sequence[int]], finish: Finish, *, with_logprobs: bool) -> Delta:
+    """All deltas as one."""
+    text, tokens, extra = "", 0, TextExtra(row=0)
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        delta = choice.advance(part, finish if last else Finish.NONE, logprobs(part) if with_logprobs else None)
+        text, tokens = text + delta.text, tokens + delta.tokens
+        extra = merge_extras(extra, delta.extra) if delta.extra is not None else extra
+        if delta.finish:
+            return Delta(text, tokens, delta.finish, extra)
+    return Delta(text, tokens, Finish.NONE, extra)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.one_of(st.sampled_from(CORPUS), st.text(max_size=30)),
+    stops=st.lists(st.sampled_from(["e", "the", ", ", "x j", "你好", "é", "zz"]), max_size=3).map(tuple),
+    cuts=st.lists(st.integers(1, 9), min_size=1),
+    min_tokens=st.integers(0, 6),
+    finish=st.sampled_from([Finish.STOP, Finish.LENGTH]),
+    include=st.booleans(),
+)
+def test_the_cut_does_not_matter(
+    text: str, stops: tuple[str, ...], cuts: list[int], min_tokens: int, finish: Finish, include: bool
+) -> None:
+    ids = FOUND.encode(text, add_special_tokens=False)
+    if finish is Finish.STOP:
+        ids = [*ids, EOS]
+    whole = run(make(stops, echo="!!", min_tokens=min_tokens, include=include), [ids], finish, with_logprobs=True)
+    parts, start = [], 0
+    while start < len(ids):
+        count = cuts[len(parts) % len(cuts)]
+        parts.append(ids[start : start + count])
+        start += count
+    parts = parts or [[]]
+    pieces = run(make(stops, echo="!!", min_tokens=min_tokens, include=include), parts, finish, with_logprobs=True)
+    assert pieces == whole
+    floor = len(FOUND.decode(ids[:min_tokens], skip_special_tokens=True).rstrip("\ufffd"))
+    match = expected(text, stops, floor) if stops else None
+    if match is None:
+        assert (whole.text, whole.tokens, whole.finish) == ("!!" + text, len(ids), finish)
+    else:
+        start, stop = match
+        assert whole.text == "!!" + text[: start + len(stop) * include]
+        assert whole.finish is Finish.STOP
+        assert whole.extra is not None
+        assert whole.extra.stop_reason == stop
+        assert len(whole.extra.logprobs) == whole.tokens <= len(ids)
+
+
+def test_positions_say_where_tokens_begin() -> None:
+    text = "größe 你好 😀 one"
+    ids = FOUND.encode(text, add_special_tokens=False)
+    made = run(make(echo="ab"), [[token_id] for token_id in ids], Finish.LENGTH, with_logprobs=True)
+    assert made.extra is not None
+    found = made.extra.logprobs
+    assert [position.chosen.token_id for position in found] == ids
+    assert b"".join(position.chosen.raw for position in found).decode() == text
+    before = ""
+    for position in found:
+        assert position.text_offset == 2 + len(before.encode().decode(errors="ignore"))
+        before = FOUND.decode(ids[: found.index(position) + 1], skip_special_tokens=True).rstrip("\ufffd")
+    assert [position.rank for position in found] == ids
+    assert all(len(position.top) == 1 for position in found)
+
+
+def test_the_first_delta_carries_the_echo_and_the_usage() -> None:
+    choice = make(echo="prompt")
+    first = choice.advance([FOUND.encode("a", add_special_tokens=False)[0]], 0, TokenExtra(row=0, cached_tokens=3))
+    assert first.text == "prompta"
+    assert first.extra == TextExtra(row=0, prompt_tokens=5, cached_tokens=3)
+    assert choice.advance(FOUND.encode("b", add_special_tokens=False)) == Delta("b", 1)
+
+
+def test_an_end_without_tokens_still_has_the_first_extra() -> None:
+    delta = make(echo="prompt").advance([], Finish.ABORT)
+    assert (delta.text, delta.tokens, delta.finish) == ("prompt", 0, Finish.ABORT)
+    assert delta.extra == TextExtra(row=0, prompt_tokens=5)
+
+
+def test_an_engines_error_is_told() -> None:
+    delta = make().advance([], Finish.ERROR, TokenExtra(row=0, error="non-finite logits"))
+    assert delta.finish is Finish.ERROR
+    assert delta.extra is not None
+    assert delta.extra.error == "non-finite logits"
+
+
+@pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.STOP])
+def test_it_knows_that_it_ended(finish: Finish) -> None:
+    choice = make(("stop",))
+    ids = FOUND.encode("sto", add_special_tokens=False)
+    assert choice.advance(ids).text == ""
+    assert not choice.ended
+    delta = choice.advance([EOS], finish)
+    assert choice.ended
+    assert delta.text == "sto"
+    assert choice.tokens == len(ids) + 1

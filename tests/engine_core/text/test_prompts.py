@@ -1,0 +1,167 @@
+"""Requests become token ids within every limit, or are refused in OpenAI's words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine_core.text.columns import pack, unpack
+from engine_core.text.prompts import Prepared, Prompter, PromptLimits
+from engine_core.text.template import ChatTemplate
+from protocol.errors import InvalidRequest
+from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, TraceContext
+from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
+
+LENGTH = 64
+
+
+def prompter(kind: str = "byte_level", vocab_size: int = 1000, template: str = CHAT_TEMPLATE) -> Prompter:
+    found = vocabulary(kind)
+    sources = {"default": template} if template else {}
+    return Prompter(found, ChatTemplate(sources, found.names), PromptLimits(vocab_size, LENGTH, (4, 1)))
+
+
+def prepare(kind: str = "byte_level", sampling: Sampling | None = None, **fields: Any) -> Prepared:
+    fields.setdefault("prompt", "one two")
+    if "messages" in fields or "prompt_ids" in fields:
+        fields["prompt"] = None
+    return prompter(kind).prepare(SubmitText(id=1, sampling=sampling or Sampling(), **fields), 0.0)
+
+
+def refused(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        prepare(**fields)
+    return caught.value
+
+
+def test_what_the_scheduler_needs_is_carried_over() -> None:
+    trace = TraceContext("00-1-2-01", "a=b")
+    made = prepare(n=3, priority=-2, cache_salt="s", trace=trace, arrival=5.0, sampling=Sampling(seed=9)).request
+    assert (made.id, made.n, made.priority, made.cache_salt, made.trace, made.arrival) == (1, 3, -2, "s", trace, 5.0)
+    assert made.sampling.seed == 9
+    assert made.sampling.eos_token_ids == (4, 1)
+    assert unpack("i", made.token_ids) == tokenizer("byte_level").encode("one two").ids
+
+
+def test_special_tokens_are_the_post_processors() -> None:
+    bos = tokenizer("byte_fallback").token_to_id("<s>")
+    assert prepare("byte_fallback").token_ids[0] == bos
+    assert bos not in prepare("byte_fallback", add_special_tokens=False).token_ids
+    messages = b'[{"role":"user","content":"hi"}]'
+    assert bos not in prepare("byte_fallback", messages=messages, add_special_tokens=False).token_ids
+
+
+def test_chats_are_rendered() -> None:
+    messages = json.dumps([{"role": "user", "content": [{"type": "text", "text": "one"}]}]).encode()
+    made = prepare(messages=messages)
+    text = tokenizer("byte_level").decode(list(made.token_ids), skip_special_tokens=False)
+    assert text == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+    template = "{{ tools[0].a }}{{ x }}{{ messages[0].content }}"
+    submit = SubmitText(
+        id=1, messages=messages, tools=b'[{"a": 1}]', template_arguments=b'{"x": "two"}', sampling=Sampling()
+    )
+    made = prompter(template=template).prepare(submit, 0.0)
+    assert tokenizer("byte_level").decode(list(made.token_ids)) == "1twoone"
+
+
+def test_max_tokens_is_filled_with_the_room_that_is_left() -> None:
+    made = prepare()
+    assert made.request.sampling.max_tokens == LENGTH - len(made.token_ids)
+    assert prepare(sampling=Sampling(max_tokens=5)).request.sampling.max_tokens == 5
+    exact = prepare(prompt_ids=pack("i", [7] * 60), sampling=Sampling(max_tokens=4))
+    assert exact.request.sampling.max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "param", "words"),
+    [
+        (64, None, "prompt", "your prompt resulted in 64 tokens. Please reduce the length of the prompt."),
+        (80, None, "prompt", "your prompt resulted in 80 tokens"),
+        (80, 8, "prompt", "you requested 88 tokens (80 in the prompt, 8 in the completion)"),
+        (60, 5, "max_tokens", "you requested 65 tokens (60 in the prompt, 5 in the completion). Please reduce"),
+        (65, 0, "prompt", "your prompt resulted in 65 tokens"),
+    ],
+)
+def test_too_long_says_how_long(prompt: int, max_tokens: int | None, param: str, words: str) -> None:
+    error = refused(prompt_ids=pack("i", [7] * prompt), sampling=Sampling(max_tokens=max_tokens))
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
+    assert error.message.startswith(f"This model's maximum context length is {LENGTH} tokens. However, ")
+    assert words in error.message
+
+
+def test_far_too_long_texts_are_not_even_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(vocabulary("byte_level")), "encode")
+    error = refused(prompt="a" * (LENGTH * vocabulary("byte_level").longest + 1))
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "", "add_special_tokens": False}, "prompt"),
+        ({"prompt_ids": b""}, "prompt"),
+        ({"prompt_ids": b"abc"}, "prompt"),
+        ({"prompt_ids": pack("i", [5, -1])}, "prompt"),
+        ({"prompt_ids": pack("i", [1000])}, "prompt"),
+        ({"sampling": Sampling(stop_token_ids=(1000,))}, "stop_token_ids"),
+        ({"sampling": Sampling(allowed_token_ids=(3, 1000))}, "allowed_token_ids"),
+        ({"sampling": Sampling(logit_bias=((-1, 1.0),))}, "logit_bias"),
+        ({"stop": ("a", "")}, "stop"),
+        ({"bad_words": ("a", " ")}, "bad_words"),
+        ({"bad_words": ("qjqjqjqjqjqjqjqjqjqjqjqjqjqjqjqjqjqj",)}, "bad_words"),
+        ({"messages": b"[]"}, "messages"),
+        ({"messages": b'[{"role":"user","content":"x"}]', "tools": b"{}"}, "tools"),
+        ({"messages": b'[{"role":"user","content":"x"}]', "tools": b"["}, "tools"),
+        (
+            {"messages": b'[{"role":"user","content":"x"}]', "template_arguments": b"[]"},
+            "chat_template_kwargs",
+        ),
+    ],
+)
+def test_mistakes_name_their_parameter(fields: dict[str, Any], param: str) -> None:
+    error = refused(**fields)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_a_model_without_a_template_takes_no_chat() -> None:
+    request = SubmitText(id=1, messages=b'[{"role":"user","content":"x"}]', sampling=Sampling())
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        prompter(template="").prepare(request, 0.0)
+
+
+def test_bad_words_are_banned_with_and_without_a_space() -> None:
+    """The form after a space counts where it is as many tokens and begins with another."""
+    library = tokenizer("byte_level")
+    made = prepare(bad_words=("s", " s", "dog"), sampling=Sampling(bad_words=((3,),))).request.sampling.bad_words
+    assert made[0] == (3,)
+    assert [library.decode(list(ids)) for ids in made[1:]] == ["s", " s", "dog"]
+    pieces = prepare("gemma", bad_words=("qu",)).request.sampling.bad_words
+    assert [tokenizer("gemma").decode(list(ids)) for ids in pieces] == ["qu", " qu"]
+
+
+def test_echo_is_the_prompt_as_it_came() -> None:
+    assert prepare(prompt="one  two 😀", echo=True).echo == "one  two 😀"
+    assert prepare(echo=False).echo == ""
+    library = tokenizer("byte_level")
+    ids = library.encode("<|im_start|>one<tool_call> two").ids
+    assert prepare(prompt_ids=pack("i", ids), echo=True).echo == "one<tool_call> two"
+    shown = prepare(prompt_ids=pack("i", ids), echo=True, skip_special_tokens=False).echo
+    assert shown == "<|im_start|>one<tool_call> two"
+
+
+def test_tokenize_and_detokenize() -> None:
+    found = prompter("byte_fallback")
+    tokenized = found.tokenize(Tokenize(id=4, prompt="one two", with_strings=True), 0.0)
+    ids = unpack("i", tokenized.token_ids)
+    assert tokenized.token_strings is not None
+    assert tokenized.token_strings[0] == "<s>"
+    assert len(tokenized.token_strings) == len(ids)
+    assert found.detokenize(Detokenize(5, pack("i", ids))).text == "<s> one two"
+    assert found.tokenize(Tokenize(id=4, prompt="", add_special_tokens=False), 0.0).token_ids == b""
+    chat = found.tokenize(Tokenize(id=4, messages=b'[{"role":"user","content":"x"}]', add_special_tokens=False), 0.0)
+    assert chat.token_strings is None
+    with pytest.raises(InvalidRequest) as caught:
+        found.detokenize(Detokenize(5, pack("i", [1000])))
+    assert caught.value.param == "tokens"
