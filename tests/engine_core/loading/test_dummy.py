@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.loading import load
+from engine_core.loading.dummy import fill_random
+from engine_core.models.decoder import Decoder
+from engine_core.models.registry import build
+from kernels.attention import AttentionBatch
+from tests.engine_core.loading.test_checkpoint import spec
+
+
+def model(tied: bool = False, hidden: int = 128, rank: int = 0, size: int = 1) -> Decoder:
+    return build(spec(tied, hidden), torch.float32, torch.device("cpu"), 16, rank=rank, size=size)
+
+
+def weights(of: Decoder) -> dict[str, torch.Tensor]:
+    return {name: place.tensor for name, place in of.destinations().items() if place.tensor is not None}
+
+
+def test_same_seed_same_weights(tmp_path: Path) -> None:
+    first, second, third = model(), model(), model()
+    load(first, tmp_path, "dummy", seed=3)
+    load(second, tmp_path / "nowhere", "dummy", seed=3)
+    load(third, tmp_path, "dummy", seed=4)
+    assert all(torch.equal(tensor, weights(second)[name]) for name, tensor in weights(first).items())
+    changed = [name for name, tensor in weights(first).items() if not torch.equal(tensor, weights(third)[name])]
+    assert set(changed) == {name for name, place in first.destinations().items() if place.fan_in}
+
+
+def test_tensors_differ_from_each_other() -> None:
+    found = model()
+    fill_random(found.destinations(), 0)
+    tensors = weights(found)
+    first, second = (tensors[f"model.layers.{layer}.self_attn.k_proj.weight"] for layer in (0, 1))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, tensors["model.layers.0.self_attn.v_proj.weight"])
+
+
+def test_scale_follows_the_fan_in() -> None:
+    found = model(hidden=512)
+    fill_random(found.destinations(), 0)
+    tensors = weights(found)
+    assert tensors["lm_head.weight"].std() == pytest.approx(512**-0.5, rel=0.05)
+    assert tensors["model.layers.1.mlp.down_proj.weight"].std() == pytest.approx(12**-0.5, rel=0.05)
+    assert torch.equal(tensors["model.norm.weight"], torch.ones(512))
+    assert not tensors["model.layers.0.self_attn.q_proj.bias"].any()
+
+
+def test_ranks_agree_on_what_they_repeat() -> None:
+    ranks = [model(rank=rank, size=2) for rank in range(2)]
+    for rank in ranks:
+        fill_random(rank.destinations(), 0)
+    first, second = (weights(rank) for rank in ranks)
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+        assert torch.equal(first[name], second[name])
+    assert not torch.equal(first["model.layers.0.mlp.up_proj.weight"], second["model.layers.0.mlp.up_proj.weight"])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_are_finite_and_alive(tied: bool) -> None:
+    found = model(tied)
+    fill_random(found.destinations(), 0)
+    cache = [(torch.zeros(2, 16, 2, 4), torch.zeros(2, 16, 2, 4)) for _ in range(2)]
+    batch = AttentionBatch(
+        query_start=torch.tensor([0, 10]),
+        context=torch.tensor([10]),
+        block_tables=torch.tensor([[1]]),
+        slot_mapping=torch.arange(16, 26),
+        max_query=10,
+        max_context=10,
+    )
+    logits = found.logits(found.forward(torch.arange(10), torch.arange(10), batch, cache))
+    assert logits.isfinite().all()
+    assert 0.2 < logits.std(dim=1).mean() < 5
+    assert len(logits.argmax(1).unique()) > 2
