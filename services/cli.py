@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -73,9 +75,10 @@ def parser_of(command: str) -> options.Parser:
     """The parser of one command, or of the overview that `penstock --help` prints."""
     parser = options.Parser(
         prog=f"penstock {command}".rstrip(),
-        usage=None if command else "penstock COMMAND [options]",
+        usage=usage(command),
         description=COMMANDS.get(command, "Penstock serves large language models over an OpenAI-compatible API."),
         allow_abbrev=False,
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=36),
     )
     if not command:
         commands = parser.add_argument_group("commands")
@@ -88,6 +91,12 @@ def parser_of(command: str) -> options.Parser:
         parser.add_argument("--index", metavar="N", default="0", help=f"number among its role's [0 to {MAX_INDEX}]")
     options.add_options(parser)
     return parser
+
+
+def usage(command: str) -> str:
+    if not command:
+        return "penstock COMMAND [options]"
+    return f"penstock {command} {'[MODEL] ' if command in TAKES_MODEL else ''}[options]"
 
 
 def run_role(role: Role, index: str, config: Config) -> int:

@@ -151,7 +151,8 @@ class Launch:
                 if child.pid == notice.pid:
                     before = child.status
                     child.notice(notice.fields)
-                    if child.status != before and not self._progress.shown and not self._ready:
+                    starting = not self._ready and self._ending is None
+                    if child.status != before and starting and not self._progress.shown:
                         journal.info(log, "status", process=child.name, status=child.status)
         self._progress.update(self._children)
         if not self._ready and self._ending is None and all(child.ready for child in self._children):

@@ -82,10 +82,11 @@ class Stop:
         os.close(self._writer)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        del frame
+        del number, frame
         self.count += 1
         if self._once:
-            signal.signal(number, signal.SIG_DFL)
+            for ours in self._before:
+                signal.signal(ours, signal.SIG_DFL)
 
 
 def enter(role: Role, index: int, log_level: str) -> None:

@@ -205,7 +205,7 @@ class Loop:
                 self._sources[peer] = self._joined
                 self._next_status = now
             case Left(reason):
-                journal.warning(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
+                journal.info(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
                 source = self._sources.pop(peer)
                 if brain is not None:
                     brain.forget(source)

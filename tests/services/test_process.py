@@ -57,11 +57,13 @@ def test_closing_gives_the_signals_back():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_the_second_signal_of_a_process_is_its_end():
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_of_a_process_is_its_end(first, second):
     code = "import os, signal\nfrom services.process import Stop\nstop = Stop()\n"
-    code += "os.kill(os.getpid(), 15)\nassert stop.asked\nos.kill(os.getpid(), 15)\n"
+    code += f"os.kill(os.getpid(), {first:d})\nassert stop.asked\nos.kill(os.getpid(), {second:d})\n"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LIMIT, check=False)
-    assert found.returncode == -signal.SIGTERM
+    assert found.returncode == -second
 
 
 def follower(parent: str) -> subprocess.Popen[str]:
