@@ -16,8 +16,8 @@ from protocol.config import ModelConfig
 from protocol.errors import ConfigError, ModelError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-FETCHED = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]  # never code, never pickles
-NOT_FETCHED = ["*/*", "consolidated*"]  # other layouts of the same weights
+FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
+NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ def fetch(model: str, revision: str) -> Path:
     assert issubclass(transport_error, Exception)
     try:
         found = snapshot_download(
-            model, revision=revision or None, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED
+            model, revision=revision or None, allow_patterns=list(FETCHED), ignore_patterns=list(NOT_FETCHED)
         )
     except (OSError, ValueError, errors.XetDownloadError, transport_error) as error:
         at = f" at revision {revision}" if revision else ""
