@@ -22,6 +22,8 @@ Only RequestError reaches a client; its message never holds a path, a prompt or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class PenstockError(Exception):
     """Root of every error that is not a bug of ours."""
@@ -123,7 +125,7 @@ class LinkError(PenstockError):
     """A peer process was refused or lost; the message says which side to fix."""
 
 
-REQUEST_ERRORS: dict[int, type[RequestError]] = {
+REQUEST_ERRORS: Mapping[int, type[RequestError]] = {
     400: InvalidRequest,
     401: Unauthorized,
     404: NotFound,
