@@ -67,13 +67,19 @@ class Choice:
 
     def advance(self, token_ids: Sequence[int], finish: int = Finish.NONE, extra: TokenExtra | None = None) -> Delta:
         """Take output tokens, the last ones when `finish` says so."""
-        if self._first is None and not finish and extra is None and self._scanner is None:
-            push = self._detokenizer.push
-            text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
-            self._length += len(text)
-            self.tokens += len(token_ids)
-            return Delta(text, len(token_ids))
-        return self._advance(token_ids, finish, extra)
+        if self._first is not None or finish or extra is not None or len(token_ids) != 1:
+            return self._advance(token_ids, finish, extra)
+        # The steady step: one token, nothing beside it.
+        self.tokens += 1
+        text = self._detokenizer.push(token_ids[0])
+        self._length += len(text)
+        if self._scanner is None or not text:
+            return Delta(text, 1)
+        found = self._scanner.push(text, armed=self.tokens > self._min_tokens)
+        if not isinstance(found, Match):
+            return Delta(found, 1)
+        self.ended = True
+        return Delta(found.text, 1, Finish.STOP, TextExtra(row=0, stop_reason=found.stop), stop_hit=True)
 
     def end(self, finish: int, error: str | None = None) -> Delta:
         """End the choice here, whatever it was doing."""
