@@ -22,7 +22,6 @@ from services.api.logprobs import (
 )
 from services.api.reply import Choice, Reply, Usage
 
-
 COMPLETE = (Finish.STOP, Finish.LENGTH)
 
 

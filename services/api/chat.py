@@ -68,7 +68,7 @@ class ChatCompletions:
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
             add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
-            sampling=sampling_of(request, lengths(request, self._service), self._service.model),
+            sampling=sampling_of(request, lengths(request), self._service.model),
             n=n,
             stop=stop_strings(request),
             include_stop=bool(request.include_stop_str_in_output),
@@ -82,8 +82,11 @@ class ChatCompletions:
         )
 
 
-def lengths(request: ChatRequest, service: Service) -> Lengths:
-    """Output length and logprobs under the names they have in chat. Raises InvalidRequest where they contradict."""
+def lengths(request: ChatRequest) -> Lengths:
+    """Output length and logprobs under the names they have in chat. Raises InvalidRequest where they contradict.
+
+    Without a length the answer may take all the room that the prompt leaves.
+    """
     most, param = request.max_completion_tokens, "max_completion_tokens"
     if most is None:
         most, param = request.max_tokens, "max_tokens"
@@ -91,8 +94,6 @@ def lengths(request: ChatRequest, service: Service) -> Lengths:
         raise InvalidRequest(
             "max_tokens and max_completion_tokens differ; give one of them", param="max_tokens", code="invalid_value"
         )
-    if most is None and service.model.generation.max_new_tokens is not None:
-        most = min(service.model.generation.max_new_tokens, service.model.max_model_len)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
     return Lengths(

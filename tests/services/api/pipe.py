@@ -170,7 +170,7 @@ def position(token: str, token_id: int, offset: int, top: int = 0, value: float 
     return PositionLogprobs(chosen, 1, (chosen, *rivals)[:top], offset)
 
 
-def service(port: FakePort | Sequence[FakePort], *, generation: Generation = Generation(), **options: Any) -> Service:
+def service(port: FakePort | Sequence[FakePort], *, generation: Generation | None = None, **options: Any) -> Service:
     """An api's parts over fake ports, with an engine that is ready."""
     ports = [port] if isinstance(port, FakePort) else list(port)
     config = Config(api=ApiConfig(**options))
@@ -178,7 +178,7 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation = Gen
     for each in ports:
         each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
-    model = msgspec.structs.replace(MODEL, generation=generation)
+    model = msgspec.structs.replace(MODEL, generation=generation or Generation())
     return Service(config, 0, model, pipeline, Traffic())
 
 

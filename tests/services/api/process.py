@@ -134,7 +134,7 @@ async def ready_url(notices: NoticeSocket, process: asyncio.subprocess.Process, 
         while True:
             await heard.wait()
             heard.clear()
-            assert process.returncode is None, log.read_text()
+            assert process.returncode is None, f"the api ended with {process.returncode}; see {log}"
             for notice in notices.receive():
                 url = notice.fields.get("X_PENSTOCK_URL", url)
                 if notice.ready:

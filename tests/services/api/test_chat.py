@@ -18,7 +18,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 async def post(port: FakePort, body: dict[str, Any], generation: Generation | None = None) -> tuple[int, str]:
-    async with client(service(port, generation=generation or Generation())) as http:
+    async with client(service(port, generation=generation)) as http:
         answer = await http.post(PATH, json=body)
         return answer.status_code, answer.text
 
@@ -166,10 +166,10 @@ async def test_the_output_is_unlimited_unless_said() -> None:
 
 
 async def test_the_models_defaults_hold_where_the_request_is_silent() -> None:
-    makers = Generation(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05, max_new_tokens=64)
+    makers = Generation(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05)
     silent_request = (await submitted({}, makers)).sampling
     assert (silent_request.temperature, silent_request.top_k, silent_request.top_p) == (0.6, 20, 0.95)
-    assert (silent_request.min_p, silent_request.repetition_penalty, silent_request.max_tokens) == (0.1, 1.05, 64)
+    assert (silent_request.min_p, silent_request.repetition_penalty, silent_request.max_tokens) == (0.1, 1.05, None)
     said = (await submitted({"temperature": 0, "top_k": -1, "top_p": 0.5, "max_tokens": 3}, makers)).sampling
     assert (said.temperature, said.top_k, said.top_p, said.max_tokens) == (0.0, 0, 0.5, 3)
 

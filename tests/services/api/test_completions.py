@@ -26,7 +26,8 @@ async def post(port: FakePort, body: dict[str, Any]) -> tuple[int, str]:
 def named(request: SubmitText) -> list[list[Row]]:
     """Every choice says its prompt and its number."""
     prompt = request.prompt if request.prompt is not None else "/".join(map(str, ids_of(request)))
-    begin = [Row(text=f"<{prompt}>", choice=c, extra={"prompt_tokens": 4, "cached_tokens": 1}) for c in range(request.n)]
+    extra = {"prompt_tokens": 4, "cached_tokens": 1}
+    begin = [Row(text=f"<{prompt}>", choice=choice, extra=extra) for choice in range(request.n)]
     return [begin, [Row(text=f"{c}", choice=c, finish=Finish.LENGTH) for c in range(request.n)]]
 
 
@@ -132,7 +133,7 @@ async def test_echo_with_logprobs(n: int) -> None:
     assert texts(chunks) == dict.fromkeys(range(n), "abcd")
     for index in range(n):
         parts = [c["logprobs"] for chunk in chunks for c in chunk["choices"] if c["index"] == index and c["logprobs"]]
-        assert {key: sum((part[key] for part in parts), []) for key in whole} == whole
+        assert {key: [entry for part in parts for entry in part[key]] for key in whole} == whole
 
 
 async def test_echo_of_a_single_token() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from pathlib import Path
 
 import openai
-import pytest
 
-from protocol.messages import Abort, SubmitText
-from tests.services.api.pipe import answering, silent, words
+from tests.services.api.pipe import answering, words
 from tests.services.api.process import Tokenizer, api
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -1,4 +1,4 @@
-"""Every parameter: what is taken and how it reaches the engine, what is refused and that the answer names it."""
+"""Every parameter (requests.py, sampling.py, refusals.py): how it reaches the engine, or that its refusal names it."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def test_usage_counts_each_prompt_once() -> None:
 def test_gaps_are_timed_per_choice() -> None:
     timings = Timings()
     waiting = Reply(1, 2, stream=True, timings=timings, now=10.0)
-    for now, index in ((10.5, 0), (10.6, 1), (10.7, 0), (10.7, 1)):
-        waiting.push(index, "a", 1, Finish.NONE, None, now)
+    for time, index in ((10.5, 0), (10.6, 1), (10.7, 0), (10.7, 1)):
+        waiting.push(index, "a", 1, Finish.NONE, None, time)
     assert waiting.first_token == 10.5
     first, gaps = timings.first_token.statistics(), timings.inter_token.statistics()
     assert (sum(first.counts), first.total) == (1, pytest.approx(0.5))

@@ -1,0 +1,45 @@
+"""GET /metrics: what happened, in text that Prometheus reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.api.metrics import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Histogram
+from tests.services.api.pipe import FakePort, answering, client, service, words
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+async def test_metrics_are_what_happened() -> None:
+    async with client(service(FakePort(answering(words("a", "b", "c"))))) as http:
+        await http.post("/v1/chat/completions", json=HELLO)
+        await http.post("/v1/chat/completions", json={})
+        answer = await http.get("/metrics")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    found = {(s.name, *sorted(s.labels.values())): s.value for family in families.values() for s in family.samples}
+    assert found["penstock_requests_total", "/v1/chat/completions", "0", "200"] == 1
+    assert found["penstock_requests_total", "/v1/chat/completions", "0", "400"] == 1
+    assert found["penstock_prompt_tokens_total", "0"] == 5
+    assert found["penstock_completion_tokens_total", "0"] == 3
+    assert found["penstock_time_to_first_token_seconds_count", "0"] == 1
+    assert found["penstock_inter_token_latency_seconds_count", "0"] == 2
+    assert found["penstock_request_duration_seconds_count", "0"] == 2
+    assert found["penstock_inter_token_latency_seconds_bucket", "+Inf", "0"] == 2
+    assert ("penstock_inter_token_latency_seconds_bucket", "0", "0.0005") in found
+    assert found[("penstock_engine_blocks",)] == 100
+    assert found[("penstock_engine_output_tokens_total",)] == 22
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert all(family.documentation for family in families.values())
+
+
+@pytest.mark.parametrize("bounds", [FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST])
+def test_buckets_ascend_and_hold_their_upper_bound(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+    histogram = Histogram(bounds)
+    for bound in bounds:
+        histogram.observe(bound)
+    histogram.observe(1e9)
+    assert histogram.statistics().counts == (1,) * (len(bounds) + 1)
