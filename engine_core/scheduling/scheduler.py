@@ -121,11 +121,12 @@ class Scheduler:
         for request in list(self._state.requests.values()):
             cancel(self._state, request, Finish.ERROR, error)
 
-    def check(self) -> PoolReport:
-        """Compare the pool's books with every table. What contradicts is quarantined and told, never raised."""
+    def check(self, *, thorough: bool = False) -> PoolReport:
+        """Compare the pool's books with every table: sums alone, or (when idle, when a sum is wrong) block by block.
+        What contradicts is quarantined and told, never raised."""
         state = self._state
         tables = [choice.blocks for choice in state.slots.choices if choice is not None]
-        return state.pool.check([*tables, *state.fence.tables()])
+        return state.pool.check([*tables, *state.fence.tables()], thorough=thorough)
 
     def statistics(self) -> SchedulerStatistics:
         state, totals = self._state, self._state.totals

@@ -45,8 +45,17 @@ def ints(data: bytes, width: int = 1) -> list[list[int]]:
 
 class FakeExecutor:
     def __init__(
-        self, *, blocks: int, block_size: int, slots: int, budget: int, epoch: int, natures: Mapping[int, Nature]
+        self,
+        *,
+        blocks: int,
+        block_size: int,
+        slots: int,
+        budget: int,
+        max_model_len: int,
+        epoch: int,
+        natures: Mapping[int, Nature],
     ) -> None:
+        self._longest = max_model_len
         self.epoch = epoch
         self._size = block_size
         self._budget = budget
@@ -160,7 +169,11 @@ class FakeExecutor:
 
     def _sample(self, slot: Slot, tokens: list[int], scores: list[RowLogprobs]) -> None:
         last = self._pages[slot.table[(slot.computed - 1) // self._size]][(slot.computed - 1) % self._size]
-        token = choose(last, slot.seed, slot.sampling, len(slot.tokens) - slot.prompt_tokens, slot.nature)
+        outputs = len(slot.tokens) - slot.prompt_tokens
+        assert slot.sampling.max_tokens is not None
+        assert outputs < slot.sampling.max_tokens, "a length stop is known ahead"
+        assert len(slot.tokens) < self._longest, "a length stop is known ahead"
+        token = choose(last, slot.seed, slot.sampling, outputs, slot.nature)
         if slot.sampling.logprobs >= 0:
             value, rank = logprob(last, token)
             scores.append(RowLogprobs(row=len(tokens), logprobs=one_row([token], [value], [rank])))

@@ -104,7 +104,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=tuple(rng.sample(range(VOCAB), stops)),
         logprobs=rng.choice((-1, -1, -1, -1, 0)),
-        prompt_logprobs=rng.choice((-1,) * 12 + (0,)),
+        prompt_logprobs=rng.choice((-1,) * 6 + (0,)),
     )
     fate = rng.random()
     return Life(

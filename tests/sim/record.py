@@ -8,7 +8,7 @@ import numpy as np
 
 from protocol.messages import Finish, Logprobs, Rejected, TokenBatch
 from protocol.steps import choice_seed
-from tests.sim.lives import Life
+from tests.sim.lives import Life, World
 from tests.sim.model import cells, logprob, rollout
 
 
@@ -70,7 +70,7 @@ class Record:
             seen.error = extra.error or seen.error
         return keys
 
-    def verify(self, life: Life, max_model_len: int, aborted: bool, stopped: bool) -> None:
+    def verify(self, life: Life, world: World, aborted: bool, stopped: bool) -> None:
         """Every choice of the life ended exactly once, with the tokens that the model gives to its prompt."""
         message = life.message
         if message.id in self.rejected:
@@ -81,9 +81,8 @@ class Record:
         assert not life.invalid
         for index in range(message.n):
             seen = self.seen[message.id, index]
-            tokens, finish = rollout(
-                life.prompt, message.sampling, choice_seed(message.sampling.seed, index), life.nature, max_model_len
-            )
+            seed = choice_seed(message.sampling.seed, index)
+            tokens, finish = rollout(life.prompt, message.sampling, seed, life.nature, world.max_model_len)
             assert seen.finish != Finish.NONE, "a choice without an end"
             hit = stopped and index == 0
             if seen.finish == finish and (finish != Finish.STOP or not hit):
@@ -100,6 +99,7 @@ class Record:
                 assert life.stop_at is not None
                 assert len(seen.tokens) >= min(life.stop_at, len(tokens))
             assert (seen.error is not None) == (seen.finish == Finish.ERROR)
+            assert world.prefix_caching or not seen.cached
             self._verify_scores(life, index, seen)
 
     def _verify_scores(self, life: Life, index: int, seen: Seen) -> None:

@@ -85,6 +85,7 @@ class Simulation:
             block_size=world.block_size,
             slots=world.slots,
             budget=world.budget,
+            max_model_len=world.max_model_len,
             epoch=epoch,
             natures=self.natures,
         )
@@ -134,7 +135,7 @@ class Simulation:
     def _step(self) -> bool:
         """Fill the pipeline, then apply one result. False when there was nothing at all to do."""
         busy = False
-        while self.scheduler.in_flight < self.world.depth:
+        while self.scheduler.in_flight < self.world.depth and (not busy or self.rng.random() < 0.8):
             plan = self.scheduler.plan(self.clock.now)
             if plan is None:
                 break
@@ -143,7 +144,7 @@ class Simulation:
             if self.rng.random() < 0.1:
                 self._interfere()
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
-        if self.results:
+        if self.results and (not busy or self.rng.random() < 0.9):
             result = self.results.popleft()
             self.scheduler.apply(result, self.clock.now)
             self.executor.applied(result.step)
@@ -167,7 +168,7 @@ class Simulation:
                     self.hits.append(StopHit(number, 0, life.stop_at))
 
     def _check(self) -> None:
-        report = self.scheduler.check()
+        report = self.scheduler.check(thorough=True)
         assert report.ok, report
         assert report.free + report.idle + report.held == report.total == self.world.blocks
 
@@ -178,7 +179,7 @@ class Simulation:
         assert self.scheduler.idle, "something is left in a map"
         for life in self.lives:
             number = life.message.id
-            self.record.verify(life, self.world.max_model_len, number in self.aborted, number in self.stopped)
+            self.record.verify(life, self.world, number in self.aborted, number in self.stopped)
         choices = sum(life.message.n for life in self.lives if life.message.id not in self.record.rejected)
         assert stand.finished + stand.aborted + stand.failed == choices
         assert stand.rejected == len(self.record.rejected)

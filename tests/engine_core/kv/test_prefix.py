@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from engine_core.kv.prefix import Prefix
+
+
+def names(text: str) -> list[bytes]:
+    return [letter.encode() for letter in text]
+
+
+def test_the_longest_known_prefix_is_found_up_to_the_limit() -> None:
+    prefix = Prefix()
+    for block, name in enumerate(names("abc"), 1):
+        prefix.seal(name, block)
+    assert prefix.match(names("abcd"), 4) == [1, 2, 3]
+    assert prefix.match(names("abcd"), 2) == [1, 2]
+    assert prefix.match(names("abxc"), 4) == [1, 2]
+    assert prefix.match(names("xabc"), 4) == []
+    assert prefix.match([], 4) == []
+
+
+def test_a_forgotten_block_ends_the_match() -> None:
+    prefix = Prefix()
+    for block, name in enumerate(names("abc"), 1):
+        prefix.seal(name, block)
+    prefix.forget(2)
+    prefix.forget(9)
+    assert prefix.match(names("abc"), 3) == [1]
+    assert not prefix.named(2)
+    assert prefix.statistics().evicted == 1
+
+
+def test_a_twin_stays_anonymous() -> None:
+    prefix = Prefix()
+    prefix.seal(b"a", 1)
+    prefix.seal(b"a", 2)
+    prefix.seal(b"a", 1)
+    assert prefix.match(names("a"), 1) == [1]
+    assert not prefix.named(2)
+    stand = prefix.statistics()
+    assert (stand.entries, stand.sealed, stand.duplicates) == (1, 1, 1)
+
+
+def test_clear_forgets_everything() -> None:
+    prefix = Prefix()
+    prefix.seal(b"a", 1)
+    prefix.clear()
+    assert prefix.match(names("a"), 1) == []
+    prefix.seal(b"b", 1)
+    assert prefix.match(names("b"), 1) == [1]
