@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -95,11 +96,23 @@ def banner(facts: Serving) -> list[str]:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Print to stdout, whole; a closed stdout is not an error."""
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:
-        return
+    """Print to stdout, with colour on a terminal, never wrapped; a closed stdout is not an error."""
+    with contextlib.suppress(BrokenPipeError):
+        if not sys.stdout.isatty():
+            print("\n".join(lines), flush=True)
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False, soft_wrap=True)
+        for line in lines:
+            console.print(Text(line, style(line)))
+
+
+def style(line: str) -> str:
+    if line.startswith("Penstock"):
+        return "bold green"
+    return "cyan" if line.startswith("  curl") else ""
 
 
 class Progress:
@@ -132,13 +145,11 @@ class Progress:
 
     def write(self, line: str) -> None:
         """Pass one line of a process's output on to stderr as it is."""
-        try:
+        with contextlib.suppress(BrokenPipeError):
             if self._live is not None:
                 self._live.console.out(line, highlight=False)
             else:
                 print(line, file=sys.stderr, flush=True)
-        except OSError:
-            return
 
     def close(self) -> None:
         if self._live is not None:

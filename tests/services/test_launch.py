@@ -255,4 +255,4 @@ def test_on_a_terminal_it_shows_progress(tmp_path):
         os.close(leader)
     assert b"executor-0 says hello\r\n" in seen
     assert b"scheduler-0" in seen
-    assert b"Penstock listens on http://127.0.0.1:1\r\n" in seen
+    assert b"Penstock listens on http://127.0.0.1:1" in seen
