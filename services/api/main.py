@@ -24,6 +24,7 @@ from protocol.errors import LinkError, PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import address, journal
 from services.api.app import application
+from services.api.connection import Connection
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.served import ServedModel
@@ -93,7 +94,7 @@ async def answer(service: Service, listener: socket.socket) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             application(service),
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

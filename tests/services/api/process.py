@@ -15,7 +15,7 @@ import zmq
 
 from protocol.config import ModelConfig
 from protocol.links import TEXT, Role, shared_hash
-from protocol.messages import EngineStatus, Message
+from protocol.messages import Message
 from services.notify import NoticeSocket
 from services.watch import Watch
 from services.wire import Arrival, Joined, Left, Peer, Port, Self
@@ -31,15 +31,17 @@ MODEL_FILE: Mapping[str, object] = {
 class Tokenizer:
     """The binder's end of the text link, played by `script`, which is called with each message of an api."""
 
-    def __init__(self, script: Callable[[Tokenizer, Message], None], run_dir: Path) -> None:
+    def __init__(self, script: Callable[[Tokenizer, Message], None], run_dir: Path, shared: int | None = None) -> None:
         self.script = script
         self.api: Peer | None = None
         self.sent: list[Message] = []
         self.news = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        port = Port.bind(self._context, TEXT, Self(Role.TOKENIZER, 0, 1, shared_hash(model(run_dir))), run_dir)
+        shared = shared_hash(model(run_dir)) if shared is None else shared
+        port = Port.bind(self._context, TEXT, Self(Role.TOKENIZER, 0, 1, shared), run_dir)
         self._watch = Watch(port)
         self._watch.start(self._arrived)
+        self._beat()
 
     def arrive(self, *messages: Message) -> None:
         """Send to the api, as `FakePort.arrive` does."""
@@ -57,8 +59,15 @@ class Tokenizer:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def close(self) -> None:
+        self._timer.cancel()
         self._watch.close()
         self._context.term()
+
+    def _beat(self) -> None:
+        """The engine's heartbeat, passed on."""
+        if self.api is not None:
+            self._watch.send(self.api, status())
+        self._timer = asyncio.get_running_loop().call_later(0.3, self._beat)
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
         for arrival in arrivals:
@@ -103,15 +112,11 @@ def model(run_dir: Path) -> ModelConfig:
 
 
 @asynccontextmanager
-async def api(run_dir: Path, *arguments: str) -> AsyncIterator[Api]:
-    """`penstock api --port 0`, listening and ready."""
-    notices = NoticeSocket(run_dir / "notify.sock")
-    log = run_dir / "api.log"
-    command = [sys.executable, "-m", "penstock", "api", "--port", "0", "--run-dir", str(run_dir)]
-    command += ["--model", model(run_dir).model, *arguments]
-    environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path)}
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)
+async def api(run_dir: Path, *arguments: str, index: int = 0) -> AsyncIterator[Api]:
+    """`penstock api --port 0`, listening and ready; for arguments given twice the last one holds."""
+    notices = NoticeSocket(run_dir / f"notify-{index}.sock")
+    log = run_dir / f"api-{index}.log"
+    process = await start(run_dir, log, "--index", str(index), *arguments, notify=str(notices.path))
     try:
         url = await asyncio.wait_for(ready_url(notices, process, log), 60)
         yield Api(process, url, log)
@@ -120,6 +125,15 @@ async def api(run_dir: Path, *arguments: str) -> AsyncIterator[Api]:
             process.kill()
             await process.wait()
         notices.close()
+
+
+async def start(run_dir: Path, log: Path, *arguments: str, notify: str = "") -> asyncio.subprocess.Process:
+    """The process itself, writing to `log`."""
+    command = [sys.executable, "-m", "penstock", "api", "--port", "0", "--run-dir", str(run_dir)]
+    command += ["--model", model(run_dir).model, *arguments]
+    environment = {**os.environ, "NOTIFY_SOCKET": notify}
+    with log.open("wb") as out:
+        return await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)
 
 
 async def ready_url(notices: NoticeSocket, process: asyncio.subprocess.Process, log: Path) -> str:
@@ -142,10 +156,3 @@ async def ready_url(notices: NoticeSocket, process: asyncio.subprocess.Process, 
     finally:
         loop.remove_reader(notices.fileno())
         ending.cancel()
-
-
-def heartbeat(tokenizer: Tokenizer, **changes: object) -> EngineStatus:
-    """A status as the engine would send it next."""
-    message = status(**changes)
-    tokenizer.arrive(message)
-    return message

@@ -1,28 +1,186 @@
-"""The process: it listens, tells its readiness and address, drains on SIGTERM, ends with a refused handshake."""
+"""The process: it says where it listens and when it is ready, drains on SIGTERM, ends with a reason when it must."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import openai
+import pytest
 
-from tests.services.api.pipe import answering, words
-from tests.services.api.process import Tokenizer, api
+from protocol.messages import Abort, Finish, SubmitText
+from services.api.connection import MAX_HEAD
+from services.process import ExitCode
+from tests.services.api.pipe import Row, answering, batch, silent, words
+from tests.services.api.process import Api, Tokenizer, api, start
 
 HELLO = [{"role": "user", "content": "Hello"}]
+CHAT = "/v1/chat/completions"
 
 
-async def test_a_chat_over_real_sockets(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(answering(words("Hi", " there")), tmp_path)
+@pytest.fixture
+async def tokenizer(tmp_path: Path) -> AsyncIterator[Tokenizer]:
+    made = Tokenizer(silent, tmp_path)
+    yield made
+    made.close()
+
+
+async def begun(process: Api, tokenizer: Tokenizer, http: httpx.AsyncClient) -> tuple[int, asyncio.Task[str]]:
+    """A stream that has said "Hi": its internal id and its text to come."""
+    before = len(tokenizer.of(SubmitText))
+    said = asyncio.Event()
+
+    async def read() -> str:
+        text = ""
+        async with http.stream("POST", process.url + CHAT, json={"messages": HELLO, "stream": True}) as answer:
+            async for piece in answer.aiter_text():
+                text += piece
+                if "Hi" in text:
+                    said.set()
+        return text
+
+    reading = asyncio.ensure_future(read())
+    await tokenizer.until(lambda: len(tokenizer.of(SubmitText)) > before)
+    request = tokenizer.of(SubmitText)[-1]
+    assert isinstance(request, SubmitText)
+    tokenizer.arrive(batch([(request.id, Row(text="Hi", extra={"prompt_tokens": 3}))]))
+    await asyncio.wait_for(said.wait(), 20)
+    return request.id, reading
+
+
+async def test_the_openai_clients(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenizer.script = answering(words("Hi", " there"))
     async with api(tmp_path) as process:
+
+        def ask_in_a_thread() -> tuple[str, str, str]:
+            with openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+                whole = client.chat.completions.create(model="model", messages=HELLO)
+                stream = client.chat.completions.create(model="model", messages=HELLO, stream=True)
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+                with pytest.raises(openai.BadRequestError) as caught:
+                    client.chat.completions.create(model="model", messages=HELLO, temperature=3)
+                assert caught.value.param == "temperature"
+                with pytest.raises(openai.NotFoundError):
+                    client.models.retrieve("nobody")
+                return whole.choices[0].message.content or "", text, client.models.list().data[0].id
+
+        assert await asyncio.to_thread(ask_in_a_thread) == ("Hi there", "Hi there", "model")
         async with openai.AsyncOpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as client:
-            whole = await client.chat.completions.create(model="model", messages=HELLO)
-            stream = await client.chat.completions.create(model="model", messages=HELLO, stream=True)
-            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        assert whole.choices[0].message.content == text == "Hi there"
+            answers = await asyncio.gather(
+                *(client.completions.create(model="model", prompt=f"{k}", n=2) for k in range(32))
+            )
+            assert all([choice.text for choice in answer.choices] == ["Hi there"] * 2 for answer in answers)
+            events = await client.completions.create(model="model", prompt=["a", "b"], stream=True)
+            texts = ["", ""]
+            async for chunk in events:
+                texts[chunk.choices[0].index] += chunk.choices[0].text
+            assert texts == ["Hi there"] * 2
         process.signal()
-        assert await process.ended() == 0
+        assert await process.ended() == ExitCode.ORDERLY
         log = process.log.read_text()
-    tokenizer.close()
-    assert log.count(" request ") == 2
+    assert log.count(" request ") == 38
     assert "Hello" not in log
+    assert "log message" not in log  # nobody else's lines
+
+
+async def test_a_client_that_leaves_over_a_real_socket(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with api(tmp_path) as process, httpx.AsyncClient() as http:
+        number, reading = await begun(process, tokenizer, http)
+        reading.cancel()
+        await tokenizer.until(lambda: Abort(number) in tokenizer.sent)
+        health = (await http.get(process.url + "/health")).json()
+        assert health["capacity"]["unfinished_requests"] == 0
+
+
+async def test_sigterm_lets_running_requests_finish(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with api(tmp_path) as process, httpx.AsyncClient() as http:
+        number, reading = await begun(process, tokenizer, http)
+        process.signal()
+        await refused(process.url)
+        assert process.process.returncode is None
+        tokenizer.arrive(batch([(number, Row(text=" there", finish=Finish.STOP))]))
+        text = await asyncio.wait_for(reading, 20)
+        assert " there" in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert await process.ended() == ExitCode.ORDERLY
+
+
+async def test_what_outlasts_the_drain_limit_ends_with_a_reason(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with api(tmp_path, "--drain-timeout", "0") as process, httpx.AsyncClient() as http:
+        number, reading = await begun(process, tokenizer, http)
+        process.signal()
+        text = await asyncio.wait_for(reading, 20)
+        error, end = text.strip().split("\n\n")[-2:]
+        assert json.loads(error[6:])["error"]["code"] == "draining"
+        assert end == "data: [DONE]"
+        await tokenizer.until(lambda: Abort(number) in tokenizer.sent)
+        assert await process.ended() == ExitCode.ORDERLY
+
+
+async def refused(url: str) -> None:
+    """Wait until nobody listens at `url`."""
+    host, port = url.removeprefix("http://").split(":")
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await asyncio.sleep(0.01)
+
+
+async def test_two_processes_share_a_port(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        arguments = ("--api-processes", "2", "--port", str(held.getsockname()[1]))
+        async with api(tmp_path, *arguments) as first, api(tmp_path, *arguments, index=1) as second:
+            assert first.url == second.url
+            async with httpx.AsyncClient(headers={"connection": "close"}) as http:
+                seen: set[str] = set()
+                while len(seen) < 2:
+                    metrics = (await http.get(first.url + "/metrics")).text
+                    seen.add(metrics.split('penstock_unfinished_requests{api="')[1][0])
+
+
+async def test_a_head_without_end_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with api(tmp_path) as process:
+        host, port = process.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /version HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"x" * MAX_HEAD)
+        answer = (await asyncio.wait_for(reader.read(), 20)).decode()
+        writer.close()
+        assert answer.startswith("HTTP/1.1 431 ")
+        assert json.loads(answer.split("\r\n\r\n")[1])["error"]["code"] == "head_too_large"
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(process.url + "/version", headers={"x-fill": "x" * 8000})).status_code == 200
+
+
+async def test_a_taken_port_ends_the_process(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = await start(tmp_path, tmp_path / "log", "--port", str(taken.getsockname()[1]))
+        assert await asyncio.wait_for(process.wait(), 20) == ExitCode.ADDRESS
+
+
+async def test_a_refused_handshake_ends_the_process(tmp_path: Path) -> None:
+    stranger = Tokenizer(silent, tmp_path, shared=1)
+    log = tmp_path / "log"
+    process = await start(tmp_path, log)
+    assert await asyncio.wait_for(process.wait(), 20) == ExitCode.LINK
+    assert "model options" in log.read_text()
+    stranger.close()
+
+
+def test_starting_imports_no_torch_and_no_transformers() -> None:
+    code = "import sys, services.api.main; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
