@@ -77,6 +77,7 @@ class FakeExecutor:
         self.port = port
         self.peer = port.join(index)
         self.decoding: set[int] = set()
+        self.epoch = 0
         self.plans: list[StepPlan] = []
 
     def ready(self, blocks=64, epoch=0) -> None:
@@ -93,6 +94,9 @@ class FakeExecutor:
         return fresh
 
     def answer(self, plan: StepPlan) -> None:
+        if plan.epoch != self.epoch:
+            self.epoch = plan.epoch
+            self.decoding.clear()
         self.decoding |= set(np.frombuffer(plan.decode_on, np.int32).tolist())
         self.decoding -= set(np.frombuffer(plan.decode_off, np.int32).tolist())
         chunks = np.frombuffer(plan.chunks, np.int32).reshape(-1, 4)
