@@ -2,14 +2,22 @@
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # With an NVIDIA driver the machine's own torch (2.11 or newer) is kept; without one a CPU build serves.
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 TORCH := $(if $(GPU),torch>=2.11,torch==2.13.0)
-VENV_FLAGS := $(if $(GPU),--system-site-packages,)
+# The first interpreter of a fitting version, one that has torch before others if there is a driver. A version
+# switcher's shim may stand on the PATH and fail, so each is tried.
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+HAS_TORCH := import sys, importlib.util as u; sys.exit(not ((3, 11) <= sys.version_info[:2] < (3, 14) and u.find_spec("torch")))
+ifndef PYTHON
+PYTHON := $(shell for probe in $(if $(GPU),'$(HAS_TORCH)') '$(FITS)'; do for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c "$$probe" >/dev/null 2>&1 && echo $$p && exit; done; done)
+endif
+# Where that interpreter has its packages, also when it is one of a virtual environment.
+PACKAGES = $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup serve test clean
 
@@ -17,13 +25,14 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11, 3.12 or 3.13 on the PATH"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(if $(GPU),--system-site-packages) $(VENV)
+	$(if $(GPU),$(PACKAGES) > "$$(echo $(VENV)/lib/python*/site-packages)/machine.pth")
+	$(INSTALL) "$(TORCH)"
+	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(INSTALL) -e '.[test]'
 	@touch $@
 
 serve: setup
