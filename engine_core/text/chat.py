@@ -10,6 +10,7 @@ import msgspec
 from protocol.errors import InvalidRequest
 from protocol.limits import MAX_JSON_DEPTH
 
+MAX_MESSAGES = 1 << 14  # of one conversation: templates look back and ahead over all of them
 TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -51,8 +52,8 @@ def read_messages(data: bytes) -> list[dict[str, Any]]:
     Raises InvalidRequest naming the place.
     """
     messages = read_json(data, "messages")
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
     return [read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

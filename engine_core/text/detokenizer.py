@@ -155,6 +155,7 @@ class PieceDetokenizer:
         return run[::-1]
 
     def push(self, token_id: int) -> str:
+        """As `Detokenizer.push`."""
         text = self._piece(token_id)
         if text == "" or token_id in self._skipped:
             return ""
@@ -201,6 +202,7 @@ class WindowDetokenizer:
             self._slide(before)
 
     def push(self, token_id: int) -> str:
+        """As `Detokenizer.push`."""
         if token_id in self._skipped or self._vocabulary.piece(token_id) == "":
             return ""
         byte = self._vocabulary.byte(token_id)

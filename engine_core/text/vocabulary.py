@@ -62,8 +62,9 @@ class Vocabulary:
         self._alphabet = byte_alphabet()
         # No token stands for more characters of a text than it is written with.
         self.longest = max((len(self.token(token_id)) for token_id in range(self.size)), default=1)
-        self._anchor: int | None = None
-        self._anchor_text = ""
+        # WINDOW: an ordinary word, if there is one. What follows it is decoded as within a text.
+        self.anchor = self._find_anchor() if self.spelling.shape is Shape.WINDOW else None
+        self._anchor_text = codec.decode([self.anchor]) if self.anchor is not None else ""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with `add_special_tokens` those that the model's own post-processor adds."""
@@ -106,14 +107,6 @@ class Vocabulary:
         piece = self.piece(token_id)
         return piece if isinstance(piece, int) else None
 
-    @property
-    def anchor(self) -> int | None:
-        """WINDOW: an ordinary word's id. What follows it is decoded as within a text. None: the vocabulary has none."""
-        if self._anchor is None:
-            self._anchor = self._find_anchor()
-            self._anchor_text = self._codec.decode([self._anchor]) if self._anchor >= 0 else ""
-        return self._anchor if self._anchor >= 0 else None
-
     def _spell(self, token_id: int) -> bytes:
         if self.spelling.shape is Shape.BYTES:
             return spell_bytes(self.token(token_id), self._alphabet)
@@ -125,12 +118,12 @@ class Vocabulary:
         text = self._codec.decode([self.anchor, token_id])
         return text[len(self._anchor_text) :].encode()
 
-    def _find_anchor(self) -> int:
+    def _find_anchor(self) -> int | None:
         for token_id in range(self.size):
             token = self.token(token_id)
             if token_id not in self.special and token.isascii() and token.isalpha():
                 return token_id
-        return -1
+        return None
 
 
 def spell_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:

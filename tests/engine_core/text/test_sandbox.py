@@ -35,6 +35,19 @@ def run(source: str, **names: Any) -> str:
         "{{ '%99999999d' % 1 }}",
         "{{ '%*d' % (99999999, 1) }}",
         "{{ '%99999999d' | format(1) }}",
+        "{{ '{:99999999d}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 99999999) }}",
+        "{{ 'a'.ljust(99999999) }}",
+        "{{ 'a' | center(99999999) }}",
+        "{{ 'a\na' | indent(99999999) }}",
+        "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+        "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+        "{{ ('b' * 99999).join('a' * 99999) }}",
+        "{{ (['b' * 99999] * 99999) | join }}",
+        "{{ ('\t' * 99999).expandtabs(99999) }}",
+        "{% set ns = namespace(x='') %}{% for a in big %}{% for b in big[:20] %}"
+        "{% set ns.x = ns.x ~ text %}{% endfor %}{% endfor %}",
+        "{% for a in big %}{% set c = big | selectattr('x', 'undefined') | list %}{% endfor %}",
         "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
         "{{ range(999999999) | list }}",
     ],
@@ -42,7 +55,7 @@ def run(source: str, **names: Any) -> str:
 def test_bombs_are_refused_soon(source: str) -> None:
     began = time.process_time()
     with pytest.raises((TemplateLimit, OverflowError)):
-        run(source, big=list(range(9999)))
+        run(source, big=list(range(9999)), text="word " * 20)
     assert time.process_time() - began < 5.0
 
 
@@ -60,6 +73,22 @@ def test_within_the_budget_everything_runs() -> None:
     assert len(run("{% for a in range(n) %}{{ 'x' * 8 }}{% endfor %}", n=50_000)) == 400_000
     assert MAX_TURNS > 50_000
     assert MAX_OUTPUT > 400_000
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'since 2023: %s, %5d' % ('a', 7) }}", "since 2023: a,     7"),
+        ("{{ 'since 2023: {} {:>4}'.format('a', 7) }}", "since 2023: a    7"),
+        ("{{ 'a' | center(5) }}|{{ 'a\nb' | indent(2, true) }}", "  a  |  a\n  b"),
+        ("{{ [1, 2] | join('-') }}{{ [{'a': 1}, {'a': 2}] | join('+', attribute='a') }}", "1-21+2"),
+        ("{{ 'aaa' | replace('a', 'b', 2) }}{{ 'aaa'.replace('a', 'c') }}{{ '-'.join(['x', 'y']) }}", "bbacccx-y"),
+        ("{{ {'b': 1, 'a': 2} | dictsort }}{{ [3, 1] | sort | list }}{{ 'abc' | list }}", None),
+        ("{{ [1, 2, 3] | map('string') | join }}{{ [1, 2] | sum }}{{ nothing | join }}", "1233"),
+    ],
+)
+def test_counted_filters_and_methods_are_jinjas(source: str, text: str | None) -> None:
+    assert run(source) == (text if text is not None else jinja2.Template(source).render())
 
 
 def test_concatenation_is_jinjas() -> None:

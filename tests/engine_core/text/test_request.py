@@ -1,0 +1,71 @@
+"""What a request holds on to, and what it lets go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_core.text.choice import Delta
+from engine_core.text.prompts import Prepared
+from engine_core.text.request import Kept, Request
+from protocol.messages import (
+    Finish,
+    PositionLogprobs,
+    Sampling,
+    SubmitText,
+    SubmitTokens,
+    TextExtra,
+    TokenLogprob,
+)
+from tests.engine_core.text.vocabularies import vocabulary
+
+FOUND = vocabulary("byte_level")
+
+
+def position(token_id: int) -> PositionLogprobs:
+    return PositionLogprobs(TokenLogprob("t", token_id, -1.0, b"t"), 1, (), 0)
+
+
+def started(**fields: Any) -> Request:
+    request = Request(3, SubmitText(id=9, sampling=fields.pop("sampling", Sampling()), **fields))
+    assert request.encoding
+    assert request.open()
+    prepared = Prepared(SubmitTokens(id=9, token_ids=b"", sampling=Sampling()), [7, 8], "")
+    request.start(FOUND, prepared)
+    return request
+
+
+def test_choices_are_made_with_the_prompt() -> None:
+    request = started(prompt="x", n=3)
+    assert not request.encoding
+    assert [(seat.request, seat.choice) for seat in request.seats] == [(9, 0), (9, 1), (9, 2)]
+    assert len(request.choices) == len(request.kept) == 3
+    for choice in request.choices:
+        assert request.open()
+        choice.end(Finish.ABORT)
+    assert not request.open()
+
+
+def test_the_prompt_is_kept_only_for_its_logprobs() -> None:
+    assert not started(prompt="x").token_ids
+    assert started(prompt="x", sampling=Sampling(prompt_logprobs=0)).token_ids == [7, 8]
+    assert started(prompt="x" * 1000, stream=True)._text is None
+    assert not started(prompt="x", stream=True).kept
+
+
+def test_kept_deltas_become_one() -> None:
+    kept = Kept()
+    kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=4, cached_tokens=2, logprobs=(position(1),))))
+    kept.add(Delta("", 1))
+    kept.add(Delta("b", 1, extra=TextExtra(row=0, prompt_logprobs=(None,), logprobs=(position(2),))))
+    last = Delta("c", 2, Finish.STOP, TextExtra(row=0, stop_reason="s", error="e", logprobs=(position(3),)))
+    extra = TextExtra(
+        row=0,
+        prompt_tokens=4,
+        cached_tokens=2,
+        logprobs=(position(1), position(2), position(3)),
+        prompt_logprobs=(None,),
+        stop_reason="s",
+        error="e",
+    )
+    assert kept.join(last) == Delta("abc", 5, Finish.STOP, extra)
+    assert Kept().join(Delta("c", 2, Finish.LENGTH)) == Delta("c", 2, Finish.LENGTH)
