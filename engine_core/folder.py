@@ -36,8 +36,11 @@ def resolve(model: str, revision: str = "") -> Path:
     """The folder of `model`: "" is the embedded model, an existing folder is itself, else a hub id is fetched.
 
     Hub ids go through huggingface_hub, whose environment variables for endpoint, cache, token and offline mode hold;
-    it shows its progress bars. Raises ModelError: no such folder or repository, not reachable and not in the cache.
+    it shows its progress bars. Raises ModelError: no such folder or repository, not reachable and not in the cache;
+    ConfigError: a revision of something that has none.
     """
+    if revision and (not model or Path(model).expanduser().is_dir()):
+        raise ConfigError("--revision", revision, "only models of the hub have revisions, a folder on disk has none")
     if not model:
         from engine_core.embedded import demo_folder
 

@@ -61,6 +61,12 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert resolve("~/owner") == tmp_path / "owner"
 
 
+def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+    for model in ("", str(tmp_path)):
+        with pytest.raises(ConfigError, match="--revision: 'v2'"):
+            resolve(model, "v2")
+
+
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").touch()
     with pytest.raises(ModelError, match="a model is a folder"):

@@ -134,6 +134,23 @@ def test_strided_queries() -> None:
     torch.testing.assert_close(scene.paged(), found)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 6])
+def test_the_same_on_a_gpu(window: int) -> None:
+    scene = Scene(MIXED, 6, 2, 64, 16)
+    expected = scene.expected(window)
+    batch = AttentionBatch(
+        query_start=scene.batch.query_start.cuda(),
+        context=scene.batch.context.cuda(),
+        block_tables=scene.tables.cuda(),
+        slot_mapping=scene.batch.slot_mapping.cuda(),
+        max_query=scene.batch.max_query,
+        max_context=scene.batch.max_context,
+    )
+    found = paged_attention(scene.q.cuda(), scene.k_pages.cuda(), scene.v_pages.cuda(), batch, 64**-0.5, window)
+    torch.testing.assert_close(found.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_write_leaves_other_slots_alone() -> None:
     k_pages, v_pages = torch.zeros(4, 3, 2, 5), torch.zeros(4, 3, 2, 5)
     k, v = torch.randn(4, 2, 5), torch.randn(4, 2, 5)

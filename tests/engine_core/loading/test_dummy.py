@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -58,6 +60,21 @@ def test_ranks_agree_on_what_they_repeat() -> None:
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
         assert torch.equal(first[name], second[name])
     assert not torch.equal(first["model.layers.0.mlp.up_proj.weight"], second["model.layers.0.mlp.up_proj.weight"])
+
+
+@pytest.mark.gpu
+def test_eight_billion_parameters_take_seconds_on_a_gpu() -> None:
+    """Shapes of Llama 3.1 8B: made on the device, 16 GB of bfloat16."""
+    sizes = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 14336}
+    large = msgspec.structs.replace(spec(), **sizes, family="llama", vocab_size=128256, windows=(0,) * 32)
+    torch.zeros(1, device="cuda")
+    began = time.monotonic()
+    found = build(large, torch.bfloat16, torch.device("cuda"), 131072)
+    fill_random(found.destinations(), 0)
+    torch.cuda.synchronize()
+    took = time.monotonic() - began
+    print(f"{found.weight_bytes / 1e9:.1f} GB in {took:.2f} s")
+    assert took < 10
 
 
 @pytest.mark.parametrize("tied", [False, True])

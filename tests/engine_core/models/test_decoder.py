@@ -27,6 +27,19 @@ def test_destinations_are_the_tensors_of_a_checkpoint(tmp_path: Path) -> None:
         assert found == stored
 
 
+def test_one_file_or_shards_or_another_type_on_disk(tmp_path: Path) -> None:
+    """As transformers writes them: the same model."""
+    write_checkpoint(tmp_path / "one", config())
+    write_checkpoint(tmp_path / "shards", config(), max_shard_size="60KB")
+    write_checkpoint(tmp_path / "half", config(), torch.bfloat16)
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
+    whole, shards, half = (ours(tmp_path / name).destinations() for name in ("one", "shards", "half"))
+    for name, destination in whole.items():
+        assert destination.tensor is not None
+        assert torch.equal(destination.tensor, shards[name].tensor), name
+        assert torch.equal(destination.tensor.bfloat16().float(), half[name].tensor), name
+
+
 def test_weight_bytes(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, config(tie_word_embeddings=True))
     stored = (tmp_path / "model.safetensors").stat().st_size
