@@ -17,14 +17,14 @@ from services.api.tokenization import DetokenizeText, TokenizeText
 
 
 class Endpoint:
-    """An endpoint under its path's name in the metrics and the log, whatever the path held."""
+    """An endpoint under its route's name in the metrics and the log, whatever the path held."""
 
     def __init__(self, path: str, app: ASGIApp) -> None:
-        self._path = path
+        self._name = path.replace(":path", "")
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange.of(scope).endpoint = self._path
+        exchange.of(scope).endpoint = self._name
         await self._app(scope, receive, send)
 
 
@@ -46,10 +46,8 @@ class Routes:
             ("GET", "/metrics", MetricsText(service)),
             ("GET", "/openapi.json", Description(service)),
         )
-        self._router = Router(
-            [Route(path, Endpoint(path, app), methods=[method]) for method, path, app in endpoints],
-            redirect_slashes=False,
-        )
+        routes = [Route(path, Endpoint(path, app), methods=[method]) for method, path, app in endpoints]
+        self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # starlette's sign that errors of routing are raised, not answered in plain text

@@ -33,8 +33,7 @@ class Gate:
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise HTTPException(404)
+        assert scope["type"] == "http"  # main.py configures neither websockets nor lifespan
         current = Exchange(exchange.request_id(scope), time.monotonic())
         scope[exchange.KEY] = current
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from protocol.errors import Unavailable
 from protocol.messages import EngineStatus
 from services.api.errors import send_json
-from services.api.metrics import Scrape
+from services.api.scrape import Scrape
 from services.api.service import Service
 
 VERSION = version("penstock")
@@ -117,8 +117,8 @@ class MetricsText:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        unfinished = service.pipeline.statistics().unfinished
-        body = Scrape(service.index, service.traffic, service.pipeline.status, unfinished).text()
+        pipeline = service.pipeline
+        body = Scrape(service.index, service.traffic, pipeline.statistics(), pipeline.status).text()
         head = [
             (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
             (b"content-length", str(len(body)).encode()),

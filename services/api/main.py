@@ -40,7 +40,8 @@ LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clien
 KEEP_ALIVE = 75  # seconds an idle connection stays; longer than the usual 60 of a load balancer in front
 BACKLOG = 2048
 TICK = 0.1  # seconds
-HEARTBEATS_MISSED = 4  # after so many the engine counts as gone
+MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
+HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
 
 
 def run(config: Config, index: int) -> int:
@@ -72,7 +73,7 @@ async def serve(config: Config, index: int) -> None:
     ]
     pipeline = Pipeline(
         watches, index, incarnation, config.api.max_queued_requests,
-        max(2.0, HEARTBEATS_MISSED * config.scheduler.status_interval),
+        max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval),
     )  # fmt: skip
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))

@@ -71,11 +71,11 @@ class Reply:
         self.prompts = [PromptFacts() for _ in range(prompts)]
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
         self.error: RequestError | None = None
-        self.first_token: float | None = None  # monotonic seconds
+        self.first_token: float | None = None  # of a stream, in monotonic seconds
         self.tickets: list[int] = []  # internal ids; the pipeline's
         self.left = False  # the client is gone
         self._open = len(self.choices)
-        self._stream = stream
+        self.stream = stream
         self._timings = timings
         self._began = now
         self._news: list[Choice] = []
@@ -107,12 +107,8 @@ class Reply:
             choice.text.append(text)
         if tokens:
             choice.tokens += tokens
-            if choice.last:
-                self._timings.inter_token.observe(now - choice.last)
-            elif self.first_token is None:
-                self.first_token = now
-                self._timings.first_token.observe(now - self._began)
-            choice.last = now
+            if self.stream:
+                self._time(choice, now)
         if finish:
             choice.finish = Finish(finish)
             self._open -= 1
@@ -123,7 +119,7 @@ class Reply:
         if not choice.news:
             choice.news = True
             self._news.append(choice)
-        if self._waiter is not None and (self._stream or self.ended):
+        if self._waiter is not None and (self.stream or self.ended):
             self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -142,7 +138,7 @@ class Reply:
 
         For an answer that is not streamed: wait until all is over.
         """
-        while not self.ended and not (self._stream and self._news):
+        while not self.ended and not (self.stream and self._news):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -156,6 +152,14 @@ class Reply:
         for choice in news:
             choice.news = False
         return news
+
+    def _time(self, choice: Choice, now: float) -> None:
+        if choice.last:
+            self._timings.inter_token.observe(now - choice.last)
+        elif self.first_token is None:
+            self.first_token = now
+            self._timings.first_token.observe(now - self._began)
+        choice.last = now
 
     def _note(self, choice: Choice, extra: TextExtra) -> None:
         facts = self.prompts[choice.prompt]

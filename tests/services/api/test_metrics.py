@@ -1,4 +1,4 @@
-"""GET /metrics: what happened, in text that Prometheus reads."""
+"""GET /metrics (scrape.py): what happened, in text that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 async def test_metrics_are_what_happened() -> None:
     async with client(service(FakePort(answering(words("a", "b", "c"))))) as http:
-        await http.post("/v1/chat/completions", json=HELLO)
+        await http.post("/v1/chat/completions", json=HELLO | {"stream": True})
         await http.post("/v1/chat/completions", json={})
         answer = await http.get("/metrics")
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
@@ -23,6 +23,10 @@ async def test_metrics_are_what_happened() -> None:
     assert found["penstock_requests_total", "/v1/chat/completions", "0", "200"] == 1
     assert found["penstock_requests_total", "/v1/chat/completions", "0", "400"] == 1
     assert found["penstock_prompt_tokens_total", "0"] == 5
+    assert found["penstock_submitted_requests_total", "0"] == 1
+    assert found["penstock_refused_requests_total", "0"] == 0
+    assert found["penstock_unfinished_requests", "0"] == 0
+    assert found["penstock_connected_tokenizers", "0"] == 1
     assert found["penstock_completion_tokens_total", "0"] == 3
     assert found["penstock_time_to_first_token_seconds_count", "0"] == 1
     assert found["penstock_inter_token_latency_seconds_count", "0"] == 2
