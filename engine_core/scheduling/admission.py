@@ -40,7 +40,11 @@ class Admissions:
                 continue
             count = min(len(choice.tokens) - len(found) * state.options.block_size, budget)
             if not self._fits(choice, found, count):
-                self._refuse(choice)
+                if self._hopeless():
+                    cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
+                    continue
+                state.refused = choice
+                state.forecast.refuse()
                 break
             state.queue.remove_at(index)
             self._enter(choice, found)
@@ -108,14 +112,9 @@ class Admissions:
         insort(state.prefilling, choice, key=rank)
         announce(state, choice)
 
-    def _refuse(self, choice: Choice) -> None:
-        """Wait for memory to come back. If nobody is left to give any back, the pool has become too small."""
-        state = self.state
-        if not state.flights and not len(state.slots.occupied()):
-            cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
-            return
-        state.refused = choice
-        state.forecast.refuse()
+    def _hopeless(self) -> bool:
+        """Nobody is left to give memory back, and it still does not fit: a quarantine has made the pool too small."""
+        return not self.state.flights and not len(self.state.slots.occupied())
 
     def _owned(self, blocks: list[int]) -> list[bool]:
         """Whether each block is accounted to a running choice."""

@@ -48,7 +48,8 @@ def plan(state: State) -> StepPlan | None:
         grow_rows(state, draft, short)
     for choice, count in claims:
         extend_chunk(state, draft, choice, count)
-    if len(state.queue) and not tight:
+    stuck = not (len(lane.slots) or draft.chunks or state.flights)  # no result will come to call us again
+    if len(state.queue) and (stuck or not tight):
         for choice, count in Admissions(state).admit(budget):
             start_chunk(state, draft, choice, count)
     if not len(lane.slots) and not draft.chunks:

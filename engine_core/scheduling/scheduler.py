@@ -76,7 +76,8 @@ class Scheduler:
         self._state.outboxes.pop(source, None)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when nothing can run before a result or a request comes."""
+        """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
+        means that nobody waits."""
         self._state.totals.tick(now)
         return plan(self._state)
 

@@ -1,0 +1,113 @@
+"""How lives end from outside, and what they leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.messages import Finish, StopHit
+from tests.sim.server import ROOMY, Server, chunks
+
+STEM = [7, 3, 9, 4, 8, 5, 6, 2]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_an_abort_frees_blocks_and_slot_with_the_last_step_that_touches_them(ahead: int) -> None:
+    server = Server()
+    number = server.submit(STEM, max_tokens=20)
+    server.step()
+    for _ in range(ahead):
+        server.plan()
+    server.scheduler.abort(number)
+    assert server.seen(number).finish == Finish.ABORT
+    assert server.scheduler.unfinished == 0
+    for _ in range(ahead):
+        assert server.scheduler.statistics().pool.held > 0
+        assert not server.scheduler.idle
+        assert server.plan() is None
+        server.apply()
+    assert server.scheduler.statistics().pool.held == 0
+    assert server.scheduler.idle
+    assert server.scheduler.statistics().surplus_tokens == ahead
+
+
+def test_an_abort_ends_every_choice_also_those_not_begun() -> None:
+    server = Server(replace(ROOMY, budget=8))
+    number = server.submit(STEM * 2, n=5)
+    server.step()
+    server.scheduler.abort(number)
+    server.scheduler.abort(number)
+    server.scheduler.abort(4711)
+    assert [server.seen(number, choice).finish for choice in range(5)] == [Finish.ABORT] * 5
+    assert server.scheduler.statistics().aborted == 5
+    assert server.scheduler.idle
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    server = Server(replace(ROOMY, slots=1))
+    running, waiting = server.submit([3]), server.submit([4])
+    server.step()
+    server.scheduler.abort(waiting)
+    assert server.seen(waiting).finish == Finish.ABORT
+    assert server.seen(waiting).tokens == []
+    server.run()
+    assert len(server.seen(running).tokens) == 4
+
+
+def test_a_stop_string_ends_one_choice_as_stopped() -> None:
+    server = Server()
+    number = server.submit(STEM, n=2, max_tokens=9)
+    for _ in range(3):
+        server.step()
+    server.plan()
+    server.scheduler.stop_hit(StopHit(number, 1, 1))
+    server.scheduler.stop_hit(StopHit(number, 1, 1))
+    server.scheduler.stop_hit(StopHit(number, 7, 1))
+    server.scheduler.stop_hit(StopHit(99, 0, 1))
+    server.run(2)
+    assert server.seen(number, 1).finish == Finish.STOP
+    assert server.seen(number, 0).finish == Finish.LENGTH
+    assert len(server.seen(number, 0).tokens) == 9
+
+
+def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
+    server = Server()
+    stays = server.submit([3], source=1)
+    for token in (4, 5):
+        server.submit([token], source=2, n=2)
+    server.submit([], source=2)
+    server.plan()
+    server.scheduler.forget(2)
+    assert server.scheduler.undelivered() == ()
+    server.run()
+    assert list(server.record.seen) == [(stays, 0)]
+    assert server.record.rejected == {}
+    server.scheduler.forget(2)
+
+
+def test_decoded_blocks_are_named_when_their_choice_leaves_even_if_their_turn_had_not_come() -> None:
+    server = Server(replace(ROOMY, slots=100, budget=800, blocks=1000))
+    numbers = [server.submit([token % 60, token // 60, 5], max_tokens=3) for token in range(100)]
+    server.run()  # 100 rows fill their first block with the same step; 64 of them are named in it
+    seen = [server.seen(number).tokens for number in numbers]
+    again = [server.submit([token % 60, token // 60, 5, *seen[token]], max_tokens=1) for token in range(100)]
+    server.run()
+    assert [server.seen(number).cached for number in again] == [4] * 100
+
+
+def test_a_preempted_choice_finds_its_own_blocks_again() -> None:
+    server = Server()
+    number = server.submit(STEM, max_tokens=12)
+    for _ in range(6):
+        server.step()
+    state = server.scheduler._state
+    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    from engine_core.scheduling.lifecycle import preempt
+
+    preempt(state, choice)
+    assert server.scheduler.statistics().preemptions == 1
+    assert chunks(server.step()) == [(0, 12, 2, 1)]
+    server.run(2)
+    server.record.verify(server.lives[number], server.world, aborted=False, stopped=False)
+    assert server.seen(number).cached == 0

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+
+from engine_core.scheduling.request import Choice, Request
+from engine_core.scheduling.stops import Suspects, ending_tokens, verdict
+from protocol.messages import Finish, Sampling, SubmitTokens
+
+
+def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Choice:
+    """A prompt of two tokens, then these."""
+    options = Sampling(eos_token_ids=(1,), stop_token_ids=(2,), **sampling)  # type: ignore[arg-type]
+    message = SubmitTokens(id=1, token_ids=b"", sampling=options)
+    request = Request(message, 0, 1, 2, limit, None, ending_tokens(options, 10))
+    return Choice(request, 0, (0, 1, 0), array("i", [5, 5, *outputs]), [])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "options", "expected"),
+    [
+        ([5], {}, Finish.NONE),
+        ([1], {}, Finish.STOP),
+        ([2], {}, Finish.STOP),
+        ([1], {"ignore_eos": True}, Finish.NONE),
+        ([2], {"ignore_eos": True}, Finish.STOP),
+        ([1], {"min_tokens": 2}, Finish.NONE),
+        ([2], {"min_tokens": 2}, Finish.NONE),
+        ([5, 1], {"min_tokens": 2}, Finish.STOP),
+        ([5, 5, 5], {"limit": 5}, Finish.LENGTH),
+        ([5, 5, 1], {"limit": 5}, Finish.STOP),
+        ([5, 5], {"limit": 5}, Finish.NONE),
+        ([5, 5, 1], {"limit": 5, "min_tokens": 9}, Finish.LENGTH),
+    ],
+)
+def test_verdict(outputs: list[int], options: dict[str, int], expected: Finish) -> None:
+    assert verdict(choice(outputs, **options), outputs[-1]) == expected
+
+
+def test_ids_outside_the_vocabulary_end_nothing() -> None:
+    assert ending_tokens(Sampling(eos_token_ids=(-1, 3), stop_token_ids=(10, 2**31 - 1, 4)), 10) == {3, 4}
+
+
+def test_suspects_count_and_the_non_finite_token_is_always_one() -> None:
+    suspects = Suspects(10)
+    suspects.add((3, 9))
+    suspects.add((3,))
+    assert suspects.among(np.array([0, 3, 9, -1], np.int32)).tolist() == [False, True, True, True]
+    suspects.remove((3, 9))
+    assert suspects.among(np.array([0, 3, 9, -1], np.int32)).tolist() == [False, True, False, True]
+    assert not suspects.clean
+    suspects.remove((3,))
+    assert suspects.clean

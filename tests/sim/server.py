@@ -1,0 +1,130 @@
+"""A scheduler and its fake executor, driven by hand: what the unit tests of single rules need."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.scheduler import Scheduler
+from protocol.messages import Sampling, SubmitTokens
+from protocol.steps import StepPlan, StepResult
+from tests.sim.executor import FakeExecutor, ints
+from tests.sim.lives import Life, World
+from tests.sim.model import EOS, VOCAB, Nature
+from tests.sim.record import Record, Seen
+
+ROOMY = World(blocks=256, block_size=4, slots=8, budget=64, max_model_len=64, depth=1)
+
+
+class Server:
+    """Plans go to the executor at once; their results wait until `apply`."""
+
+    def __init__(self, world: World = ROOMY, *, vocab_size: int = VOCAB) -> None:
+        self.world = world
+        self.scheduler = Scheduler(
+            SchedulingOptions(
+                blocks=world.blocks,
+                block_size=world.block_size,
+                max_model_len=world.max_model_len,
+                max_num_seqs=world.slots,
+                max_num_batched_tokens=world.budget,
+                vocab_size=vocab_size,
+                prefix_caching=world.prefix_caching,
+                policy=world.policy,
+                expected_share=world.expected_share,
+            )
+        )
+        self.natures: dict[int, Nature] = {}
+        self.executor = self.new_executor(0)
+        self.results: deque[StepResult] = deque()
+        self.record = Record()
+        self.lives: dict[int, Life] = {}
+
+    def new_executor(self, epoch: int, blocks: int | None = None) -> FakeExecutor:
+        world = self.world
+        return FakeExecutor(
+            blocks=world.blocks if blocks is None else blocks,
+            block_size=world.block_size,
+            slots=world.slots,
+            budget=world.budget,
+            max_model_len=world.max_model_len,
+            epoch=epoch,
+            natures=self.natures,
+        )
+
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        n: int = 1,
+        priority: int = 0,
+        salt: str = "",
+        source: int = 0,
+        fails_at: int = -1,
+        max_tokens: int | None = 4,
+        **sampling: object,
+    ) -> int:
+        """Returns the request's id. By default four tokens whatever they are."""
+        number = len(self.lives) + 1
+        options = {"ignore_eos": True, "eos_token_ids": (EOS,), "seed": number, **sampling}
+        message = SubmitTokens(
+            id=number,
+            token_ids=np.array(prompt, np.int32).tobytes(),
+            sampling=Sampling(max_tokens=max_tokens, **options),  # type: ignore[arg-type]
+            n=n,
+            priority=priority,
+            cache_salt=salt,
+        )
+        self.natures[message.sampling.seed] = Nature(len(salt), fails_at)
+        self.lives[number] = Life(message, source, self.natures[message.sampling.seed])
+        self.scheduler.submit(message, source, 0.0)
+        return number
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan(0.0)
+        if plan is not None:
+            self.results.append(self.executor.run(plan))
+        return plan
+
+    def apply(self) -> None:
+        """Apply the oldest result and take what it gives to every source."""
+        result = self.results.popleft()
+        self.scheduler.apply(result, 0.0)
+        self.executor.applied(result.step)
+        self.deliver()
+
+    def deliver(self) -> None:
+        for source in self.scheduler.undelivered():
+            for message in self.scheduler.outputs(source):
+                self.record.take(message)
+
+    def step(self) -> StepPlan | None:
+        """One plan and its result, nothing else in flight."""
+        plan = self.plan()
+        if plan is not None:
+            self.apply()
+        return plan
+
+    def run(self, depth: int = 1) -> None:
+        """To the end of every life, and then nothing may be left."""
+        while self.scheduler.unfinished or self.scheduler.in_flight:
+            while self.scheduler.in_flight < depth and self.plan() is not None:
+                pass
+            self.apply()
+        self.deliver()
+        assert self.scheduler.idle
+        report = self.scheduler.check(thorough=True)
+        assert report.ok
+        assert report.held == 0
+
+    def seen(self, number: int, choice: int = 0) -> Seen:
+        self.deliver()
+        return self.record.seen.get((number, choice), Seen())
+
+
+def chunks(plan: StepPlan | None) -> list[tuple[int, int, int, int]]:
+    """(slot, start, count, sample) of each chunk."""
+    assert plan is not None
+    return [(row[0], row[1], row[2], row[3]) for row in ints(plan.chunks, 4)]
