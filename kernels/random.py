@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# A list of few tokens costs less in numpy than in torch, whose price is per operation; the words are the same.
 Words = TypeVar("Words", Tensor, NDArray[np.int64])
 
 ROUNDS = 10
@@ -34,7 +33,7 @@ _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 # No draw of `gumbel` is outside these; the margin covers what float32 rounding and a device's logarithm may add.
 GUMBEL_MIN = -math.log(24 * math.log(2.0)) - 1e-3
 GUMBEL_MAX = 33 * math.log(2.0) + 1e-3
-_CACHED_BLOCKS = 1 << 15  # counters worked on at once on a CPU: their words stay in its second-level cache
+CACHED_BLOCKS = 1 << 14  # counters worked on at once on a CPU: their words stay in its second-level cache
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
@@ -67,23 +66,28 @@ def gumbel(words: Tensor) -> Tensor:
 def gumbel_rows(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Noise of every token of every row: seeds and positions int64 [rows] -> float32 [rows, vocabulary]."""
     blocks = torch.arange((vocabulary + 3) // 4, device=seeds.device)
-    rows = len(seeds) if seeds.is_cuda else max(1, _CACHED_BLOCKS // len(blocks))
+    rows = len(seeds) if seeds.is_cuda else max(1, CACHED_BLOCKS // len(blocks))
     noise = torch.empty(len(seeds), vocabulary, device=seeds.device)
     for first in range(0, len(seeds), rows):
         some = slice(first, first + rows)
-        lanes = philox(_counter(blocks[None, :], positions[some, None]), _key(seeds[some, None]))  # 4 of [rows, blocks]
-        noise[some] = torch.stack([gumbel(lane) for lane in lanes], -1).flatten(1)[:, :vocabulary]
+        words = sampling_words(seeds[some, None], positions[some, None], blocks[None, :])  # [rows, blocks, 4]
+        noise[some] = gumbel(words).flatten(1)[:, :vocabulary]
     return noise
 
 
 def gumbel_at(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """The entries of `gumbel_rows` at chosen tokens: int64 [n] each -> float32 [n]."""
-    if tokens.is_cuda:
-        lanes = torch.stack(philox(_counter(tokens >> 2, positions), _key(seeds)))  # [4, n]
-    else:
-        words = philox(_counter(tokens.numpy() >> 2, positions.numpy()), _key(seeds.numpy()))
-        lanes = torch.from_numpy(np.stack(words))
-    return gumbel(lanes.gather(0, (tokens & 3)[None, :])[0])
+    words = sampling_words(seeds, positions, tokens >> 2)  # [n, 4]
+    return gumbel(words.gather(1, (tokens & 3)[:, None])[:, 0])
+
+
+def sampling_words(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
+    """The four words of each counter for sampling, int64 [..., 4]; the arguments broadcast against each other."""
+    if seeds.is_cuda:
+        return torch.stack(philox(_counter(blocks, positions), _key(seeds)), -1)
+    # On a CPU numpy runs these many small operations in less time than torch takes to start them.
+    words = philox(_counter(blocks.numpy(), positions.numpy()), _key(seeds.numpy()))
+    return torch.from_numpy(np.stack(words, -1))
 
 
 def _counter(blocks: Words, positions: Words) -> tuple[Words, Words, Words, Words]:

@@ -110,17 +110,17 @@ def sample(logits: Tensor, batch: SamplingBatch, history: History, positions: Te
     logits: float32 [rows, vocabulary], changed in place. positions: int64 [rows], index in its sequence of the token
     to be sampled.
     """
-    peak = logits.amax(-1)  # [rows], NaN if any is
-    alive = peak.isfinite() & logits.amin(-1).isfinite()
+    peak = logits.amax(-1)  # [rows]
+    alive = (peak - logits.amin(-1)).isfinite()  # NaN and either infinity end up in the difference
     if adjust(logits, batch, history, positions):
         peak = logits.amax(-1)
         alive &= peak > -math.inf
     if batch.draws is None:
-        return torch.where(alive, logits.argmax(-1), -1)
+        return torch.where(alive, logits.max(-1).indices, -1)
     draws = batch.draws
     chosen = torch.empty_like(positions)
     if batch.greedy is not None:
-        chosen[batch.greedy] = logits[batch.greedy].argmax(-1)
+        chosen[batch.greedy] = logits[batch.greedy].max(-1).indices
     relative = (logits[draws.rows] - peak[draws.rows, None]).div_(draws.temperature[:, None])  # [draws, vocabulary]
     chosen[draws.rows] = draw(relative, draws, positions[draws.rows])
     return torch.where(alive, chosen, -1)

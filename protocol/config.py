@@ -89,7 +89,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpu_memory_utilization: Annotated[float, Option("share of the GPU's memory Penstock may use", 0.05, 0.99)] = 0.9
     kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
-    cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: one per core", 0, 1024)] = 0
+    cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: one per two cores", 0, 1024)] = 0
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -214,7 +214,9 @@ class Runner:
     def _raw_logits(self, logits: Tensor, slots: IntArray) -> list[tuple[int, IntArray, Tensor, Tensor]]:
         """Copies of the logits whose log-probabilities are wanted: width, rows, the same on the device, logits."""
         widths = self._slots.parameters.logprobs[slots]
-        found = []
+        found: list[tuple[int, IntArray, Tensor, Tensor]] = []
+        if widths.max() < 0:
+            return found
         for width in np.unique(widths[widths >= 0]).tolist():
             rows = np.flatnonzero(widths == width)
             (index,) = self._upload.send([rows])

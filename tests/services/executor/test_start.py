@@ -10,7 +10,7 @@ import torch
 from engine_core.models.spec import read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError, ModelError
-from services.executor.start import choose_device, choose_dtype, start
+from services.executor.start import choose_device, choose_dtype, default_threads, start
 from tests.services.executor.folder import LENGTH, write_folder
 
 BLOCK_BYTES = 2 * 2 * 16 * 1 * 8 * 4  # keys and values, layers, tokens, heads, dim, float32
@@ -83,3 +83,7 @@ def test_types(folder: str) -> None:
     assert choose_dtype("auto", spec, torch.device("cpu")) is torch.float32
     assert choose_dtype("auto", spec, torch.device("cuda")) is torch.bfloat16
     assert choose_dtype("float16", spec, torch.device("cpu")) is torch.float16
+
+
+def test_half_of_the_cores_but_one_at_least() -> None:
+    assert [default_threads(cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
