@@ -98,11 +98,6 @@ class Frontend:
 
     # Towards the scheduler
 
-    def submit(self, api: int, text: SubmitText, now: float) -> None:
-        """Take a request and make its prompt here and now. `now` in unix seconds."""
-        self.open(api, text)
-        self.close(text.id, self.make(text, now))
-
     def open(self, api: int, text: SubmitText) -> None:
         """Take a request whose prompt will be made by `make` and handed to `close`."""
         assert text.id not in self._requests
@@ -113,7 +108,10 @@ class Frontend:
         return request_id in self._requests
 
     def make(self, text: SubmitText, now: float) -> Prepared | Rejected:
-        """The prompt of a request, or why there is none. Touches no request's state: may run in any thread."""
+        """The prompt of a request, or why there is none. `now` in unix seconds is what a template knows as the time.
+
+        Touches no request's state: may run in any thread.
+        """
         try:
             return self._prompter.prepare(text, now)
         except RequestError as error:

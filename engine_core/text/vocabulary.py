@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,26 +174,32 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def special_names(path: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and its like, each a string or an object with `content`."""
-    names = {}
-    for name in SPECIAL_NAMES:
-        value = values.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if content is None:
-            continue
-        if not isinstance(content, str):
-            raise ModelError(f"{path}: {name} must be a string")
-        names[name] = content
-    return names
+    """bos_token and its like, and the names that `extra_special_tokens` gives."""
+    extra = values.get("extra_special_tokens")
+    named = {name: values.get(name) for name in SPECIAL_NAMES} | (extra if isinstance(extra, dict) else {})
+    return {name: content(path, name, token) for name, token in named.items() if token is not None}
 
 
-def added_special(path: Path, values: Mapping[str, Any]) -> Iterable[str]:
-    """Contents of the special tokens under `added_tokens_decoder`."""
+def added_special(path: Path, values: Mapping[str, Any]) -> list[str]:
+    """Special tokens that have no name: those of `added_tokens_decoder` and of the lists of additional ones."""
     added = values.get("added_tokens_decoder") or {}
     if not isinstance(added, dict):
         raise ModelError(f"{path}: added_tokens_decoder must be an object")
-    return [
-        token["content"]
+    found = [
+        content(path, "added_tokens_decoder", token)
         for token in added.values()
-        if isinstance(token, dict) and token.get("special") and isinstance(token.get("content"), str)
+        if isinstance(token, dict) and token.get("special")
     ]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = values.get(key)
+        if isinstance(listed, list):
+            found += [content(path, key, token) for token in listed]
+    return found
+
+
+def content(path: Path, key: str, token: Any) -> str:
+    """A token as these files write it: a string, or an object with `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ModelError(f"{path}: {key} must hold tokens as strings")
+    return text

@@ -46,7 +46,9 @@ def submit(frontend: Frontend, request_id: int = 1, api: int = API, **fields: An
     fields.setdefault("stream", True)
     if "prompt_ids" not in fields:
         fields.setdefault("prompt", "one")
-    frontend.submit(api, SubmitText(id=request_id, **fields), 0.0)
+    text = SubmitText(id=request_id, **fields)
+    frontend.open(api, text)
+    frontend.close(request_id, frontend.make(text, 0.0))
 
 
 Row = tuple[int, int, Sequence[int], Finish]  # id, choice, token ids, finish

@@ -83,7 +83,18 @@ def test_a_folders_names_are_read(tmp_path: Path) -> None:
     assert special == {*SPECIAL, "<tool_call>"}
 
 
-@pytest.mark.parametrize("config", [{"eos_token": 3}, {"added_tokens_decoder": [1]}])
+def test_extra_special_tokens_have_names_or_none(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    config: dict[str, Any] = {"extra_special_tokens": {"call_token": {"content": "<tool_call>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert read_vocabulary(folder).names == {"call_token": "<tool_call>"}
+    config = {"additional_special_tokens": ["<tool_call>", {"content": "x y"}, "absent"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    found = read_vocabulary(folder)
+    assert {found.token(token_id) for token_id in found.special} == {*SPECIAL, "<tool_call>", "x y"}
+
+
+@pytest.mark.parametrize("config", [{"eos_token": 3}, {"added_tokens_decoder": [1]}, {"additional_special_tokens": [3]}])
 def test_malformed_names_name_the_file(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = write_folder(tmp_path)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
