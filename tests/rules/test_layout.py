@@ -110,6 +110,15 @@ def test_warnings_are_errors_and_types_are_strict() -> None:
     assert settings["ruff"]["line-length"] == 120
 
 
+def test_the_wheel_holds_the_product_alone() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert tools["py-modules"] == ["penstock"]
+    assert {pattern.rstrip("*") for pattern in tools["packages"]["find"]["include"]} == set(PRODUCT)
+    carried = {pattern.removeprefix("**/*") for pattern in tools["package-data"]["engine_core.embedded"]}
+    data = [path for folder in PRODUCT for path in files(ROOT / folder) if path.suffix != ".py"]
+    none(f"{path} is left out" for path in data if "embedded" not in path.parts or path.suffix not in carried)
+
+
 def test_traces_are_found(tmp_path: Path) -> None:
     for line in ("x = '/home/ann/models'", "cd /work/main", "pip --index-url http://x", "/root/.cache"):
         assert PLACES.search(line) or REGISTRIES.search(line), line

@@ -1,0 +1,84 @@
+"""The comparison: its plan, its table, its file, and a server that does not start."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.cpu_embedded import Comparison, plan, ready_url, table, versions, write
+from benchmarks.generate_baseline import Figures
+from benchmarks.load.client import Record
+from benchmarks.load.summary import summarize
+from benchmarks.load.workload import Workload
+from benchmarks.serve import Result
+from services.notify import NoticeSocket
+
+SAYS = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    for text in sys.argv[1:]:
+        sender.sendto(text.encode(), os.environ["NOTIFY_SOCKET"])
+sys.stdin.read()
+"""
+
+
+def comparison() -> Comparison:
+    records = [Record(0, 0, start=0.0, first=0.5, last=1.5, end=2.0, events=11, tokens=11, prompt_tokens=4)]
+    result = Result(workload=Workload(concurrency=16), summary=summarize(records), variants={}, processes=1,
+                    client_cpu_seconds=0.1)  # fmt: skip
+    figures = Figures(workload=Workload(), seconds=1.0, output_tokens=2, output_tokens_per_second=2.0,
+                      seconds_per_step=0.1, dtype="float32", threads=1, transformers="5", torch="2")  # fmt: skip
+    return Comparison(concurrency=16, penstock=result, generate=figures, ratio=2.75)
+
+
+def test_both_sides_get_the_same_prompts() -> None:
+    options = argparse.Namespace(concurrency="1,16,64", rounds=2, least=8, input=(128, 128), output_tokens=(64, 64))
+    found = plan(options, 4096)
+    assert [(w.concurrency, w.requests, w.warmup, w.vocab) for w in found] == [
+        (1, 8, 1, 4096), (16, 32, 16, 4096), (64, 128, 64, 4096),
+    ]  # fmt: skip
+    assert all(w.ignore_eos and w.temperature == 0 for w in found)
+
+
+def test_the_table_and_the_file(tmp_path: Path) -> None:
+    found = comparison()
+    assert "2.75x" in table([found])
+    assert "500.0 ms" in table([found])
+    assert "100.00 ms" in table([found])
+    write(tmp_path / "results" / "x.json", {"comparisons": [found], "versions": versions()})
+    record = json.loads((tmp_path / "results" / "x.json").read_text())
+    assert msgspec.convert(record["comparisons"][0], Comparison) == found
+    assert set(record["versions"]) >= {"penstock", "torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [(["X_PENSTOCK_URL=http://x", "READY=1"], "http://x"), (["READY=1\nX_PENSTOCK_URL=http://y"], "http://y")],
+)
+def test_the_url_comes_with_readiness(tmp_path: Path, said: list[str], url: str) -> None:
+    notices = NoticeSocket(tmp_path / "s")
+    server = subprocess.Popen([sys.executable, "-c", SAYS, *said], env={"NOTIFY_SOCKET": str(tmp_path / "s")},
+                              stdin=subprocess.PIPE)  # fmt: skip
+    try:
+        assert ready_url(server, notices, time.monotonic() + 30) == url
+    finally:
+        server.communicate(timeout=30)
+        notices.close()
+
+
+def test_a_server_that_ends_is_told(tmp_path: Path) -> None:
+    notices = NoticeSocket(tmp_path / "s")
+    server = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        with pytest.raises(TimeoutError):
+            ready_url(server, notices, time.monotonic() + 30)
+    finally:
+        server.wait(30)
+        notices.close()
