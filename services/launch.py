@@ -15,7 +15,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -88,7 +88,8 @@ class Launch:
         self._children: list[Child] = []  # those that run
         self._ready = False
         self._ending: list[Role] | None = None  # roles that have yet to be told to end; None while serving
-        self._deadline = float("inf")  # monotonic seconds at which what was told to end is killed
+        self._told: list[Child] = []  # to end, last
+        self._deadline = float("inf")  # monotonic seconds at which those are killed
         self._code = ExitCode.ORDERLY
         self._progress = banner.Progress()
 
@@ -109,7 +110,7 @@ class Launch:
                 else:
                     self._told_to_stop()
             if time.monotonic() >= self._deadline:
-                self._kill()
+                self._kill(self._told)
         return self._code
 
     def close(self) -> None:
@@ -174,7 +175,8 @@ class Launch:
         if self._stop.count > 1:
             journal.warning(log, "ending_at_once")
             self._code = ExitCode.FAILED
-            self._kill()
+            self._ending = []
+            self._kill(self._children)
         elif self._stop.asked and self._ending is None:
             journal.info(log, "draining", limit=self._config.run.drain_timeout, again="ends at once")
             notify("STOPPING=1", "STATUS=draining")
@@ -199,9 +201,7 @@ class Launch:
         self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
         notify("STOPPING=1", f"STATUS={child.name} died")
         self._ending = []
-        for other in self._children:
-            other.signal(signal.SIGTERM)
-        self._deadline = time.monotonic() + END_SECONDS
+        self._tell(self._children, END_SECONDS)
 
     def _end_next(self) -> None:
         """Tell the next role that has processes to end."""
@@ -209,20 +209,25 @@ class Launch:
         while self._ending:
             role = self._ending.pop(0)
             told = [child for child in self._children if child.role is role]
-            for child in told:
-                child.signal(signal.SIGTERM)
             if told:
                 drain = self._config.run.drain_timeout if role is Role.API else 0.0
-                self._deadline = time.monotonic() + drain + END_SECONDS
+                self._tell(told, drain + END_SECONDS)
                 return
 
-    def _kill(self) -> None:
-        """Nothing waits any longer: every process that is left is killed."""
-        self._ending = []
+    def _tell(self, children: Sequence[Child], seconds: float) -> None:
+        """Ask processes to end; after so many seconds they are killed."""
+        self._told = list(children)
+        self._deadline = time.monotonic() + seconds
+        for child in self._told:
+            child.signal(signal.SIGTERM)
+
+    def _kill(self, children: Sequence[Child]) -> None:
+        """Their time is over."""
         self._deadline = float("inf")
-        for child in self._children:
-            journal.warning(log, "killed", process=child.name, pid=child.pid)
-            child.signal(signal.SIGKILL)
+        for child in children:
+            if child in self._children:
+                journal.warning(log, "killed", process=child.name, pid=child.pid)
+                child.signal(signal.SIGKILL)
 
     def _forget(self, child: Child) -> None:
         self._children.remove(child)

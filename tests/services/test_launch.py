@@ -177,6 +177,8 @@ def test_what_does_not_end_is_killed(tmp_path):
         code, output = server.end()
         assert code == 0
         assert " killed process=api-0" in output
+        assert output.count(" killed process=") == 1
+        assert server.order("ended") == ["tokenizer-0", "scheduler-0", "executor-0"]
         assert leftovers(server) == []
 
 
