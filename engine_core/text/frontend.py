@@ -64,6 +64,7 @@ class Frontend:
         self._outboxes: dict[int, Outbox] = {}
         self._status: EngineStatus | None = None
         self._linked = False
+        self.draining = False  # set by the owner: what comes from now on is refused
         self.upward: deque[Message] = deque()  # for the scheduler, in order; the caller takes from the left
         self._submitted = self._rejected = self._aborted = self._failed = self._stop_hits = 0
         self._prompt_tokens = self._output_tokens = 0
@@ -91,7 +92,7 @@ class Frontend:
         self._status = None
         self.upward.clear()
         for request in [request for request in self._requests.values() if not request.encoding]:
-            self._reject(request, unavailable(request.id))
+            self._reject(request, unavailable(request.id, "the scheduler was lost; try again"))
 
     def outbox(self, api: int) -> Outbox:
         return self._outboxes[api]
@@ -127,8 +128,9 @@ class Frontend:
             return
         if isinstance(made, Rejected):
             self._reject(request, made)
-        elif not self._linked:
-            self._reject(request, unavailable(request_id))
+        elif not self._linked or self.draining:
+            reason = "the server is shutting down" if self.draining else "the scheduler is not there; try again"
+            self._reject(request, unavailable(request_id, reason))
         else:
             self._submitted += 1
             self._prompt_tokens += len(made.token_ids)
@@ -261,6 +263,10 @@ class Frontend:
     def _outbox_of(self, request: Request) -> Outbox | None:
         return self._outboxes.get(request.api) if request.api is not None else None
 
+    def idle(self) -> bool:
+        """Whether every request has ended and its end has gone out."""
+        return not (self._requests or self.upward or any(outbox.waiting() for outbox in self._outboxes.values()))
+
     def statistics(self) -> FrontendStatistics:
         """Counters for metrics and tests."""
         return FrontendStatistics(
@@ -288,7 +294,5 @@ def failure(request_id: int) -> Rejected:
     return Rejected(id=request_id, status=500, message="the text of this request could not be processed")
 
 
-def unavailable(request_id: int) -> Rejected:
-    return Rejected(
-        id=request_id, status=503, message="the scheduler is not there; try again", code="unavailable", retry_after=1.0
-    )
+def unavailable(request_id: int, reason: str) -> Rejected:
+    return Rejected(id=request_id, status=503, message=reason, code="unavailable", retry_after=1.0)

@@ -32,12 +32,16 @@ from services.wire import Port, Self
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MAX_THREADS = 4  # that encode long prompts
 GC_THRESHOLD = 50_000  # allocations between collections: messages are frozen and hold no cycles
 
 
 def run(config: Config, index: int) -> int:
-    """Serve until SIGTERM or SIGINT. The exit code; raises PenstockError for a wrong folder, option or peer."""
+    """Serve until SIGTERM or SIGINT; running requests are finished first, up to the drain limit. The exit code.
+
+    Raises PenstockError for a wrong model folder, option or peer. A second signal ends the process at once.
+    """
     try:
         return uvloop.run(serve(config, index))
     except PenstockError:
@@ -67,6 +71,8 @@ async def serve(config: Config, index: int) -> int:
         tokens.start(relay.from_scheduler)
         notify("READY=1", "STATUS=serving")
         await end.wait()
+        notify("STOPPING=1", "STATUS=draining")
+        await relay.drain(config.run.drain_timeout)
     finally:
         relay.close()
         text.close()
@@ -97,16 +103,19 @@ class End:
     """When to end: a signal, or an error in a callback of the loop, which `wait` raises."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[None] = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        loop.set_exception_handler(self._failed)
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self._signalled)
+        self._loop.set_exception_handler(self._failed)
 
     async def wait(self) -> None:
+        """Until the end."""
         await self._end
 
     def _signalled(self) -> None:
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
         if not self._end.done():
             self._end.set_result(None)
 

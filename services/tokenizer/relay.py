@@ -7,6 +7,7 @@ loop, a few milliseconds at a time, with what the links delivered in between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -72,6 +73,7 @@ class Relay:
         self._work: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._stalls = 0
+        self._drained: asyncio.Future[None] | None = None  # while draining
 
     def from_apis(self, arrivals: list[Arrival]) -> None:
         """What the text link delivered."""
@@ -139,6 +141,16 @@ class Relay:
         if stalled and self._retry is None:
             self._stalls += 1
             self._retry = self._loop.call_later(RETRY, self._try_again)
+        if self._drained is not None and not self._drained.done() and self._frontend.idle():
+            self._drained.set_result(None)
+
+    async def drain(self, limit: float) -> None:
+        """Refuse what is new and wait until the rest has ended, `limit` seconds at most."""
+        self._frontend.draining = True
+        self._drained = self._loop.create_future()
+        self.flush()
+        with contextlib.suppress(TimeoutError):  # the rest ends with the process: its clients hear of a lost part
+            await asyncio.wait_for(self._drained, limit)
 
     def statistics(self) -> RelayStatistics:
         """Counters for metrics and tests."""

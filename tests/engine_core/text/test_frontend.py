@@ -261,6 +261,20 @@ def test_a_scheduler_that_leaves_ends_what_it_had(frontend: Frontend, client: Cl
     assert frontend.statistics().requests == 1
 
 
+def test_draining_refuses_what_is_new_and_finishes_the_rest(frontend: Frontend, client: Client) -> None:
+    submit(frontend, 1)
+    frontend.upward.clear()
+    frontend.draining = True
+    submit(frontend, 2)
+    assert not frontend.idle()
+    frontend.batch(batch((1, 0, IDS, Finish.LENGTH)))
+    assert not frontend.idle()
+    client.take()
+    assert frontend.idle()
+    assert client.answer(1).text == TEXT
+    assert client.rejected[2].status == 503
+
+
 def test_status_goes_to_every_api_and_to_those_that_join_later(frontend: Frontend, client: Client) -> None:
     frontend.report(STATUS)
     frontend.report(STATUS)

@@ -94,7 +94,9 @@ def test_extra_special_tokens_have_names_or_none(tmp_path: Path) -> None:
     assert {found.token(token_id) for token_id in found.special} == {*SPECIAL, "<tool_call>", "x y"}
 
 
-@pytest.mark.parametrize("config", [{"eos_token": 3}, {"added_tokens_decoder": [1]}, {"additional_special_tokens": [3]}])
+@pytest.mark.parametrize(
+    "config", [{"eos_token": 3}, {"added_tokens_decoder": [1]}, {"additional_special_tokens": [3]}]
+)
 def test_malformed_names_name_the_file(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = write_folder(tmp_path)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -201,6 +201,26 @@ async def test_a_lost_scheduler_ends_its_requests(joined: Relay, api: Neighbour,
     assert [(message.id, message.status) for message in rejected] == [(1, 503), (2, 503)]
 
 
+async def test_draining_ends_with_the_last_request_or_at_its_limit(
+    joined: Relay, api: Neighbour, scheduler: Neighbour
+) -> None:
+    joined.from_apis([api.arrival(request(1))])
+    draining = asyncio.create_task(joined.drain(30.0))
+    await asyncio.sleep(0)
+    joined.from_apis([api.arrival(request(2))])
+    assert [message.id for message in await until(api, Rejected)] == [2]
+    assert not draining.done()
+    joined.from_scheduler([scheduler.arrival(batch((1, 0, IDS, Finish.LENGTH)))])
+    await draining
+    await joined.drain(30.0)
+
+
+async def test_a_drain_has_a_limit(joined: Relay, api: Neighbour) -> None:
+    joined.from_apis([api.arrival(request(1))])
+    await joined.drain(0.0)
+    assert joined.statistics().frontend.requests == 1
+
+
 async def test_an_error_behind_a_thread_is_not_lost(
     joined: Relay, api: Neighbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
