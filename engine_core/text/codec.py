@@ -91,7 +91,7 @@ class SlowCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(
-            list(token_ids),
+            [token_id for token_id in token_ids if 0 <= token_id < self.size],
             skip_special_tokens=False,
             clean_up_tokenization_spaces=False,
             spaces_between_special_tokens=False,

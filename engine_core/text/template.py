@@ -17,7 +17,8 @@ from protocol.errors import ConfigError, InvalidRequest, ModelError
 DEFAULT = "default"
 TOOL_USE = "tool_use"  # the template for requests with tools, where a model has two
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-OPEN_END = "\ue000continue\ue001"  # marks where the final message's content ends while it stays open
+# Marks where the final message's content ends while it stays open; its space tells whether the template trims contents.
+OPEN_END = "\ue000continue\ue001 "
 MAX_COMPLAINT = 500  # characters of a template's error that a client sees
 RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -108,12 +109,12 @@ def open_final_message(conversation: Conversation) -> list[dict[str, Any]]:
 
 
 def cut_final_message(text: str) -> str:
-    """`text` up to the end of the final message's content."""
-    end = text.rfind(OPEN_END)
+    """`text` up to the end of the final message's content, trimmed where the template trims contents."""
+    end = text.rfind(OPEN_END.rstrip())
     if end < 0:
         message = "the chat template does not print the last message, so it cannot be continued"
         raise InvalidRequest(message, param="continue_final_message")
-    return text[:end]
+    return text[:end] if text.startswith(OPEN_END, end) else text[:end].rstrip()
 
 
 def read_template(folder: Path, names: Mapping[str, str], override: str = "") -> ChatTemplate:
