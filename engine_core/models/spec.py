@@ -96,9 +96,9 @@ def read_spec(folder: Path) -> ModelSpec:
     if file.get("head_dim") is None and hidden % heads:
         raise file.error("num_attention_heads", f"without head_dim it must divide hidden_size ({hidden})")
     head_dim = file.integer("head_dim", hidden // heads)
-    if head_dim % 2:
-        raise file.error("head_dim", "rotary positions need an even head size")
     rope = read_rope(file)
+    if head_dim % 2 or (rope.kind == "dynamic" and head_dim == 2):
+        raise file.error("head_dim", f"{rope.kind} rotary positions cannot turn heads of {head_dim}")
     max_position = file.integer("max_position_embeddings")
     if rope.kind == "linear":
         max_position = int(max_position * rope.factor)
@@ -197,7 +197,7 @@ def read_rope(file: ConfigFile) -> RopeSpec:
         raise file.error("rope_scaling", "it must be an object")
     rope = ConfigFile(file.path, values)
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=1.0), low=1.0)
+    theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=2.0), low=2.0)
     if any(isinstance(value, dict) for value in values.values()) or kind not in ROPE_KINDS:
         known = ", ".join(ROPE_KINDS)
         raise ModelError(f"{file.path}: rope scaling {values!r} is not known; one rope_type of {known} is expected")

@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from engine_core.models.rope import rope_frequencies, rope_table
 from engine_core.models.spec import ModelSpec, RopeSpec, read_spec
 from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, theirs, write_checkpoint
+from tests.engine_core.models.test_layers import SPEC
 
 KINDS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.5},
@@ -95,34 +96,7 @@ def test_dynamic_served_at_a_prompts_length_is_transformers(tmp_path: Path) -> N
 
 
 def test_table_is_single_precision_of_the_served_length() -> None:
-    spec = small_spec(RopeSpec())
-    table = rope_table(spec, 7, torch.device("cpu"))
-    assert table.shape == (7, spec.head_dim)
+    table = rope_table(SPEC, 7, torch.device("cpu"))
+    assert table.shape == (7, SPEC.head_dim)
     assert table.dtype == torch.float32
-    assert torch.equal(table[0], torch.tensor([1.0] * 4 + [0.0] * 4))
-
-
-def small_spec(rope: RopeSpec) -> ModelSpec:
-    return ModelSpec(
-        family="llama",
-        layers=1,
-        hidden=16,
-        heads=2,
-        kv_heads=1,
-        head_dim=8,
-        intermediate=8,
-        vocab_size=9,
-        norm_eps=1e-6,
-        rope=rope,
-        windows=(0,),
-        tied=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        max_position=16,
-        longest=16,
-        dtype="float32",
-        bos_token_id=None,
-        eos_token_ids=(),
-    )
+    assert torch.equal(table[0], torch.tensor([1.0] * 3 + [0.0] * 3))
