@@ -47,7 +47,8 @@ class Tokenizer:
         """Send to the api, as `FakePort.arrive` does."""
         assert self.api is not None
         for message in messages:
-            assert self._watch.send(self.api, message)
+            sent = self._watch.send(self.api, message)
+            assert sent
 
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for messages until `done`."""

@@ -13,6 +13,7 @@ from starlette.types import Message, Scope
 from protocol.errors import Unavailable
 from protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
 from services.api.app import application
+from services.api.frames import Frames
 from services.api.service import Service
 from tests.services.api.pipe import FakePort, Row, answering, batch, client, service, silent, words
 from tests.services.api.shapes import check_error
@@ -262,6 +263,21 @@ async def test_what_outlasts_the_drain_ends_with_a_reason() -> None:
     for connection in (streaming, asking):
         assert connection.status == 503
         assert json.loads(connection.text)["error"]["code"] == "draining"
+
+
+async def test_a_bug_of_ours_in_a_stream_cuts_it_short_and_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = FakePort(silent)
+    connection = Connection(service(port), CHAT, HELLO | {"stream": True})
+    await turns()
+    number = request_of(port).id
+    port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
+    await connection.until("one")
+    monkeypatch.setattr(Frames, "take", lambda *_: 1 / 0)
+    port.arrive(batch([(number, Row(text="two"))]))
+    with pytest.raises(ZeroDivisionError):  # the server closes the connection, so no client takes it for an end
+        await connection.ended()
+    assert "[DONE]" not in connection.text
+    assert port.of(Abort) == [Abort(number)]
 
 
 async def test_the_time_to_the_first_token_is_counted_once() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
 import pytest
 
 from protocol import limits
@@ -12,7 +14,7 @@ from protocol.messages import SubmitText
 from services.api import refusals
 from services.api.requests import ChatRequest, CompletionRequest, GenerationRequest
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
-from tests.services.api.shapes import check_error
+from tests.services.api.shapes import DESCRIPTION, check_error
 
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
@@ -235,6 +237,38 @@ async def test_a_seed_is_made_where_none_is_given() -> None:
     for _ in range(4):
         await post(port, path, body)
     assert len({request.sampling.seed for request in port.of(SubmitText)}) == 4
+
+
+def known(kind: type[GenerationRequest]) -> set[str]:
+    """Parameters that are served, refused, or said to be without effect."""
+    return {*kind.__struct_fields__, *refusals.REFUSED, *refusals.WITHOUT_EFFECT}
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (ChatRequest, chat_params.CompletionCreateParamsNonStreaming),
+        (ChatRequest, chat_params.CompletionCreateParamsStreaming),
+        (CompletionRequest, completion_params.CompletionCreateParamsNonStreaming),
+        (CompletionRequest, completion_params.CompletionCreateParamsStreaming),
+    ],
+)
+def test_every_parameter_of_the_openai_client_is_known(kind: type[GenerationRequest], params: type) -> None:
+    assert set(params.__annotations__) - known(kind) == set()
+
+
+@pytest.mark.skipif(not DESCRIPTION.exists(), reason="OpenAI's description is not beside this checkout")
+def test_every_parameter_of_openais_description_is_known() -> None:
+    schemas = json.loads(DESCRIPTION.read_text())["components"]["schemas"]
+
+    def properties(schema: dict[str, Any]) -> set[str]:
+        found = set(schema.get("properties", ()))
+        for part in schema.get("allOf", ()):
+            found |= properties(schemas[part["$ref"].rpartition("/")[2]] if "$ref" in part else part)
+        return found
+
+    assert properties(schemas["CreateChatCompletionRequest"]) - known(ChatRequest) == set()
+    assert properties(schemas["CreateCompletionRequest"]) - known(CompletionRequest) == set()
 
 
 def test_no_parameter_is_both_served_and_refused() -> None:

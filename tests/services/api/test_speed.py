@@ -1,0 +1,88 @@
+"""The path that costs most, from the rows of a TextBatch to the bytes of 256 streams, without sockets (delivery.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+
+import msgspec
+from starlette.types import Message
+
+from protocol.links import TEXT, decoder
+from protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
+from services.api.answers import Identity
+from services.api.delivery import attended, stream
+from services.api.exchange import Exchange
+from services.api.frames import Frames
+from services.api.reply import Reply
+from tests.services.api.pipe import FakePort, service, silent
+
+STREAMS = 256
+STEPS = 60
+TARGET = 60_000  # tokens per second of one process's CPU time
+IDENTITY = Identity("chatcmpl-0123456789abcdef0123456789abcdef", 1_700_000_000, "model")
+
+
+def batches(ids: list[int]) -> list[bytes]:
+    """What a tokenizer sends in STEPS steps, one token for each stream in each."""
+    columns = {
+        "ids": struct.pack(f"<{STREAMS}q", *ids),
+        "choices": bytes(2 * STREAMS),
+        "tokens": struct.pack(f"<{STREAMS}i", *[1] * STREAMS),
+    }
+    made = []
+    for step in range(STEPS):
+        last = step == STEPS - 1
+        batch = TextBatch(
+            text=tuple(f" word{(row * 7 + step) % 97}" for row in range(STREAMS)),
+            finish=bytes([Finish.STOP if last else Finish.NONE]) * STREAMS,
+            extras=() if step else tuple(TextExtra(row=row, prompt_tokens=9) for row in range(STREAMS)),
+            **columns,
+        )
+        made.append(msgspec.msgpack.encode(batch))
+    return made
+
+
+async def run() -> tuple[float, int]:
+    """Rows per second of CPU time, and bytes sent."""
+    port = FakePort(silent)
+    parts = service(port)
+    sent = 0
+
+    async def send(message: Message) -> None:
+        nonlocal sent
+        sent += len(message.get("body", b""))
+
+    async def receive() -> Message:
+        return await asyncio.Future()
+
+    async def answer(reply: Reply) -> None:
+        async with attended(reply, parts.pipeline, receive, Exchange(b"id", 0.0)):
+            await stream(reply, Frames(IDENTITY, chat=True, choices=1, usage=False), send, usage=False)
+
+    answers, ids = [], []
+    for _ in range(STREAMS):
+        reply = Reply(1, 1, stream=True, timings=parts.traffic.timings, now=time.monotonic())
+        request = SubmitText(id=parts.pipeline.new_id(), prompt="a", sampling=Sampling(), stream=True)
+        parts.pipeline.submit([request], reply, time.monotonic())
+        ids.append(request.id)
+        answers.append(asyncio.create_task(answer(reply)))
+    await asyncio.sleep(0)
+    link = decoder(TEXT, at_binder=False)
+    steps = batches(ids)
+    started = time.process_time()
+    for step in steps:
+        port.arrive(link.decode(step))
+        await asyncio.sleep(0)
+    await asyncio.gather(*answers)
+    return STREAMS * STEPS / (time.process_time() - started), sent
+
+
+async def test_a_process_makes_more_frames_than_a_gpu_makes_tokens() -> None:
+    rates = []
+    for _ in range(3):
+        rate, sent = await run()
+        rates.append(rate)
+        assert sent > STREAMS * (STEPS + 2) * 100
+    assert max(rates) > TARGET
