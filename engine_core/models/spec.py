@@ -89,7 +89,8 @@ def read_spec(folder: Path) -> ModelSpec:
     family = read_family(file)
     file = ConfigFile(file.path, file.values, FAMILY_DEFAULTS[family])
     refuse_unsupported(file)
-    heads, hidden, layers = file.integer("num_attention_heads"), file.integer("hidden_size"), read_layers(file)
+    layers = file.integer("num_hidden_layers", high=4096)
+    heads, hidden = file.integer("num_attention_heads"), file.integer("hidden_size")
     kv_heads = file.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise file.error("num_key_value_heads", f"it must divide num_attention_heads ({heads})")
@@ -128,10 +129,6 @@ def read_spec(folder: Path) -> ModelSpec:
         bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
         eos_token_ids=file.token_ids("eos_token_id"),
     )
-
-
-def read_layers(file: ConfigFile) -> int:
-    return file.integer("num_hidden_layers", high=4096)
 
 
 def read_family(file: ConfigFile) -> str:

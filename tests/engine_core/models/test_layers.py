@@ -134,6 +134,7 @@ def test_weights_lie_as_the_device_likes_them() -> None:
     assert Embedding(SPEC, placement()).weight.is_contiguous()
 
 
+@pytest.mark.skipif(not __debug__, reason="an assertion")
 def test_widths_that_ranks_cannot_share() -> None:
     with pytest.raises(AssertionError, match="20 is not divisible by 3"):
         spread("gate_proj", 20, placement(0, 3))
