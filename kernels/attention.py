@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """The rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
+    """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
 
     query_start: Tensor  # int32 [rows + 1], first token of each row
     context: Tensor  # int32 [rows], keys of each row, its new ones included
