@@ -96,8 +96,7 @@ class Readiness:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trouble = self._service.pipeline.trouble(time.monotonic())
-        if trouble:
+        if trouble := self._service.pipeline.trouble(time.monotonic()):
             raise Unavailable(trouble, code="not_ready")
         await send_json(send, msgspec.json.encode(StatusAnswer()))
 

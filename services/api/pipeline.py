@@ -110,10 +110,8 @@ class Pipeline:
     def trouble(self, now: float) -> str:
         """Why requests cannot be served; empty when they can."""
         status = self.status
-        if self.draining:
-            return "the server is shutting down"
-        if not any(port.peers for port in self._ports):
-            return "no tokenizer is connected"
+        if tokenizing := self._tokenizer_trouble():
+            return tokenizing
         if status is None:
             return "the engine has not reported yet"
         if now - self.status_time > self.status_limit:
@@ -128,8 +126,7 @@ class Pipeline:
         Raises Unavailable when the engine is not ready, Overloaded when too many requests are unfinished or a
         tokenizer takes no more, InvalidRequest when these alone are more than ever fit.
         """
-        trouble = self.trouble(now)
-        if trouble:
+        if trouble := self.trouble(now):
             raise Unavailable(trouble, code="not_ready")
         if len(requests) > self._limit:
             message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"
@@ -164,10 +161,12 @@ class Pipeline:
             if port is not None and not port.send(peer, abort):
                 self._owed.append((peer, abort))
 
-    async def ask(self, question: Tokenize | Detokenize, now: float) -> Tokenized | Detokenized:
-        """The tokenizer's answer. Raises as `submit` does, and what the tokenizer refuses the question with."""
-        trouble = self.trouble(now)
-        if trouble:
+    async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
+        """The tokenizer's answer, which needs no engine.
+
+        Raises Unavailable without a tokenizer, Overloaded when it takes no more, and what it refuses the question with.
+        """
+        if trouble := self._tokenizer_trouble():
             raise Unavailable(trouble, code="not_ready")
         peer = self._send(question.id, question) if len(self._questions) < self._limit else None
         if peer is None:
@@ -224,6 +223,11 @@ class Pipeline:
             refused=self._refused,
             aborts_owed=len(self._owed),
         )
+
+    def _tokenizer_trouble(self) -> str:
+        if self.draining:
+            return "the server is shutting down"
+        return "" if any(port.peers for port in self._ports) else "no tokenizer is connected"
 
     def _rows(self, batch: TextBatch, now: float) -> None:
         rows = len(batch.text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -49,7 +48,7 @@ class TokenizeText:
         request = decode(body, TOKENIZE)
         service.model.check_name(request.model)
         question = tokenize(request, service.pipeline.new_id())
-        found = await answered(service.pipeline.ask(question, time.monotonic()), receive)
+        found = await answered(service.pipeline.ask(question), receive)
         assert isinstance(found, Tokenized)
         ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
         answer = TokenizeAnswer(len(ids), service.model.max_model_len, ids, found.token_strings)
@@ -71,7 +70,7 @@ class DetokenizeText:
             check_ids(request.tokens, "tokens", service.model)
         ids = struct.pack(f"<{len(request.tokens)}i", *request.tokens)
         question = Detokenize(service.pipeline.new_id(), ids)
-        found = await answered(service.pipeline.ask(question, time.monotonic()), receive)
+        found = await answered(service.pipeline.ask(question), receive)
         assert isinstance(found, Detokenized)
         await send_json(send, msgspec.json.encode(DetokenizeAnswer(found.text)))
 

@@ -134,13 +134,12 @@ async def test_a_wrong_content_length_is_refused() -> None:
 
 
 async def test_not_ready_is_503_where_the_engine_is_needed() -> None:
-    port = FakePort(silent)
+    port = FakePort(answering(words("")))
     parts = service(port)
     changed = EngineStatus(**{**_fields(parts.pipeline.status), "ready": False})
     port.arrive(changed)
     async with client(parts) as http:
-        for path, body in ((CHAT, HELLO), ("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"}),
-                           ("/detokenize", {"tokens": [1]})):  # fmt: skip
+        for path, body in ((CHAT, HELLO), ("/v1/completions", {"prompt": "a"})):
             answer = await http.post(path, json=body)
             assert answer.status_code == 503, path
             check_error(answer.json(), "service_unavailable", None)
@@ -148,6 +147,13 @@ async def test_not_ready_is_503_where_the_engine_is_needed() -> None:
             assert (await http.get(path)).status_code == 503
         for path in ("/health/live", "/v1/models", "/version", "/metrics", "/openapi.json"):
             assert (await http.get(path)).status_code == 200
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+            assert (await http.post(path, json=body)).status_code == 200  # needs no engine
+        port.lose()
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+            answer = await http.post(path, json=body)
+            assert answer.status_code == 503
+            check_error(answer.json(), "service_unavailable", None)
 
 
 def _fields(status: EngineStatus | None) -> dict[str, Any]:

@@ -104,18 +104,26 @@ async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
     assert not made.ready(NOW)
     with pytest.raises(Unavailable, match=trouble):
         submit(made)
-    with pytest.raises(Unavailable, match=trouble):
-        await made.ask(Tokenize(id=made.new_id(), prompt="a"), NOW)
+
+
+async def test_questions_need_a_tokenizer_and_no_engine() -> None:
+    port = FakePort(answering(words("")))
+    made = pipeline(port)
+    made.status = None
+    await made.ask(Tokenize(id=made.new_id(), prompt="a"))
+    port.peer = None
+    with pytest.raises(Unavailable, match="no tokenizer"):
+        await made.ask(Tokenize(id=made.new_id(), prompt="a"))
 
 
 async def test_questions_have_one_answer_each() -> None:
     port = FakePort(answering(words("")))
     made = pipeline(port)
     first, second = await asyncio.gather(
-        made.ask(Tokenize(id=made.new_id(), prompt="ab"), NOW), made.ask(Detokenize(made.new_id(), b"a\0\0\0"), NOW)
+        made.ask(Tokenize(id=made.new_id(), prompt="ab")), made.ask(Detokenize(made.new_id(), b"a\0\0\0"))
     )
     assert (type(first).__name__, type(second).__name__) == ("Tokenized", "Detokenized")
-    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a"), NOW))
+    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a")))
     await asyncio.sleep(0)
     port.arrive(Rejected(id=7, status=400, message="too long", param="prompt"))
     with pytest.raises(InvalidRequest, match="too long"):
@@ -125,7 +133,7 @@ async def test_questions_have_one_answer_each() -> None:
 async def test_a_question_to_a_lost_tokenizer_fails() -> None:
     port = FakePort(silent)
     made = pipeline(port)
-    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a"), NOW))
+    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a")))
     await asyncio.sleep(0)
     port.lose()
     with pytest.raises(Unavailable):
