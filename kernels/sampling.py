@@ -131,7 +131,7 @@ def adjust(logits: Tensor, batch: SamplingBatch, history: History, positions: Te
     if batch.allowed is not None:
         allowed = batch.allowed
         kept = logits[allowed.entry_rows, allowed.entry_tokens]
-        logits[allowed.rows] = -math.inf
+        logits.index_fill_(0, allowed.rows, -math.inf)
         logits[allowed.entry_rows, allowed.entry_tokens] = kept
     if batch.words is not None:
         words = batch.words

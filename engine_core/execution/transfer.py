@@ -28,11 +28,11 @@ class Staging:
 class Upload:
     """Sends arrays to the device, packed into one pinned buffer and copied without waiting.
 
-    Buffers are used in turn. One is written again only when its last copy has ended, which with more buffers than steps
-    in flight has always happened already.
+    Buffers are used in turn. One is written again only when its last copy has ended; there are enough for the copies of
+    the steps in flight, so that it has.
     """
 
-    def __init__(self, device: torch.device, buffers: int = 8) -> None:
+    def __init__(self, device: torch.device, buffers: int = 32) -> None:
         self.device = device
         self._ring: list[Staging | None] = [None] * buffers
         self._turn = 0
