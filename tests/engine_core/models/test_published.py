@@ -166,8 +166,8 @@ def test_published_configuration(name: str, tmp_path: Path) -> None:
     config, expected = EXPECTED[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_spec(tmp_path)
-    sizes = spec.heads, spec.kv_heads, spec.head_dim, spec.max_position
-    assert (*sizes, spec.rope.kind, spec.rope.theta, max(spec.windows), spec.tied, spec.qkv_bias, spec.dtype) == expected
+    sizes = spec.heads, spec.kv_heads, spec.head_dim, spec.max_position, spec.rope.kind, spec.rope.theta
+    assert (*sizes, max(spec.windows), spec.tied, spec.qkv_bias, spec.dtype) == expected
     assert (spec.layers, spec.hidden, spec.vocab_size, spec.longest) == (
         config["num_hidden_layers"],
         config["hidden_size"],
