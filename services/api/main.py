@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -20,7 +19,7 @@ import zmq
 from engine_core import folder
 from engine_core.models.spec import read_spec
 from protocol.config import ApiConfig, Config
-from protocol.errors import LinkError, PenstockError, Unavailable
+from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import address, journal
 from services.api.app import application
@@ -110,15 +109,16 @@ async def answer(service: Service, listener: socket.socket) -> None:
     url = url_of(listener)
     journal.info(log, "listening", url=url, model=service.model.name)
     notify(f"X_PENSTOCK_URL={url}", "STATUS=waiting for the engine")
-    previous = {number: signal.signal(number, ignore) for number in (signal.SIGTERM, signal.SIGINT)}
-    refusals: list[LinkError] = []
+    # uvicorn takes these over while it serves, and raises what it caught once more at its end.
+    previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+    failures: list[Exception] = []
 
     def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A refused handshake is raised in a callback of the loop and ends the process."""
+        """What a watched port raises in a callback (a refused handshake, a bug of ours) ends the process."""
         failure = context.get("exception")
-        if isinstance(failure, LinkError):
-            refusals.append(failure)
-            server.should_exit = True
+        if isinstance(failure, Exception) and "handle" in context:
+            failures.append(failure)
+            server.should_exit = server.force_exit = True
         else:
             loop.default_exception_handler(context)
 
@@ -130,8 +130,8 @@ async def answer(service: Service, listener: socket.socket) -> None:
         attendance.cancel()
         for number, old in previous.items():
             signal.signal(number, old)
-    if refusals:
-        raise refusals[0]
+    if failures:
+        raise failures[0]
     journal.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
 
 
@@ -189,7 +189,3 @@ def listen(options: ApiConfig) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def ignore(number: int, frame: FrameType | None) -> None:
-    """Stands where uvicorn's own signal handler leaves again: it raises its signals once more at its end."""

@@ -14,6 +14,7 @@ from services.api import decoding
 
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 VALUE = msgspec.json.Decoder()
+LONGEST_NEUTRAL = 256  # bytes of JSON; longer values ask for something
 
 # Name → values that ask for nothing.
 REFUSED: Mapping[str, tuple[object, ...]] = {
@@ -104,10 +105,11 @@ def check(body: bytes, also: Mapping[str, tuple[object, ...]], n: int) -> None:
     `also` is refused for this endpoint; `best_of` passes when it equals `n`.
     """
     fields = decoding.decode(body, FIELDS)
-    for name in fields.keys() & (REFUSED.keys() | also.keys()):
-        neutral = also.get(name) or REFUSED.get(name, ())
-        raw = fields[name]
-        if len(raw) > 256 or not asks_for_nothing(decoding.decode(raw, VALUE, name), name, neutral, n):
+    for name, raw in fields.items():
+        neutral = REFUSED.get(name, also.get(name))
+        if neutral is None:
+            continue
+        if len(raw) > LONGEST_NEUTRAL or not asks_for_nothing(decoding.decode(raw, VALUE, name), name, neutral, n):
             raise NotBuilt(f"{name} is not built yet", param=name)
 
 

@@ -113,13 +113,13 @@ def model(run_dir: Path) -> ModelConfig:
 
 
 @asynccontextmanager
-async def api(run_dir: Path, *arguments: str, index: int = 0) -> AsyncIterator[Api]:
-    """`penstock api --port 0`, listening and ready; for arguments given twice the last one holds."""
+async def api(run_dir: Path, *arguments: str, index: int = 0, ready: bool = True) -> AsyncIterator[Api]:
+    """`penstock api --port 0`, listening and with `ready` also ready; for arguments given twice the last one holds."""
     notices = NoticeSocket(run_dir / f"notify-{index}.sock")
     log = run_dir / f"api-{index}.log"
     process = await start(run_dir, log, "--index", str(index), *arguments, notify=str(notices.path))
     try:
-        url = await asyncio.wait_for(ready_url(notices, process, log), 60)
+        url = await asyncio.wait_for(listening_url(notices, process, log, ready=ready), 60)
         yield Api(process, url, log)
     finally:
         if process.returncode is None:
@@ -137,8 +137,10 @@ async def start(run_dir: Path, log: Path, *arguments: str, notify: str = "") -> 
         return await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)
 
 
-async def ready_url(notices: NoticeSocket, process: asyncio.subprocess.Process, log: Path) -> str:
-    """Wait for READY=1; the address that came with or before it."""
+async def listening_url(
+    notices: NoticeSocket, process: asyncio.subprocess.Process, log: Path, *, ready: bool
+) -> str:
+    """Wait for an address, and with `ready` for READY=1; the address."""
     loop = asyncio.get_running_loop()
     heard = asyncio.Event()
     ending = asyncio.ensure_future(process.wait())
@@ -152,7 +154,7 @@ async def ready_url(notices: NoticeSocket, process: asyncio.subprocess.Process, 
             assert process.returncode is None, f"the api ended with {process.returncode}; see {log}"
             for notice in notices.receive():
                 url = notice.fields.get("X_PENSTOCK_URL", url)
-                if notice.ready:
+                if url and (notice.ready or not ready):
                     return url
     finally:
         loop.remove_reader(notices.fileno())

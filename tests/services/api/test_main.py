@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from protocol.messages import Abort, Finish, SubmitText
+from protocol.messages import Abort, Finish, SubmitText, TextBatch
 from services.api.connection import MAX_HEAD
 from services.process import ExitCode
 from tests.services.api.pipe import Row, answering, batch, silent, words
@@ -134,6 +134,21 @@ async def refused(url: str) -> None:
                 return
             writer.close()
             await asyncio.sleep(0.01)
+
+
+async def test_sigterm_before_the_engine_is_there(tmp_path: Path) -> None:
+    async with api(tmp_path, ready=False) as process, httpx.AsyncClient() as http:
+        assert (await http.get(process.url + "/health/live")).status_code == 200
+        assert (await http.get(process.url + "/health/ready")).status_code == 503
+        process.signal()
+        assert await process.ended() == ExitCode.ORDERLY
+
+
+async def test_a_message_that_makes_no_sense_ends_the_process(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with api(tmp_path) as process:
+        tokenizer.arrive(TextBatch(ids=b"", choices=b"", text=("a",), tokens=b"", finish=b""))
+        assert await process.ended() == ExitCode.FAILED
+        assert "api_failed" in process.log.read_text()
 
 
 async def test_two_processes_share_a_port(tmp_path: Path, tokenizer: Tokenizer) -> None:
