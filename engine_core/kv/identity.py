@@ -28,10 +28,10 @@ def extend(chain: list[bytes], start: bytes, tokens: array[int], blocks: int, bl
     first = len(chain)
     if first >= blocks:
         return
-    parent = chain[-1] if chain else start
+    parent, digest = chain[-1] if chain else start, hashlib.blake2b
     data = tokens[first * block_size : blocks * block_size].tobytes()
     width = block_size * TOKEN_BYTES
     assert len(data) == (blocks - first) * width, "only full blocks have an identity"
     for offset in range(0, len(data), width):
-        parent = hashlib.blake2b(parent + data[offset : offset + width], digest_size=IDENTITY_BYTES).digest()
+        parent = digest(parent + data[offset : offset + width], digest_size=IDENTITY_BYTES).digest()
         chain.append(parent)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.kv.idle import IdleQueue
 from engine_core.kv.prefix import Prefix
 
 
@@ -51,7 +51,7 @@ class Pool:
         self.prefix = prefix
         self._references = array("i", bytes(4 * (total + 1)))
         self._free = list(range(total, 0, -1))  # a stack: low numbers go out first
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle = IdleQueue(total)
         self._held = 0
         self._quarantined: set[int] = set()
 
@@ -81,7 +81,7 @@ class Pool:
             blocks = free[::-1]
             free.clear()
             while len(blocks) < count:
-                block, _ = self._idle.popitem(last=False)
+                block = self._idle.oldest()
                 self.prefix.forget(block)
                 blocks.append(block)
         for block in blocks:
@@ -104,7 +104,7 @@ class Pool:
         references = self._references
         for block in blocks:
             if references[block] == 0:
-                del self._idle[block]
+                self._idle.remove(block)
                 self._held += 1
             references[block] += 1
 
@@ -120,7 +120,7 @@ class Pool:
                 if block in self._quarantined:
                     self.prefix.forget(block)
                 elif named(block):
-                    self._idle[block] = None
+                    self._idle.put(block)
                 else:
                     self._free.append(block)
 
@@ -129,16 +129,16 @@ class Pool:
         for block in blocks:
             self.prefix.forget(block)
             if block in self._idle:
-                del self._idle[block]
+                self._idle.remove(block)
                 self._free.append(block)
 
     def clear(self, total: int) -> None:
         """Every block is free and empty: the pages themselves are gone."""
-        self.prefix.clear()
+        self.prefix.clear(total)
         self.total = total
         self._references = array("i", bytes(4 * (total + 1)))
         self._free = list(range(total, 0, -1))
-        self._idle.clear()
+        self._idle = IdleQueue(total)
         self._held = 0
         self._quarantined.clear()
 
@@ -197,7 +197,8 @@ class Pool:
         self._free = [block for block in self._free if block not in self._quarantined]
         for block in blocks:
             self._references[block] = int(expected[block])
-            self._idle.pop(block, None)
+            if block in self._idle:
+                self._idle.remove(block)
             self.prefix.forget(block)
         counted = np.frombuffer(self._references, np.int32)
         self._held = int(np.count_nonzero(counted[1:] > 0))

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+SHARDS = 256  # by an identity's first byte: a dictionary that grows stops the world for one shard, not for all blocks
+
 
 class PrefixStatistics(msgspec.Struct, frozen=True):
+    """Counters of the index."""
+
     entries: int  # blocks with an identity
     sealed: int  # totals since start
     duplicates: int
@@ -17,9 +21,9 @@ class PrefixStatistics(msgspec.Struct, frozen=True):
 class Prefix:
     """Owner of block identities. At most one block per identity: a later twin stays anonymous."""
 
-    def __init__(self) -> None:
-        self._block: dict[bytes, int] = {}
-        self._identity: dict[int, bytes] = {}
+    def __init__(self, total: int) -> None:
+        self._blocks: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
+        self._identities: list[bytes | None] = [None] * (total + 1)  # by block
         self._sealed = 0
         self._duplicates = 0
         self._evicted = 0
@@ -27,38 +31,41 @@ class Prefix:
     def seal(self, identity: bytes, block: int) -> None:
         """Let later plans find the block. Its content must be written by a step that is planned already: steps run in
         order, so whoever is planned afterwards reads it complete."""
-        if identity in self._block:
-            self._duplicates += self._block[identity] != block
-            return
-        assert block not in self._identity, "a block is sealed once between two takes"
-        self._block[identity] = block
-        self._identity[block] = identity
-        self._sealed += 1
+        if self._blocks[identity[0]].setdefault(identity, block) == block:
+            assert self._identities[block] in (None, identity), "a block is sealed once between two takes"
+            self._identities[block] = identity
+            self._sealed += 1
+        else:
+            self._duplicates += 1
 
     def match(self, chain: Sequence[bytes], most: int) -> list[int]:
         """Blocks of the longest known prefix of `chain`, at most `most` of them."""
         found: list[int] = []
-        known = self._block
-        for index in range(min(most, len(chain))):
-            block = known.get(chain[index])
+        for identity in chain[:most]:
+            block = self._blocks[identity[0]].get(identity)
             if block is None:
                 break
             found.append(block)
         return found
 
     def named(self, block: int) -> bool:
-        return block in self._identity
+        """Whether the block's content can be found."""
+        return self._identities[block] is not None
 
     def forget(self, block: int) -> None:
         """The block's content is about to change, or is not to be trusted."""
-        identity = self._identity.pop(block, None)
+        identity = self._identities[block]
         if identity is not None:
-            del self._block[identity]
+            self._identities[block] = None
+            del self._blocks[identity[0]][identity]
             self._evicted += 1
 
-    def clear(self) -> None:
-        self._block.clear()
-        self._identity.clear()
+    def clear(self, total: int) -> None:
+        """Forget everything; from now on there are so many blocks."""
+        for shard in self._blocks:
+            shard.clear()
+        self._identities = [None] * (total + 1)
 
     def statistics(self) -> PrefixStatistics:
-        return PrefixStatistics(len(self._block), self._sealed, self._duplicates, self._evicted)
+        """Counters as of now."""
+        return PrefixStatistics(sum(map(len, self._blocks)), self._sealed, self._duplicates, self._evicted)

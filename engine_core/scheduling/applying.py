@@ -46,7 +46,7 @@ def take(state: State, flight: Flight, tokens: npt.NDArray[np.int32], result: St
     slots.known[settled] += 1
     suspects = state.suspects.among(tokens)
     suspects[kept] |= slots.known[settled] >= slots.limit[settled]
-    for row in np.flatnonzero(~kept).tolist():
+    for row in (~kept).nonzero()[0].tolist():
         choice = lane.choices[row]
         if not choice.ended:  # preempted since: its token in flight still counts
             kept[row] = True
@@ -56,7 +56,7 @@ def take(state: State, flight: Flight, tokens: npt.NDArray[np.int32], result: St
         notes.setdefault(part.row, Note()).logprobs = part.logprobs
     seal_rows(state, settled)
     counts = kept.astype(np.int32)
-    for row in np.flatnonzero(suspects & kept).tolist():
+    for row in (suspects & kept).nonzero()[0].tolist():
         finish[row] = judge(state, lane.choices[row], int(tokens[row]), notes, row)
         counts[row] = tokens[row] != NON_FINITE
     state.totals.output_tokens += int(counts.sum())
@@ -83,7 +83,7 @@ def seal_rows(state: State, settled: npt.NDArray[np.int64]) -> None:
     """Name blocks that decoding has filled, a bounded number per step: rows that began together fill them together."""
     slots = state.slots
     full = np.minimum(slots.planned[settled], slots.known[settled]) // state.options.block_size
-    rows = np.flatnonzero(full > slots.sealed[settled])[:SEALS]
+    rows = (full > slots.sealed[settled]).nonzero()[0][:SEALS]
     for slot, blocks in zip(settled[rows].tolist(), full[rows].tolist(), strict=True):
         choice = slots.choices[slot]
         assert choice is not None
@@ -134,8 +134,11 @@ def keep_scores(flight: Flight, result: StepResult) -> None:
 
 def deliver(state: State, lane: Lane, kept: npt.NDArray[np.bool_], rows: Rows) -> None:
     """Split the rows by source. Rows of choices that had ended are thrown away; an error's row has no token."""
-    if lane.source >= 0 and bool(kept.all()):
-        state.outbox(lane.source).put(select(rows, None))
+    if lane.source >= 0:
+        if bool(kept.all()):
+            state.outbox(lane.source).put(select(rows, None))
+        elif bool(kept.any()):
+            state.outbox(lane.source).put(select(rows, kept))
         return
     for source in np.unique(lane.sources[kept]).tolist():
         state.outbox(source).put(select(rows, kept & (lane.sources == source)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from engine_core.scheduling.admission import Admissions
 from engine_core.scheduling.lifecycle import add_others, announce, retract, seal
@@ -23,7 +24,7 @@ from protocol.steps import SlotStart, StepPlan, choice_seed
 class Draft:
     """A plan in the making."""
 
-    pairs: list[Ints] = field(default_factory=list)  # each [new blocks, 2]: slot, block
+    pairs: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new blocks, 2]
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
@@ -79,7 +80,14 @@ def grow_rows(state: State, draft: Draft, rows: Ints) -> None:
     slots.room[rows] += state.options.block_size
     blocks = np.array(taken)
     state.owners[blocks] = slots.life[rows]
-    draft.pairs.append(np.column_stack((rows, blocks)))
+    draft.pairs.append(paired(rows, blocks))
+
+
+def paired(slots: Ints | int, blocks: Ints) -> npt.NDArray[np.int32]:
+    """# [blocks, 2]: the slot and the block appended to its table, as the plan sends them"""
+    pairs = np.empty((len(blocks), 2), np.int32)
+    pairs[:, 0], pairs[:, 1] = slots, blocks
+    return pairs
 
 
 def take_blocks(state: State, choice: Choice, count: int) -> list[int]:
@@ -97,7 +105,7 @@ def extend_chunk(state: State, draft: Draft, choice: Choice, count: int) -> None
     """A further chunk of a choice that is in its slot already."""
     taken = take_blocks(state, choice, count)
     if taken:
-        draft.pairs.append(np.column_stack((np.full(len(taken), choice.slot), taken)))
+        draft.pairs.append(paired(choice.slot, np.array(taken)))
     append_chunk(state, draft, choice, count)
 
 
@@ -147,7 +155,7 @@ def close(state: State, draft: Draft, lane: Lane) -> StepPlan:
         step=step,
         epoch=state.epoch,
         starts=tuple(draft.starts),
-        blocks=np.concatenate(draft.pairs).astype(np.int32).tobytes() if draft.pairs else b"",
+        blocks=b"".join([pairs.tobytes() for pairs in draft.pairs]),
         decode_on=turned_on,
         decode_off=turned_off,
         chunks=np.array(columns, np.int32).tobytes() if columns else b"",
@@ -160,8 +168,8 @@ def turn(state: State, lane: Lane) -> tuple[bytes, bytes]:
         return b"", b""
     wanted = np.zeros(state.slots.count, bool)
     wanted[lane.slots] = True
-    turned_on = np.flatnonzero(wanted & ~state.decoding).astype(np.int32).tobytes()
-    turned_off = np.flatnonzero(state.decoding & ~wanted).astype(np.int32).tobytes()
+    turned_on = (wanted & ~state.decoding).nonzero()[0].astype(np.int32).tobytes()
+    turned_off = (state.decoding & ~wanted).nonzero()[0].astype(np.int32).tobytes()
     state.sent, state.decoding = lane, wanted
     return turned_on, turned_off
 

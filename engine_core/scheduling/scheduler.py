@@ -130,6 +130,7 @@ class Scheduler:
         return state.pool.check([*tables, *state.fence.tables()], thorough=thorough)
 
     def statistics(self) -> SchedulerStatistics:
+        """Counters as of now; what EngineStatus and the metrics read."""
         state, totals = self._state, self._state.totals
         return SchedulerStatistics(
             epoch=state.epoch,

@@ -73,7 +73,7 @@ class Slots:
         return len(self._free)
 
     def occupied(self) -> Ints:
-        return np.flatnonzero(self.life)
+        return self.life.nonzero()[0]
 
     def enter(self, choice: Choice, block_size: int, seals: bool) -> int:
         """Give the choice a slot and a new life; its table is `choice.blocks`, all of them computed already."""
@@ -124,7 +124,7 @@ class Slots:
     def decoding(self) -> Lane:
         """The ready slots in ascending order; the same object as long as they are the same."""
         if self._lane is None:
-            self._lane = self.lane(np.flatnonzero(self.ready))
+            self._lane = self.lane(self.ready.nonzero()[0])
         return self._lane
 
     def lane(self, rows: Ints) -> Lane:

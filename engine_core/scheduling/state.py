@@ -75,7 +75,8 @@ class State:
 
 
 def new_state(options: SchedulingOptions) -> State:
-    prefix = Prefix()
+    """Nobody waits, nothing runs, every block is free."""
+    prefix = Prefix(options.blocks)
     return State(
         options=options,
         pool=Pool(options.blocks, prefix),

@@ -45,6 +45,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Totals:
+    """Counters since start, written by whoever sees the event."""
+
     prompt_tokens: int = 0
     cached_tokens: int = 0
     reused_tokens: int = 0

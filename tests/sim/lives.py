@@ -51,9 +51,9 @@ def random_world(rng: random.Random) -> World:
     size = rng.choice((1, 2, 4, 8, 16))
     longest = rng.choice((24, 40, 64))
     least = -(-longest // size)
-    slots = 1 if rng.random() < 0.04 else rng.choice((3, 6, 12, 24, 24))
+    slots = 1 if rng.random() < 0.03 else rng.choice((4, 12, 24, 24))
     return World(
-        blocks=least + rng.choice((0, least // 2, least, 2 * least, 4 * least, 12 * least)),
+        blocks=least + rng.choice((0, least // 2, 2 * least, 3 * least, 4 * least, 12 * least)),
         block_size=size,
         slots=slots,
         budget=max(slots, rng.choice((1, 7, 16, 64, 512))),
@@ -89,7 +89,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
     max_tokens = min(rng.choice((1, 2, 6, 12, 24)), world.max_model_len - length + rng.choice((0, 0, 3)))
     stops = rng.choice((0, 3, 12))
     if world.growing:
-        length, max_tokens, stops = min(length, 5), world.max_model_len - 5, rng.choice((0, 12))
+        length, max_tokens, stops = min(length, 5), rng.choice((4, world.max_model_len - 5)), rng.choice((0, 12))
         prompt = prompt[:length]
     salt = rng.choice(("", "", "", "tenant"))
     invalid = rng.random() < 0.01

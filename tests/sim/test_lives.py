@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.sim.lives import random_lives, random_world
-from tests.sim.simulation import Simulation
+from tests.sim.simulation import Outcome, Simulation
+
+
+def run(seed: int, lives: int, **fields: Any) -> Outcome:
+    rng = random.Random(seed)
+    world = replace(random_world(rng), **fields)
+    return Simulation(world, random_lives(rng, world, lives), rng).run()
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_300_lives(seed: int) -> None:
-    rng = random.Random(seed)
-    world = random_world(rng)
-    Simulation(world, random_lives(rng, world, 300), rng).run()
+    run(seed, 300)
+
+
+def test_the_lives_are_lively() -> None:
+    """The runs reach what they are meant to reach: an empty test would pass as well."""
+    seen = [run(seed, 100).statistics for seed in range(20)]
+    for name in ("aborted", "failed", "rejected", "surplus_tokens", "preemptions", "reused_tokens", "stale_results"):
+        assert sum(getattr(stand, name) for stand in seen) >= 10, name
+    assert sum(stand.prefix.evicted for stand in seen) > 1000
+    assert sum(stand.forecast.refused for stand in seen) > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_10000_lives_in_one_run(depth: int) -> None:
+    busy = {"slots": 24, "budget": 64, "careless": True, "growing": False}
+    outcome = run(7, 10_000, depth=depth, restarts=0.001, blocks=100, block_size=4, max_model_len=64, **busy)
+    assert outcome.statistics.preemptions > 50

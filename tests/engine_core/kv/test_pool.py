@@ -18,7 +18,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.prefix = Prefix()
+        self.prefix = Prefix(TOTAL)
         self.pool = Pool(TOTAL, self.prefix)
         self.tables: list[list[int]] = []
         self.names: dict[bytes, int] = {}
@@ -95,7 +95,7 @@ TestPool = PoolMachine.TestCase
 
 
 def sealed_pool(names: str) -> tuple[Pool, list[int]]:
-    prefix = Prefix()
+    prefix = Prefix(len(names))
     pool = Pool(len(names), prefix)
     blocks = pool.take(len(names))
     for block, name in zip(blocks, names, strict=True):
@@ -120,7 +120,7 @@ def test_a_hit_moves_a_block_to_the_back_of_the_queue() -> None:
 
 
 def test_block_zero_is_never_handed_out() -> None:
-    assert sorted(Pool(5, Prefix()).take(5)) == [1, 2, 3, 4, 5]
+    assert sorted(Pool(5, Prefix(5)).take(5)) == [1, 2, 3, 4, 5]
 
 
 def test_distrust_empties_an_idle_block() -> None:

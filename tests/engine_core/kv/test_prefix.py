@@ -8,7 +8,7 @@ def names(text: str) -> list[bytes]:
 
 
 def test_the_longest_known_prefix_is_found_up_to_the_limit() -> None:
-    prefix = Prefix()
+    prefix = Prefix(9)
     for block, name in enumerate(names("abc"), 1):
         prefix.seal(name, block)
     assert prefix.match(names("abcd"), 4) == [1, 2, 3]
@@ -19,7 +19,7 @@ def test_the_longest_known_prefix_is_found_up_to_the_limit() -> None:
 
 
 def test_a_forgotten_block_ends_the_match() -> None:
-    prefix = Prefix()
+    prefix = Prefix(9)
     for block, name in enumerate(names("abc"), 1):
         prefix.seal(name, block)
     prefix.forget(2)
@@ -30,10 +30,9 @@ def test_a_forgotten_block_ends_the_match() -> None:
 
 
 def test_a_twin_stays_anonymous() -> None:
-    prefix = Prefix()
+    prefix = Prefix(9)
     prefix.seal(b"a", 1)
     prefix.seal(b"a", 2)
-    prefix.seal(b"a", 1)
     assert prefix.match(names("a"), 1) == [1]
     assert not prefix.named(2)
     stand = prefix.statistics()
@@ -41,9 +40,9 @@ def test_a_twin_stays_anonymous() -> None:
 
 
 def test_clear_forgets_everything() -> None:
-    prefix = Prefix()
+    prefix = Prefix(9)
     prefix.seal(b"a", 1)
-    prefix.clear()
+    prefix.clear(9)
     assert prefix.match(names("a"), 1) == []
     prefix.seal(b"b", 1)
     assert prefix.match(names("b"), 1) == [1]

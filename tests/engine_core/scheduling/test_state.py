@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.state import new_state
+
+OPTIONS = SchedulingOptions(
+    blocks=7, block_size=4, max_model_len=16, max_num_seqs=3, max_num_batched_tokens=8, vocab_size=9, epoch=5
+)
+
+
+def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
+    state = new_state(OPTIONS)
+    assert state.epoch == 5
+    assert state.pool.available == state.pool.total == 7
+    assert state.pool.prefix is state.prefix
+    assert state.slots.free == len(state.decoding) == 3
+    assert len(state.owners) == 8
+    assert not (state.requests or state.outboxes or state.prefilling or state.coming or state.flights)
+    assert len(state.queue) == len(state.fence) == 0
+    assert state.suspects.clean
+
+
+def test_a_source_has_one_outbox() -> None:
+    state = new_state(OPTIONS)
+    assert state.outbox(3) is state.outbox(3)
+    assert state.outbox(3) is not state.outbox(4)
