@@ -63,6 +63,9 @@ async def test_the_openai_clients(tmp_path: Path, tokenizer: Tokenizer) -> None:
                 whole = client.chat.completions.create(model="model", messages=HELLO)
                 stream = client.chat.completions.create(model="model", messages=HELLO, stream=True)
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+                with client.chat.completions.stream(model="model", messages=HELLO, n=2) as events:
+                    final = events.get_final_completion()
+                assert [choice.message.content for choice in final.choices] == ["Hi there"] * 2
                 with pytest.raises(openai.BadRequestError) as caught:
                     client.chat.completions.create(model="model", messages=HELLO, temperature=3)
                 assert caught.value.param == "temperature"
@@ -84,7 +87,7 @@ async def test_the_openai_clients(tmp_path: Path, tokenizer: Tokenizer) -> None:
         process.signal()
         assert await process.ended() == ExitCode.ORDERLY
         log = process.log.read_text()
-    assert log.count(" request ") == 38
+    assert log.count(" request ") == 39
     assert "Hello" not in log
     assert "log message" not in log  # nobody else's lines
 
