@@ -7,6 +7,7 @@ On a CPU the same code runs to the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from kernels.attention import AttentionBatch
 from kernels.sampling import SamplingBatch, sample
 from protocol.steps import StepPlan, StepResult
 
+CACHE_LINE = 64  # bytes
 PROMPT_LOGITS_BYTES = 64 << 20  # of one piece of a chunk whose prompt's log-probabilities are wanted
 
 
@@ -263,6 +265,14 @@ class Runner:
 
 
 def pages(spec: ModelSpec, options: RunnerOptions) -> Tensor:
-    """Keys or values of one layer: [blocks + 1, block_size, kv_heads, head_dim]. Block 0 is scratch."""
+    """Keys or values of one layer, zero: [blocks + 1, block_size, kv_heads, head_dim]. Block 0 is scratch.
+
+    On a CPU the memory is the kernel's promise: it becomes real as blocks are first written.
+    """
     shape = (options.blocks + 1, options.block_size, spec.kv_heads, spec.head_dim)
-    return torch.zeros(shape, dtype=options.dtype, device=options.device)
+    if options.device.type != "cpu":
+        return torch.zeros(shape, dtype=options.dtype, device=options.device)
+    size = math.prod(shape) * options.dtype.itemsize
+    promised = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -promised.ctypes.data % CACHE_LINE
+    return torch.from_numpy(promised[start : start + size]).view(options.dtype).view(shape)
