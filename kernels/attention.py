@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-GROUP_KEYS = 4096  # keys gathered at once for rows of one query: what stays in a core's cache measures best
+GROUP_KEYS = 2048  # keys gathered at once for rows of one query: what stays in a core's cache measures best
 QUERY_PIECE = 256  # queries of a chunk taken at once: bounds the mask, and skips keys that lie in their future
 
 
