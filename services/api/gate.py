@@ -19,8 +19,8 @@ from services.api.metrics import Traffic
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready"))  # asked by probes, which have no key
-PROBES = frozenset((*OPEN_PATHS, "/metrics"))  # logged at debug
+OPEN_PATHS = frozenset(("/health/live", "/health/ready"))  # asked by probes without a key; they say yes or no, no more
+PROBES = frozenset((*OPEN_PATHS, "/health", "/metrics"))  # logged at debug
 CLIENT_LEFT = 499  # in the log and the metrics alone; nobody is there to receive it
 
 

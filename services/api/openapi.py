@@ -55,7 +55,7 @@ OPERATIONS = (
               statuses=GENERATION_STATUSES),
     Operation("post", "/detokenize", "Text of token ids", DetokenizeAnswer, DetokenizeRequest,
               statuses=GENERATION_STATUSES),
-    Operation("get", "/health", "State of every part", Health, open=True, statuses=(503,)),
+    Operation("get", "/health", "State of every part", Health, statuses=(503,)),
     Operation("get", "/health/live", "The process runs", StatusAnswer, open=True),
     Operation("get", "/health/ready", "Requests are taken", StatusAnswer, open=True, statuses=(503,)),
     Operation("get", "/version", "Penstock's version", VersionAnswer),

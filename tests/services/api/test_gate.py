@@ -20,7 +20,7 @@ from tests.services.api.shapes import check_error
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "a secret prompt"}]}
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
-OPEN = ("/health", "/health/live", "/health/ready")
+OPEN = ("/health/live", "/health/ready")
 CLOSED = ("/v1/models", "/v1/models/demo", "/version", "/metrics", "/openapi.json", "/nowhere")
 
 
