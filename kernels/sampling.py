@@ -21,14 +21,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
-NUCLEUS_WIDTH = 64  # tokens ranked first when a CPU looks for a nucleus; rows that need more get 16 times more
-NUCLEUS_ROWS = 64  # rows ranked at once on a GPU: a bound on the memory of a full sort
+RANKED_ROWS = 64  # rows ranked at once on a GPU: a bound on the memory of sorting
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Draws:
     top_k: Tensor  # int64 [draws], 0 keeps all
     top_p: Tensor  # float32 [draws]
     largest_top_k: int  # over the rows, 0 when none has one
-    nucleus: Tensor | None  # int64 [n], which draws have top_p below 1
+    nucleus: bool  # whether any row has top_p below 1
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,13 @@ def draw(logits: Tensor, draws: Draws, positions: Tensor) -> Tensor:
     if not logits.is_cuda:
         # Noise is bounded, so a token further below the best than its range cannot win. Where few tokens are left,
         # drawing for those alone gives the same tokens for a fraction of the work.
-        rows, tokens = (logits >= floor.clamp(min=GUMBEL_MIN - GUMBEL_MAX)).nonzero(as_tuple=True)
-        if 4 * len(rows) < logits.numel():
+        candidates = logits >= floor.clamp(min=GUMBEL_MIN - GUMBEL_MAX)
+        if 4 * int(candidates.count_nonzero()) < logits.numel():
+            rows, tokens = candidates.nonzero(as_tuple=True)
             scores = logits[rows, tokens] + gumbel_at(draws.seeds[rows], positions[rows], tokens)
             return _first_best(rows, tokens, scores, len(logits))
-    scores = logits + gumbel_rows(draws.seeds, positions, logits.shape[1])
-    return scores.masked_fill_(logits < floor, -math.inf).argmax(-1)
+    scores = gumbel_rows(draws.seeds, positions, logits.shape[1]).add_(logits)
+    return scores.masked_fill_(logits < floor, -math.inf).max(-1).indices
 
 
 def _first_best(rows: Tensor, tokens: Tensor, scores: Tensor, count: int) -> Tensor:
@@ -190,42 +191,35 @@ def _first_best(rows: Tensor, tokens: Tensor, scores: Tensor, count: int) -> Ten
 def floors(logits: Tensor, draws: Draws) -> Tensor:
     """The lowest logit that each row keeps under min_p, top_k and top_p: float32 [draws, 1]."""
     floor = draws.min_p.log()[:, None]  # the best is 0, and log 0 keeps all
-    if draws.largest_top_k:
-        k = min(draws.largest_top_k, logits.shape[1])
-        ranked = logits.topk(k).values  # [draws, k]
-        kth = ranked.gather(1, (draws.top_k[:, None] - 1).clamp_(0, k - 1))
-        floor = torch.where(draws.top_k[:, None] > 0, torch.maximum(floor, kth), floor)
-    if draws.nucleus is not None:
-        rows = NUCLEUS_ROWS if logits.is_cuda else len(draws.nucleus)
-        for first in range(0, len(draws.nucleus), rows):
-            some = draws.nucleus[first : first + rows]
-            kept = logits[some].masked_fill_(logits[some] < floor[some], -math.inf)
-            mass = kept.exp().sum(-1, keepdim=True, dtype=torch.float64)
-            width = logits.shape[1] if logits.is_cuda else NUCLEUS_WIDTH
-            floor[some] = nucleus_floor(kept, draws.top_p[some, None] * mass, width)
+    if not draws.largest_top_k and not draws.nucleus:
+        return floor
+    rows = RANKED_ROWS if logits.is_cuda else len(logits)
+    found = []
+    for first in range(0, len(logits), rows):
+        some = slice(first, first + rows)
+        found.append(ranked_floors(logits[some], floor[some], draws.top_k[some, None], draws.top_p[some, None], draws))
+    return torch.cat(found)
+
+
+def ranked_floors(logits: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor, draws: Draws) -> Tensor:
+    """`floor` raised by top_k, then by top_p over what is left: all [rows, 1], logits [rows, vocabulary]."""
+    most = min(draws.largest_top_k, logits.shape[1])
+    ranked = descending(logits) if draws.nucleus else logits.topk(most).values
+    if most:
+        kth = ranked.gather(1, (top_k - 1).clamp_(0, most - 1))
+        floor = torch.where(top_k > 0, torch.maximum(floor, kth), floor)
+    if draws.nucleus:
+        mass = ranked.exp().masked_fill_(ranked < floor, 0.0).cumsum(-1, dtype=torch.float64)
+        last = torch.searchsorted(mass, mass[:, -1:] * top_p).clamp_(max=logits.shape[1] - 1)  # the first to reach it
+        floor = torch.where(top_p < 1.0, ranked.gather(1, last), floor)
     return floor
 
 
-def nucleus_floor(logits: Tensor, mass: Tensor, width: int) -> Tensor:
-    """The lowest logit of the smallest set of best tokens whose summed exp reaches `mass`: float32 [rows, 1].
-
-    logits: [rows, vocabulary]. mass: float64 [rows, 1]. Only the `width` best are ranked; rows where those do not
-    suffice are ranked again, wider.
-    """
-    width = min(width, logits.shape[1])
-    if width == logits.shape[1]:
-        ranked = logits.sort(-1, descending=True).values
-    else:
-        ranked = logits.topk(width).values
-    weights = ranked.double().exp_()
-    reached = weights.cumsum(-1)
-    count = (reached - weights < mass).sum(-1, keepdim=True)  # a token is kept while those before it fall short
-    floor = ranked.gather(1, (count - 1).clamp_(min=0))
-    if width < logits.shape[1]:
-        short = (reached[:, -1:] < mass)[:, 0].nonzero()[:, 0]
-        if len(short):
-            floor[short] = nucleus_floor(logits[short], mass[short], 16 * width)
-    return floor
+def descending(logits: Tensor) -> Tensor:
+    """Each row sorted, the best first. On a CPU by numpy, whose sort of plain numbers takes a fifteenth of torch's."""
+    if logits.is_cuda:
+        return logits.sort(-1, descending=True).values
+    return torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
 
 
 def logprobs(logits: Tensor, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:

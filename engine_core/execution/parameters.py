@@ -127,7 +127,7 @@ class SlotParameters:
         allowed = [sent[name] for name in ("allowed", "allowed_rows", "allowed_tokens") if name in sent]
         return SamplingBatch(
             greedy=sent.get("greedy"),
-            draws=self._draws(slots, arrays, sent) if features & DRAWS else None,
+            draws=self._draws(arrays["drawn_slots"], sent) if features & DRAWS else None,
             edits=Edits(*edits) if edits else None,
             words=BadWords(*words) if words else None,
             allowed=Allowed(*allowed) if allowed else None,
@@ -138,9 +138,8 @@ class SlotParameters:
         drawn = arrays["drawn"] = np.flatnonzero(used & DRAWS)
         arrays["drawn_slots"] = slots[drawn]
         arrays["greedy"] = np.flatnonzero(~used & DRAWS)
-        arrays["nucleus"] = np.flatnonzero(used[drawn] & TOP_P)
 
-    def _draws(self, slots: IntArray, arrays: dict[str, NDArray[Any]], sent: dict[str, torch.Tensor]) -> Draws:
+    def _draws(self, slots: IntArray, sent: dict[str, torch.Tensor]) -> Draws:
         temperature, min_p, top_p = self.floats[:3].index_select(1, sent["drawn_slots"])
         seeds, top_k = self.integers[:2].index_select(1, sent["drawn_slots"])
         return Draws(
@@ -150,8 +149,8 @@ class SlotParameters:
             min_p=min_p,
             top_k=top_k,
             top_p=top_p,
-            largest_top_k=int(self._top_k[arrays["drawn_slots"]].max()),
-            nucleus=sent["nucleus"] if len(arrays["nucleus"]) else None,
+            largest_top_k=int(self._top_k[slots].max()),
+            nucleus=bool((self.uses[slots] & TOP_P).any()),
         )
 
     def _penalties(self, sent: dict[str, torch.Tensor]) -> Penalties:

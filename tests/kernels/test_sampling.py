@@ -69,12 +69,12 @@ def batch_of(rows: list[Row]) -> tuple[SamplingBatch, History, torch.Tensor]:
     allowed = [(i, token) for i, row in enumerate(rows) for token in row.allowed]
     penalised = pick([(row.repetition, row.presence, row.frequency) != (1, 0, 0) for row in rows])
     top_k = torch.tensor([rows[i].top_k for i in drawn], dtype=torch.int64)
-    nucleus = pick([rows[i].top_p < 1 for i in drawn])
     batch = SamplingBatch(
         greedy=greedy if len(drawn) else None,
         draws=Draws(
             drawn, torch.tensor([rows[i].seed for i in drawn]), floats(drawn, "temperature"), floats(drawn, "min_p"),
-            top_k, floats(drawn, "top_p"), int(top_k.max()), nucleus if len(nucleus) else None,
+            top_k, floats(drawn, "top_p"), int(top_k.max()),
+            any(rows[i].top_p < 1 for i in drawn),
         ) if len(drawn) else None,
         edits=Edits(
             *(torch.tensor([edit[at] for edit in edits]) for at in (0, 1)),
@@ -276,19 +276,22 @@ def test_a_row_with_every_token_forbidden_fails_alone() -> None:
         assert found == [-1, int(logits[1].argmax())]
 
 
-def test_wide_nuclei_are_ranked_as_far_as_they_need() -> None:
+@pytest.mark.parametrize("top_k", [0, 700])
+def test_a_nucleus_is_the_smallest_set_that_reaches_its_mass(top_k: int) -> None:
     vocabulary = 5000
     spread = torch.tensor([[0.01], [1], [3], [9]])
     logits = torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(1)) * spread
     logits -= logits.amax(-1, keepdim=True)
     for p in (0.3, 0.9, 0.999):
-        weights = logits.double().exp()
-        mass = p * weights.sum(-1, keepdim=True)
-        narrow = sampling.nucleus_floor(logits, mass, 64)
-        assert torch.equal(narrow, sampling.nucleus_floor(logits, mass, vocabulary))
+        ways = torch.full((4,), top_k), torch.full((4,), p)
+        draws = Draws(torch.arange(4), torch.arange(4), torch.ones(4), torch.zeros(4), *ways, top_k, True)
+        floor = sampling.floors(logits, draws)
         for at in range(4):
-            kept = weights[at][logits[at] >= narrow[at]]
-            assert kept.sum() - kept.min() < mass[at] <= kept.sum()
+            left = logits[at].sort(descending=True).values[: top_k or vocabulary].double().exp()
+            kept = logits[at][logits[at] >= floor[at]].double().exp()
+            assert len(kept) <= len(left)
+            assert float(kept.sum() - kept.min()) < p * float(left.sum()) * (1 + 1e-6)
+            assert float(kept.sum()) > p * float(left.sum()) * (1 - 1e-6)
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:

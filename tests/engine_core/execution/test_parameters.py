@@ -49,8 +49,8 @@ def test_draws_of_mixed_rows() -> None:
     assert found.draws.temperature.tolist() == [2.0, 0.5]
     assert found.draws.top_k.tolist() == [0, 7]
     assert found.draws.largest_top_k == 7
-    assert found.draws.nucleus is not None
-    assert found.draws.nucleus.tolist() == [0]
+    assert found.draws.nucleus
+    assert found.draws.top_p.tolist() == [pytest.approx(0.9), 1.0]
     assert found.edits is found.words is None
     assert found.allowed is None
     assert found.penalties is None
