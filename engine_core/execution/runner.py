@@ -169,9 +169,8 @@ class Runner:
         return Columns(tokens, found, prompts)
 
     def _send(self, rows: StepRows) -> DeviceRows:
-        ends = np.cumsum(rows.counts)
-        starts = np.zeros(len(ends) + 1, np.int32)
-        starts[1:] = ends
+        starts = np.zeros(len(rows.slots) + 1, np.int32)
+        starts[1:] = rows.ends
         next_positions = rows.context[rows.sampled]
         arrays: list[NDArray[Any]] = [
             rows.token_places,
@@ -185,7 +184,7 @@ class Runner:
         ]
         every = len(rows.sampled) == len(rows.positions)
         if not every:
-            arrays.append(ends[rows.sampled] - 1)
+            arrays.append(rows.ends[rows.sampled] - 1)
         token_places, positions, cache_places, slots, query_start, context, *sampled = self._upload.send(arrays)
         max_context = int(rows.context.max())
         blocks = -(-max_context // self.options.block_size)
@@ -231,7 +230,7 @@ class Runner:
         if (widths < 0).all():
             return []
         spans = []
-        firsts = (np.cumsum(rows.counts) - rows.counts)[rows.decoding :].tolist()
+        firsts = (rows.ends - rows.counts)[rows.decoding :].tolist()
         for chunk, (slot, start, count, _) in enumerate(integers(plan.chunks).reshape(-1, 4).tolist()):
             count = min(count, int(self._slots.prompt_tokens[slot]) - 1 - start)
             if widths[chunk] >= 0 and count > 0:

@@ -8,6 +8,7 @@ arrays made without asking the device. Slot `max_num_seqs` and block 0 are scrat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ class StepRows:
     sampled: IntArray  # [sampled rows], which rows sample
     decoding: int  # rows that decode; they come first
 
-    @property
+    @cached_property
     def ends(self) -> IntArray:
         """One past each row's last token: [rows]."""
         return np.cumsum(self.counts)
