@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from engine_core.scheduling.admission import common_blocks
-from protocol.messages import Finish
 from tests.sim.server import ROOMY, Server, chunks
 
 STEM = [7, 3, 9, 4, 8, 5, 6, 2, 7, 7, 3, 1]  # three blocks
@@ -162,21 +161,44 @@ def test_slots_are_the_other_bound() -> None:
     server.run()
 
 
-def test_preempted_and_resumed_at_depth_three_only_after_its_tokens_in_flight() -> None:
-    server = Server(replace(ROOMY, blocks=7, block_size=2, slots=2, expected_share=0.0))
-    senior = server.submit([3, 3, 3], max_tokens=10)
-    junior = server.submit([4, 4, 4], max_tokens=10)
-    while server.scheduler.statistics().preemptions == 0:
-        server.plan()
-    assert server.scheduler.in_flight >= 2
-    server.scheduler.abort(senior)
-    assert server.plan() is None, "its own tokens are still in flight"
-    server.apply()
-    if server.scheduler.in_flight > 0:
-        assert server.plan() is None
-    server.run(depth=3)
-    assert server.seen(senior).finish == Finish.ABORT
-    server.record.verify(server.lives[junior], server.world, aborted=False, stopped=False)
+def test_shared_blocks_are_accounted_once_and_to_whoever_goes_on_longest() -> None:
+    server = Server()
+    state = server.scheduler._state
+
+    def accounted() -> tuple[list[int], int]:
+        rows = state.slots.occupied()
+        view = state.forecast.outlook(state.slots, state.pool.held, 0)
+        return (state.slots.held[rows] - state.slots.lent[rows]).tolist(), view.base
+
+    server.submit([*STEM, 1], max_tokens=4)
+    server.step()
+    assert accounted() == ([4], 0)
+    server.submit([*STEM, 2], max_tokens=20)  # takes the account over
+    server.step()
+    assert accounted() == ([1, 4], 0)
+    server.submit([*STEM, 3], max_tokens=2)
+    server.step()
+    assert accounted() == ([1, 4, 1], 0)
+    while server.scheduler.statistics().running > 1:
+        server.step()
+    (held,), base = accounted()
+    assert (held, base) == (state.pool.held, 0)
+    server.run()
+
+
+def test_shared_blocks_that_outlive_their_account_count_as_held_for_good() -> None:
+    server = Server()
+    state = server.scheduler._state
+    long = server.submit([*STEM, 1], max_tokens=20)
+    server.step()
+    server.submit([*STEM, 2], max_tokens=10)
+    server.step()
+    server.scheduler.abort(long)
+    assert state.forecast.outlook(state.slots, state.pool.held, 0).base == 3
+    server.submit([*STEM, 3], max_tokens=10)  # adopts them
+    server.step()
+    assert state.forecast.outlook(state.slots, state.pool.held, 0).base == 0
+    server.run()
 
 
 def test_common_blocks() -> None:

@@ -145,6 +145,7 @@ def replace_epoch(result: StepResult, epoch: int) -> StepResult:
     return StepResult(step=result.step, epoch=epoch, token_ids=result.token_ids)
 
 
+@pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")
 def test_results_out_of_order_are_our_own_mistake() -> None:
     server = Server()
     server.submit([3, 4])

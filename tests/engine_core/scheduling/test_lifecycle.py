@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine_core.scheduling.lifecycle import preempt
 from protocol.messages import Finish, StopHit
 from tests.sim.server import ROOMY, Server, chunks
 
@@ -88,10 +89,10 @@ def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
 
 def test_decoded_blocks_are_named_when_their_choice_leaves_even_if_their_turn_had_not_come() -> None:
     server = Server(replace(ROOMY, slots=100, budget=800, blocks=1000))
-    numbers = [server.submit([token % 60, token // 60, 5], max_tokens=3) for token in range(100)]
-    server.run()  # 100 rows fill their first block with the same step; 64 of them are named in it
+    numbers = [server.submit([token % 60, token // 60, 5], max_tokens=2) for token in range(100)]
+    server.run()  # 100 rows fill their first block with their last step; 64 of them are named in it
     seen = [server.seen(number).tokens for number in numbers]
-    again = [server.submit([token % 60, token // 60, 5, *seen[token]], max_tokens=1) for token in range(100)]
+    again = [server.submit([token % 60, token // 60, 5, *seen[token]][:6], max_tokens=1) for token in range(100)]
     server.run()
     assert [server.seen(number).cached for number in again] == [4] * 100
 
@@ -103,11 +104,39 @@ def test_a_preempted_choice_finds_its_own_blocks_again() -> None:
         server.step()
     state = server.scheduler._state
     (choice,) = [choice for choice in state.slots.choices if choice is not None]
-    from engine_core.scheduling.lifecycle import preempt
-
     preempt(state, choice)
     assert server.scheduler.statistics().preemptions == 1
     assert chunks(server.step()) == [(0, 12, 2, 1)]
     server.run(2)
     server.record.verify(server.lives[number], server.world, aborted=False, stopped=False)
     assert server.seen(number).cached == 0
+
+
+def test_a_preempted_choice_resumes_only_after_its_tokens_in_flight() -> None:
+    server = Server()
+    number = server.submit(STEM, max_tokens=12)
+    for _ in range(3):
+        server.plan()
+    state = server.scheduler._state
+    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    preempt(state, choice)
+    for _ in range(3):
+        assert server.plan() is None, "its tokens are not all known"
+        server.apply()
+    assert len(server.seen(number).tokens) == 3
+    server.run(3)
+    server.record.verify(server.lives[number], server.world, aborted=False, stopped=False)
+
+
+def test_a_preempted_choice_that_ends_with_a_token_in_flight_never_runs_again() -> None:
+    server = Server()
+    number = server.submit(STEM, max_tokens=2)
+    server.plan()
+    server.plan()
+    state = server.scheduler._state
+    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    preempt(state, choice)
+    server.apply()
+    server.apply()
+    assert server.seen(number).finish == Finish.LENGTH
+    assert server.scheduler.idle

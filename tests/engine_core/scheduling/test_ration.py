@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.messages import Finish
+from tests.sim.executor import ints
 from tests.sim.server import ROOMY, Server
 
 TIGHT = replace(ROOMY, blocks=7, block_size=2, slots=4, expected_share=0.0)
@@ -61,6 +62,43 @@ def test_a_row_stands_still_until_the_fence_opens() -> None:
     assert server.plan() is not None
     server.run(depth=3)
     assert len(server.seen(senior).tokens) == 10
+    verify(server)
+
+
+def test_the_most_junior_row_stands_still_and_is_not_preempted_for_itself() -> None:
+    server = Server(TIGHT)
+    server.submit([3] * 9, max_tokens=4)  # 5 blocks, room for a tenth position
+    server.submit([4] * 4, max_tokens=4)  # 2 blocks, full
+    server.step()
+    plan = server.step()
+    assert plan is not None
+    assert [slot for (slot,) in ints(plan.decode_on)] == [0]
+    assert server.scheduler.statistics().preemptions == 0
+    server.run(2)
+    verify(server)
+
+
+def test_blocks_about_to_come_back_are_waited_for() -> None:
+    server = Server(replace(TIGHT, blocks=4))
+    server.submit([3] * 4, max_tokens=3)  # wants a third block next
+    server.submit([4], max_tokens=5)
+    server.submit([5], max_tokens=1)  # planned to its end with its first step
+    server.plan()
+    server.plan()
+    assert server.scheduler.statistics().preemptions == 0
+    server.run(2)
+    verify(server)
+
+
+def test_no_more_are_preempted_than_it_takes() -> None:
+    server = Server(replace(TIGHT, blocks=4))
+    server.submit([3] * 4, max_tokens=3)
+    for token in (4, 5):
+        server.submit([token], max_tokens=5)
+    server.plan()
+    server.plan()
+    assert server.scheduler.statistics().preemptions == 1
+    server.run(2)
     verify(server)
 
 

@@ -15,8 +15,8 @@ def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
     assert state.pool.prefix is state.prefix
     assert state.slots.free == len(state.decoding) == 3
     assert len(state.owners) == 8
-    assert not (state.requests or state.outboxes or state.prefilling or state.coming or state.flights)
-    assert len(state.queue) == len(state.fence) == 0
+    maps = (state.requests, state.outboxes, state.coming)
+    assert [len(part) for part in (*maps, state.prefilling, state.flights, state.queue, state.fence)] == [0] * 7
     assert state.suspects.clean
 
 
