@@ -16,7 +16,8 @@ from engine_core.scheduling.slots import Ints
 from engine_core.scheduling.state import State
 from protocol.messages import Finish
 
-LOOKAHEAD = 256  # waiting choices looked at in one plan
+LOOKAHEAD = 256  # waiting choices that one plan passes over
+HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
 
 
 @dataclass(slots=True)
@@ -25,12 +26,15 @@ class Admissions:
 
     state: State
     outlook: Outlook | None = None
+    hashed: int = 0
 
     def admit(self, budget: int) -> Iterator[tuple[Choice, int]]:
         """Choices that enter slots now, with the positions of their first chunk, whose blocks the caller takes before
         it asks for the next."""
         state, index = self.state, 0
         while budget > 0 and state.slots.free and index < min(len(state.queue), LOOKAHEAD):
+            if index and self.hashed > HASHES:
+                break
             choice = state.queue.at(index)
             if choice is state.refused or choice.last_step > state.applied:
                 break  # in order: nobody overtakes one that waits for memory or for its own tokens in flight
@@ -61,6 +65,7 @@ class Admissions:
             choice.behind = None
         if start is None:
             return []
+        self.hashed += len(choice.tokens) // size - len(choice.chain)
         extend(choice.chain, start, choice.tokens, len(choice.tokens) // size, size)
         if choice.wants_scores:
             return []
@@ -76,12 +81,12 @@ class Admissions:
         """Whether the first chunk's blocks are there now and the expected peak stays within the pool."""
         state, size, pool = self.state, self.state.options.block_size, self.state.pool
         need = -(-(len(found) * size + count) // size) - len(found)
-        if need + pool.idle_among(found) > pool.available:
+        shared = len(found) - (idle := pool.idle_among(found))
+        if need + idle > pool.available:
             return False
         if self.outlook is None:
             self.outlook = state.forecast.outlook(state.slots, pool.held, leaving_blocks(state))
         tokens = np.array([len(choice.tokens)])
-        shared = len(found) - pool.idle_among(found)
         orphans = [block for block, alive in zip(found, self._owned(found), strict=True) if not alive] if shared else []
         newcomer = Outlook(
             tokens,

@@ -51,6 +51,18 @@ def test_a_new_epoch_with_fewer_blocks_fails_only_what_cannot_fit() -> None:
     assert server.scheduler.statistics().pool.total == 4
 
 
+def test_when_nobody_will_compute_them_all_requests_fail_and_say_why() -> None:
+    server = Server(replace(ROOMY, slots=1))
+    running, waiting = server.submit([3], n=3), server.submit([4])
+    server.plan()
+    server.scheduler.fail("no executor")
+    seen = [*[server.seen(running, choice) for choice in range(3)], server.seen(waiting)]
+    assert [(one.finish, one.error) for one in seen] == [(Finish.ERROR, "no executor")] * 4
+    server.apply()
+    assert server.scheduler.idle
+    assert server.scheduler.statistics().failed == 4
+
+
 def test_statistics_add_up() -> None:
     server = Server()
     numbers = [server.submit([token] * 5, n=2) for token in (3, 4)]
