@@ -78,5 +78,5 @@ def turn_until_stopped(steps: Steps, port: Port, stop: Stop) -> None:
         steps.turn()
         if not steps.busy:
             poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
-        else:
+        elif not steps.planned:
             select.select([port.fileno(), stop.fileno()], [], [], PAUSE)

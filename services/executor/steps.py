@@ -40,11 +40,16 @@ class Steps:
         self._launched: deque[tuple[Launched, float, float]] = deque()  # with the seconds of launching and of waiting
         self._results: deque[StepResult] = deque()
         self._ended = time.perf_counter()  # when the last launch returned
-        self._planned = self._sent = self._dropped = self._schedulers = 0
+        self._taken = self._sent = self._dropped = self._schedulers = 0
+
+    @property
+    def planned(self) -> bool:
+        """Whether a plan waits to be launched."""
+        return bool(self._plans)
 
     @property
     def busy(self) -> bool:
-        """Whether a step is running or something could be done at once."""
+        """Whether anything is left to do, or to wait for but arrivals."""
         return bool(self._plans or self._launched or self._results)
 
     def take(self, arrivals: Iterable[Arrival]) -> None:
@@ -75,7 +80,7 @@ class Steps:
             self._sent += 1
 
     def statistics(self) -> StepsStatistics:
-        return StepsStatistics(self._planned, self._sent, self._dropped, self._schedulers)
+        return StepsStatistics(self._taken, self._sent, self._dropped, self._schedulers)
 
     def _join(self, peer: Peer) -> None:
         self._schedulers += 1
@@ -102,7 +107,7 @@ class Steps:
         launched = self._runner.launch(plan)
         waited, self._ended = began - self._ended, time.perf_counter()
         self._launched.append((launched, self._ended - began, waited))
-        self._planned += 1
+        self._taken += 1
 
     def _collect(self) -> None:
         launched, busy, waited = self._launched.popleft()
