@@ -17,6 +17,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     chunked: bool = True  # else the body ends with the connection
     cut: int = 0  # bytes per write; 0: one write per event
+    hold: int = 0  # nobody is answered until so many requests are here
     tick: float = 0.0  # seconds between tokens; 0: as fast as the socket takes them
     line: str = "\n"
     comment: bool = False  # a comment before every event
@@ -39,6 +40,7 @@ class Fake:
         self.url = ""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._enough = asyncio.Event()
 
     async def __aenter__(self) -> Fake:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -74,6 +76,9 @@ class Fake:
         body = json.loads(await reader.readexactly(size)) if size else {}
         self.bodies.append(body)
         how = self.behaviour
+        if len(self.bodies) >= how.hold:
+            self._enough.set()
+        await self._enough.wait()
         if how.status != 200:
             text = b'{"error": {"message": "no"}}'
             writer.write(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (how.status, len(text), text))
