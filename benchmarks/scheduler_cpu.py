@@ -33,6 +33,8 @@ VOCAB = 150_000
 EOS = 2
 PREFIX = 512  # tokens shared by a quarter of the requests
 DEPTH = 2
+BLOCK = 16
+ALIGNED_PROMPT = 128
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class Load:
     def make(self) -> SubmitTokens:
         self._made += 1
         rng = self._random
-        own = 128 if self._aligned else rng.randint(64, 512)
+        own = ALIGNED_PROMPT if self._aligned else rng.randint(64, 512)
         tokens = self._generator.integers(3, VOCAB, own, dtype=np.int32)
         if not self._aligned and rng.random() < 0.25:
             tokens = np.concatenate((self._prefix, tokens))
@@ -74,7 +76,7 @@ class Load:
             token_ids=tokens.tobytes(),
             sampling=Sampling(
                 seed=self._made,
-                max_tokens=4096 if self._aligned else rng.randint(128, 1024),
+                max_tokens=None if self._aligned else rng.randint(128, 1024),
                 eos_token_ids=(EOS,),
             ),
         )
@@ -104,16 +106,21 @@ def timing(seconds: list[float]) -> Timing:
     return Timing(*[round(float(v), 1) for v in (*np.percentile(values, (50, 90, 99)), values.max())])
 
 
-def measure(running: int, steps: int, aligned: bool, clock: Callable[[], float] = time.perf_counter) -> Measured:
-    options = SchedulingOptions(
-        blocks=running * 160,
-        block_size=16,
-        max_model_len=8192,
+def options_of(running: int, steps: int, aligned: bool) -> SchedulingOptions:
+    """Room for all of them at any time: what is measured is the work of running, not of refusing."""
+    longest = PREFIX + 512 + 1024 if not aligned else ALIGNED_PROMPT + 2 * steps + 512
+    return SchedulingOptions(
+        blocks=running * -(-longest // BLOCK),
+        block_size=BLOCK,
+        max_model_len=longest,
         max_num_seqs=running,
         max_num_batched_tokens=max(8192, running),
         vocab_size=VOCAB,
     )
-    scheduler, load = Scheduler(options), Load(running, aligned)
+
+
+def measure(running: int, steps: int, aligned: bool, clock: Callable[[], float] = time.perf_counter) -> Measured:
+    scheduler, load = Scheduler(options_of(running, steps, aligned)), Load(running, aligned)
     executor, encoder = InstantExecutor(running, not aligned), msgspec.msgpack.Encoder()
     results: deque[StepResult] = deque()
     columns: dict[str, list[float]] = {"plan": [], "apply": [], "plan+apply": [], "outputs": []}
@@ -152,6 +159,7 @@ def measure(running: int, steps: int, aligned: bool, clock: Callable[[], float] 
     gc.unfreeze()
     after = scheduler.statistics()
     assert scheduler.check().ok
+    assert after.running >= running - 8, "others are in their first step or waiting for it"
     prompts = after.prompt_tokens - before.prompt_tokens
     return Measured(
         running,

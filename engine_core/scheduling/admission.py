@@ -12,7 +12,7 @@ from engine_core.kv.identity import extend
 from engine_core.scheduling.forecast import Outlook
 from engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel
 from engine_core.scheduling.request import Choice
-from engine_core.scheduling.slots import Ints
+from engine_core.scheduling.slots import Ints, blocks_at_end
 from engine_core.scheduling.state import State
 from protocol.messages import Finish
 
@@ -84,6 +84,9 @@ class Admissions:
         shared = len(found) - (idle := pool.idle_among(found))
         if need + idle > pool.available:
             return False
+        if state.slots.committed + blocks_at_end(choice, size) <= pool.capacity:
+            self.outlook = None
+            return True  # whatever each will use, all of it fits
         if self.outlook is None:
             self.outlook = state.forecast.outlook(state.slots, pool.held, leaving_blocks(state))
         tokens = np.array([len(choice.tokens)])

@@ -56,7 +56,7 @@ def vacate(state: State, choice: Choice, *, trusted: bool = True) -> None:
         state.pool.distrust(choice.blocks[choice.borrowed :])
     if choice in state.prefilling:
         state.prefilling.remove(choice)
-    slot = state.slots.leave(choice)
+    slot = state.slots.leave(choice, state.options.block_size)
     blocks, choice.blocks = choice.blocks, []
     choice.sealed = choice.borrowed = 0
     if choice.last_step <= state.applied:

@@ -44,7 +44,8 @@ class Scheduler:
         state = self._state
         maps = len(state.requests) + len(state.prefilling) + len(state.coming)
         moving = len(state.queue) + len(state.flights) + len(state.fence)
-        return maps + moving == 0 and state.suspects.clean and state.slots.free == state.slots.count
+        empty = state.slots.free == state.slots.count and state.slots.committed == 0
+        return maps + moving == 0 and empty and state.suspects.clean
 
     @property
     def epoch(self) -> int:

@@ -26,6 +26,11 @@ class Lane:
     source: int  # the one source of all rows, -1 when they differ
 
 
+def blocks_at_end(choice: Choice, block_size: int) -> int:
+    """Blocks of the choice at its limit: its last token needs no KV."""
+    return -(-(choice.request.limit - 1) // block_size)
+
+
 def joined(first: Lane, second: Lane) -> Lane:
     """The rows of one lane, then those of another."""
     if not len(first.slots):
@@ -64,6 +69,7 @@ class Slots:
         self.numbers = np.zeros(count, np.uint16)
         self.sources = np.zeros(count, np.int64)
         self.ready = np.zeros(count, bool)
+        self.committed = 0  # blocks that all occupants would hold at their limits if they shared none
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
         self._lane: Lane | None = None
@@ -79,6 +85,7 @@ class Slots:
         """Give the choice a slot and a new life; its table is `choice.blocks`, all of them computed already."""
         slot = self._free.pop()
         self._lives += 1
+        self.committed += blocks_at_end(choice, block_size)
         choice.slot = slot
         choice.life = self._lives * self.count + slot  # the slot can be read off a life
         self.choices[slot] = choice
@@ -96,9 +103,10 @@ class Slots:
         self.sources[slot] = choice.request.source
         return slot
 
-    def leave(self, choice: Choice) -> int:
+    def leave(self, choice: Choice, block_size: int) -> int:
         """The choice gives its slot up; `give` makes it free for others, at once or when the fence opens."""
         slot = choice.slot
+        self.committed -= blocks_at_end(choice, block_size)
         assert self.choices[slot] is choice
         self.set_ready(slot, False)
         self.choices[slot] = None

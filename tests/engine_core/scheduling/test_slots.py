@@ -25,9 +25,11 @@ def test_a_life_names_its_slot_and_is_never_used_again() -> None:
         assert one.life not in seen
         seen.add(one.life)
         assert slots.free == 2
-        assert slots.leave(one) == slot
+        assert slots.committed == 5
+        assert slots.leave(one, 4) == slot
         assert (one.slot, one.life, slots.life[slot]) == (-1, 0, 0)
         slots.give(slot)
+    assert slots.committed == 0
 
 
 def test_a_life_begins_where_its_prefix_ends() -> None:
@@ -73,6 +75,6 @@ def test_clear_wants_everybody_gone() -> None:
     slots.enter(one, 4, seals=True)
     with pytest.raises(AssertionError):
         slots.clear()
-    slots.leave(one)
+    slots.leave(one, 4)
     slots.clear()
     assert slots.free == 2
