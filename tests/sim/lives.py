@@ -25,6 +25,7 @@ class World:
     policy: str = "fcfs"
     sources: int = 1
     restarts: float = 0.0  # chance of a new epoch in one turn
+    leaves: float = 0.0  # chance that a source goes away in one turn; another comes under the same number
     lazy: float = 0.0  # chance that an outbox is not emptied in one turn
     expected_share: float = 1.0
     growing: bool = False  # short prompts, long outputs
@@ -63,6 +64,7 @@ def random_world(rng: random.Random) -> World:
         policy=rng.choice(("fcfs", "priority")),
         sources=rng.choice((1, 1, 3)),
         restarts=rng.choice((0.0, 0.0, 0.004)),
+        leaves=rng.choice((0.0, 0.0, 0.01)),
         lazy=rng.choice((0.0, 0.3, 0.9)),
         expected_share=rng.choice((0.0, 0.2, 1.0)),
         growing=rng.random() < 0.12,

@@ -70,6 +70,12 @@ class Record:
             seen.error = extra.error or seen.error
         return keys
 
+    def complete(self, life: Life) -> bool:
+        """Whether every choice's end was delivered."""
+        keys = [(life.message.id, index) for index in range(life.message.n)]
+        ended = all(key in self.seen and self.seen[key].finish != Finish.NONE for key in keys)
+        return ended or life.message.id in self.rejected
+
     def verify(self, life: Life, world: World, aborted: bool, stopped: bool) -> None:
         """Every choice of the life ended exactly once, with the tokens that the model gives to its prompt."""
         message = life.message

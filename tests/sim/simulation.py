@@ -75,6 +75,8 @@ class Simulation:
         self.by_id = {life.message.id: life for life in lives}
         self.aborted: set[int] = set()
         self.stopped: set[int] = set()
+        self.submitted: set[int] = set()
+        self.forgotten: set[int] = set()  # their source left before everything was delivered
         self.hits: deque[StopHit] = deque()
         self.turns = 0
 
@@ -114,6 +116,7 @@ class Simulation:
         while coming and coming[0].message.arrival <= self.clock.now:
             life = coming.popleft()
             self.scheduler.submit(life.message, life.source, self.clock.now)
+            self.submitted.add(life.message.id)
             if life.abort_after is not None:
                 heapq.heappush(self.aborts, (self.clock.now + life.abort_after, life.message.id))
 
@@ -124,6 +127,11 @@ class Simulation:
             self.scheduler.abort(number)
         while self.hits and self.rng.random() < 0.7:
             self.scheduler.stop_hit(self.hits.popleft())
+        if self.rng.random() < self.world.leaves:
+            source = self.rng.randrange(self.world.sources)
+            self.scheduler.forget(source)
+            gone = [number for number in self.submitted if self.by_id[number].source == source]
+            self.forgotten |= {number for number in gone if not self.record.complete(self.by_id[number])}
         if self.rng.random() < self.world.restarts:
             epoch = self.executor.epoch + 1
             self.stale += self.results
@@ -161,6 +169,7 @@ class Simulation:
                 for number, choice in self.record.take(message):
                     life = self.by_id[number]
                     assert life.source == source
+                    assert number not in self.forgotten
                     tokens = self.record.seen[number, choice].tokens
                     if choice or number in self.stopped or life.stop_at is None or len(tokens) < life.stop_at:
                         continue
@@ -179,8 +188,10 @@ class Simulation:
         assert self.scheduler.idle, "something is left in a map"
         for life in self.lives:
             number = life.message.id
+            if number in self.forgotten:
+                continue
             self.record.verify(life, self.world, number in self.aborted, number in self.stopped)
-        choices = sum(life.message.n for life in self.lives if life.message.id not in self.record.rejected)
+        choices = sum(life.message.n for life in self.lives if not life.invalid)
         assert stand.finished + stand.aborted + stand.failed == choices
-        assert stand.rejected == len(self.record.rejected)
+        assert stand.rejected == sum(life.invalid for life in self.lives)
         return Outcome(self.record, stand, self.turns)
