@@ -15,6 +15,7 @@ from engine_core.models.spec import ModelSpec
 from protocol.config import ModelConfig
 from protocol.errors import ConfigError, ModelError
 
+EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
 NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
@@ -113,6 +114,8 @@ def served_names(folder: Path, config: ModelConfig) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for part in config.served_model_name.split(",") if (name := part.strip())))
     if names:
         return names
+    if not config.model:
+        return (EMBEDDED,)
     if config.model and not Path(config.model).expanduser().is_dir():
         return (config.model,)
     return (folder.resolve().name,)

@@ -271,7 +271,7 @@ def test_served_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     assert served_names(folder, ModelConfig(model=str(folder))) == ("my-model",)
     assert served_names(tmp_path / "snapshots" / COMMIT, ModelConfig(model="owner/name")) == ("owner/name",)
-    assert served_names(folder, ModelConfig()) == ("my-model",)
+    assert served_names(folder, ModelConfig()) == ("penstock-demo",)
     named = ModelConfig(model=str(folder), served_model_name=" first, second,first,")
     assert served_names(folder, named) == ("first", "second")
     monkeypatch.chdir(folder)

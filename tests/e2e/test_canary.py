@@ -1,0 +1,41 @@
+"""The canary through the whole pipeline, on every path that must not change an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.canary import ask_all, prompts
+from tests.e2e.server import Server, serving
+
+EXPECTED = [prompt["answer"] for prompt in prompts()]
+
+# How servers other than the default one are started. The small pool holds one request of full length and little more.
+PATHS = {
+    "one step at a time, small chunks, no prefix reuse": (
+        *("--no-overlap", "--max-num-batched-tokens", "48", "--max-num-seqs", "16", "--block-size", "8"),
+        "--no-enable-prefix-caching",
+    ),
+    "small pool, large blocks": (
+        *("--max-model-len", "1024", "--block-size", "32", "--kv-cache-memory", str(16 << 20)),
+        *("--max-num-batched-tokens", "256"),
+    ),
+}
+
+
+async def test_forty_answers_are_exact(server: Server) -> None:
+    assert len(EXPECTED) == 40
+    assert await ask_all(server.url) == EXPECTED
+
+
+async def test_and_again_from_cached_prefixes(server: Server) -> None:
+    before = server.get("/health")["engine"]["cached_tokens"]
+    assert await ask_all(server.url) == EXPECTED
+    assert server.get("/health")["engine"]["cached_tokens"] > before
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_on_other_paths(path: str, tmp_path: Path) -> None:
+    with serving(tmp_path, *PATHS[path]) as server:
+        assert await ask_all(server.url) == EXPECTED
