@@ -41,12 +41,18 @@ END_LIMIT = 30.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One concurrency: the server and `generate`, and how many times faster the server is."""
+    """One load: the server and `generate`, and how many times as many tokens per second the server gives.
 
+    `ratio` is against `generate` with the requests in static batches of that concurrency; `ratio_alone` against
+    `generate` called for one request after the other, which is what it does for requests that come by themselves.
+    """
+
+    name: str
     concurrency: int
     penstock: Result
     generate: Figures
     ratio: float
+    ratio_alone: float
 
 
 @contextmanager
@@ -101,11 +107,30 @@ async def serve_all(url: str, workloads: Sequence[Workload]) -> list[Result]:
 
 
 def plan(options: argparse.Namespace, vocab: int) -> list[Workload]:
-    """The same lengths at each concurrency; enough requests that each runs for some seconds."""
-    return [
+    """The same lengths at each concurrency, enough requests that each runs for some seconds; then mixed lengths at the
+    largest, as real requests have them. The first is of one request at a time.
+    """
+    levels = sorted({1, *map(int, options.concurrency.split(","))})
+    fixed = [
         Workload(name=f"c{c}", concurrency=c, requests=max(c * options.rounds, options.least), input=options.input,
                  output=options.output_tokens, vocab=vocab, warmup=c)
-        for c in map(int, options.concurrency.split(","))
+        for c in levels
+    ]  # fmt: skip
+    around = [(max(1, low // 8), 2 * high - max(1, low // 8)) for low, high in (options.input, options.output_tokens)]
+    mixed = msgspec.structs.replace(fixed[-1], name=f"mixed c{levels[-1]}", input=around[0], output=around[1])
+    return [*fixed, mixed]
+
+
+def compare(served: Sequence[Result], baseline: Sequence[Figures]) -> list[Comparison]:
+    """Side by side; the first load is of one request at a time."""
+    alone = baseline[0].output_tokens_per_second
+    return [
+        Comparison(
+            name=result.workload.name, concurrency=result.workload.concurrency, penstock=result, generate=figures,
+            ratio=round(result.summary.output_tokens_per_second / figures.output_tokens_per_second, 3),
+            ratio_alone=round(result.summary.output_tokens_per_second / alone, 3),
+        )
+        for result, figures in zip(served, baseline, strict=True)
     ]  # fmt: skip
 
 
@@ -121,14 +146,15 @@ def cpu_model() -> str:
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
-    rows = [f"{'':>12} {'Penstock':>12} {'generate':>12} {'ratio':>7} {'ttft p50':>10} {'tpot p50':>10}"]
+    heads = ("Penstock", "generate", "ratio", "one by one", "ttft p50", "tpot p50")
+    rows = ["{:12} {:>10} {:>10} {:>7} {:>11} {:>11} {:>11}".format("tok/s", *heads)]
     for c in comparisons:
         s = c.penstock.summary
         assert s.ttft_ms is not None
         assert s.tpot_ms is not None
-        rows.append(f"{'concurrency':>8} {c.concurrency:3} {s.output_tokens_per_second:6,.0f} tok/s"
-                    f" {c.generate.output_tokens_per_second:6,.0f} tok/s {c.ratio:6.2f}x"
-                    f" {s.ttft_ms.p50:7.1f} ms {s.tpot_ms.p50:7.2f} ms")  # fmt: skip
+        rates = f"{s.output_tokens_per_second:10,.0f} {c.generate.output_tokens_per_second:10,.0f}"
+        times = f"{s.ttft_ms.p50:8.1f} ms {s.tpot_ms.p50:8.2f} ms"
+        rows.append(f"{c.name:12} {rates} {c.ratio:6.2f}x {c.ratio_alone:10.2f}x {times}")
     return "\n".join(rows)
 
 
@@ -141,29 +167,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-tokens", type=length, default="128", metavar="N|LOW:HIGH", help="new tokens")
     parser.add_argument("--rounds", type=int, default=2, help="requests per open request")
     parser.add_argument("--least", type=int, default=8, help="fewest requests of a row")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch threads of both sides")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads of both sides; 0: each side's default")
     parser.add_argument("--dtype", default="float32", help="of both sides")
     parser.add_argument("--serve-arguments", default="", help="further arguments of penstock serve")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     path = folder.resolve(options.model)
     workloads = plan(options, read_spec(path).vocab_size)
-    extra = ["--cpu-threads", str(options.threads), "--dtype", options.dtype, *options.serve_arguments.split()]
+    extra = ["--cpu-threads", str(options.threads), "--dtype", options.dtype, "--device", "cpu",
+             *options.serve_arguments.split()]  # fmt: skip
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     print(HEADING, flush=True)
     with serving([*([str(path)] if options.model else []), *extra]) as (url, seconds):
         served = asyncio.run(serve_all(url, workloads))
     baseline = generate(path, workloads, options.threads, options.dtype)
-    comparisons = [
-        Comparison(concurrency=result.workload.concurrency, penstock=result, generate=figures,
-                   ratio=round(result.summary.output_tokens_per_second / figures.output_tokens_per_second, 3))
-        for result, figures in zip(served, baseline, strict=True)
-    ]  # fmt: skip
+    comparisons = compare(served, baseline)
     print(table(comparisons))
     write(options.output, {
         "started": started, "commit": commit(), "machine": machine() | {"cpu": cpu_model()}, "versions": versions(),
         "model": read_spec(path).family + ("" if options.model else " (embedded)"), "threads": options.threads,
         "cache": "prompts are random, so the prefix cache gives nothing", "start_seconds": round(seconds, 2),
+        "serve_arguments": extra,
         "comparisons": comparisons,
     })  # fmt: skip
     return int(any(comparison.penstock.summary.failed for comparison in comparisons))

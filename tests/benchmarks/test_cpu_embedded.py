@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.cpu_embedded import Comparison, plan, ready_url, table, versions, write
+from benchmarks.cpu_embedded import Comparison, compare, plan, ready_url, table, versions, write
 from benchmarks.generate_baseline import Figures
 from benchmarks.load.client import Record
 from benchmarks.load.summary import summarize
@@ -35,15 +35,16 @@ def comparison() -> Comparison:
                     client_cpu_seconds=0.1)  # fmt: skip
     figures = Figures(workload=Workload(), seconds=1.0, output_tokens=2, output_tokens_per_second=2.0,
                       seconds_per_step=0.1, dtype="float32", threads=1, transformers="5", torch="2")  # fmt: skip
-    return Comparison(concurrency=16, penstock=result, generate=figures, ratio=2.75)
+    return compare([result], [figures])[0]
 
 
 def test_both_sides_get_the_same_prompts() -> None:
     options = argparse.Namespace(concurrency="1,16,64", rounds=2, least=8, input=(128, 128), output_tokens=(64, 64))
     found = plan(options, 4096)
     assert [(w.concurrency, w.requests, w.warmup, w.vocab) for w in found] == [
-        (1, 8, 1, 4096), (16, 32, 16, 4096), (64, 128, 64, 4096),
+        (1, 8, 1, 4096), (16, 32, 16, 4096), (64, 128, 64, 4096), (64, 128, 64, 4096),
     ]  # fmt: skip
+    assert (found[3].name, found[3].input, found[3].output) == ("mixed c64", (16, 240), (8, 120))
     assert all(w.ignore_eos and w.temperature == 0 for w in found)
 
 
