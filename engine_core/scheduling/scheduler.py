@@ -64,10 +64,13 @@ class Scheduler:
             cancel(self._state, found, Finish.ABORT)
 
     def stop_hit(self, message: StopHit) -> None:
-        """A stop string was found: the choice ends as stopped. Ignored if it has ended already."""
+        """A stop string was found: the choice ends as stopped.
+
+        Ignored if it has ended already, or if it has not given the tokens in which the stop was found.
+        """
         request = self._state.requests.get(message.id)
         choice = None if request is None else request.choices.get(message.choice)
-        if choice is not None:
+        if choice is not None and 0 < message.tokens <= choice.outputs:
             end_aside(self._state, choice, Finish.STOP)
 
     def forget(self, source: int) -> None:

@@ -259,13 +259,14 @@ class Loop:
         self._idle = idle
         if turned_idle or self._plans - self._checked_step >= CHECK_STEPS:
             self._checked_step = self._plans
-            self._check(brain)
+            self._check(brain, thorough=turned_idle)
         if turned_idle or now - self._collected_at >= COLLECT_SECONDS:
             self._collected_at = now
             gc.collect(0)
 
-    def _check(self, brain: Scheduler) -> None:
-        report = brain.check()
+    def _check(self, brain: Scheduler, *, thorough: bool) -> None:
+        """Hold the block accounts against one another; block by block when there is time for it."""
+        report = brain.check(thorough=thorough)
         if not report.ok:
             self._faults += 1
             journal.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))

@@ -72,6 +72,16 @@ def test_a_stop_string_ends_one_choice_as_stopped() -> None:
     assert len(server.seen(number, 0).tokens) == 9
 
 
+def test_a_stop_string_in_tokens_that_nobody_has_seen_is_ignored() -> None:
+    server = Server()
+    number = server.submit(STEM, n=2, max_tokens=4)
+    server.plan()
+    for tokens in (0, 1, 5):
+        server.scheduler.stop_hit(StopHit(number, 0, tokens))
+    server.run()
+    assert [len(server.seen(number, choice).tokens) for choice in (0, 1)] == [4, 4]
+
+
 def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
     server = Server()
     stays = server.submit([3], source=1)
