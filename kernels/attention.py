@@ -53,8 +53,19 @@ def paged_attention(
 
     Pages are `[blocks, block_size, kv_heads, dim]`; heads share keys in groups of heads / kv_heads. `window` > 0 limits
     a query to its latest `window` keys, its own among them. Arithmetic is fp32. What stands in the pages behind a row's
-    end is never read. This is the plain-torch reference: it reads the rows' lengths on the host, once per step.
+    end is never read. On a GPU it is a kernel that waits for nothing.
     """
+    if q.is_cuda:
+        from kernels.attention_triton import attend_pages
+
+        return attend_pages(q, k_pages, v_pages, batch, scale, window)
+    return attend_spans(q, k_pages, v_pages, batch, scale, window)
+
+
+def attend_spans(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float, window: int
+) -> Tensor:
+    """The plain-torch reference of `paged_attention`: it reads the rows' lengths on the host, once per step."""
     key = k_pages.shape[1], window
     spans = batch.spans.get(key)
     if spans is None:

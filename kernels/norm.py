@@ -16,5 +16,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and that sum, which is the next residual. All are `[tokens, width]`."""
+    if x.is_cuda:
+        from kernels.norm_triton import add_norm_rows
+
+        return add_norm_rows(x, residual, weight, eps)
     total = x + residual
     return rms_norm(total, weight, eps), total

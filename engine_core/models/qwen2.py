@@ -7,8 +7,9 @@ from torch import Tensor
 from engine_core.models.decoder import Decoder, Pages
 from engine_core.models.layers import Destinations, FusedQKV, Linear, Placement, whole
 from engine_core.models.spec import ModelSpec
-from kernels.attention import AttentionBatch, paged_attention, write_kv
-from kernels.rope import Rotation, apply_rope
+from kernels.attention import AttentionBatch, paged_attention
+from kernels.qkv import rotate_and_store
+from kernels.rope import Rotation
 
 
 class Qwen2Attention:
@@ -27,9 +28,7 @@ class Qwen2Attention:
         self.window = spec.windows[layer]
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
-        q, k, v = self.qkv.forward(x)
-        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
-        write_kv(k, v, *pages, batch.slot_mapping)
+        q = rotate_and_store(*self.qkv.forward(x), rotation, *pages, batch.slot_mapping)
         attended = paged_attention(q, *pages, batch, self.scale, self.window)  # [tokens, heads, head_dim]
         return self.output.forward(attended.flatten(1))
 

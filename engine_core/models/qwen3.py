@@ -7,8 +7,9 @@ from torch import Tensor
 from engine_core.models.decoder import Decoder, Pages
 from engine_core.models.layers import Destinations, FusedQKV, Linear, Norm, Placement, prefixed, whole
 from engine_core.models.spec import ModelSpec
-from kernels.attention import AttentionBatch, paged_attention, write_kv
-from kernels.rope import Rotation, apply_rope
+from kernels.attention import AttentionBatch, paged_attention
+from kernels.qkv import HeadNorms, rotate_and_store
+from kernels.rope import Rotation
 
 
 class Qwen3Attention:
@@ -29,10 +30,8 @@ class Qwen3Attention:
         self.window = spec.windows[layer]
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
-        q, k, v = self.qkv.forward(x)
-        q, k = self.query_norm.forward(q), self.key_norm.forward(k)
-        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
-        write_kv(k, v, *pages, batch.slot_mapping)
+        norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
+        q = rotate_and_store(*self.qkv.forward(x), rotation, *pages, batch.slot_mapping, norms)
         attended = paged_attention(q, *pages, batch, self.scale, self.window)  # [tokens, heads, head_dim]
         return self.output.forward(attended.flatten(1))
 

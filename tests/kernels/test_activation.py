@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.activation import silu_mul
+from kernels.activation_triton import TILE, silu_mul_rows
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +22,22 @@ def test_gate_comes_first(dtype: torch.dtype) -> None:
     assert found.dtype == dtype
     torch.testing.assert_close(found, exact.to(dtype), rtol=3 * torch.finfo(dtype).eps, atol=1e-6)
     assert torch.equal(fused, before)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [24, TILE, TILE + 40])
+def test_kernel(dtype: torch.dtype, width: int, device: str) -> None:
+    wide = (torch.randn(3, 2 * width + 8) * 4).to(dtype)
+    fused = wide[:, : 2 * width]
+    gate, up = fused.double().chunk(2, dim=-1)
+    found = silu_mul_rows(wide.to(device)[:, : 2 * width])
+    assert found.dtype == dtype
+    expected = (gate / (1 + (-gate).exp()) * up).to(dtype)
+    torch.testing.assert_close(found.cpu(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_reference() -> None:
+    fused = torch.randn(700, 2 * 14336).bfloat16()
+    torch.testing.assert_close(silu_mul(fused.cuda()).cpu(), silu_mul(fused), rtol=0.02, atol=1e-3)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.norm import add_rms_norm, rms_norm
+from kernels.norm_triton import add_norm_rows
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,36 @@ def test_sum_is_the_next_residual() -> None:
     torch.testing.assert_close(total, x + before)
     torch.testing.assert_close(normed, exact(x + before, weight, 1e-5).float())
     assert torch.equal(residual, before)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 64), (9, 33), (3, 1000)])
+def test_kernel_of_sum_and_norm(dtype: torch.dtype, shape: tuple[int, int], device: str) -> None:
+    """The sum is the reference's; the norm is that of the sum as it was rounded, and rounded once itself."""
+    x, residual, weight = (torch.randn(size).to(dtype) for size in (shape, shape, shape[1:]))
+    normed, total = add_norm_rows(x.to(device), residual.to(device), weight.to(device), 1e-5)
+    assert normed.dtype == total.dtype == dtype
+    if device == "cpu" and dtype == torch.bfloat16:  # the interpreter rounds to bfloat16 towards zero
+        torch.testing.assert_close(total, x + residual, rtol=torch.finfo(dtype).eps, atol=0)
+    else:
+        assert torch.equal(total.cpu(), x + residual)
+    expected = exact(total.cpu(), weight, 1e-5).to(dtype)
+    torch.testing.assert_close(normed.cpu(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_kernel_takes_rows_of_a_wider_tensor(device: str) -> None:
+    wide, residual, weight = torch.randn(4, 80), torch.randn(4, 32), torch.randn(32)
+    x = wide.to(device)[:, 16:48]
+    normed, total = add_norm_rows(x, residual.to(device), weight.to(device), 1e-5)
+    torch.testing.assert_close(total.cpu(), wide[:, 16:48] + residual)
+    torch.testing.assert_close(normed.cpu(), exact(wide[:, 16:48] + residual, weight, 1e-5).float())
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_reference() -> None:
+    x, residual, weight = (torch.randn(size).bfloat16() for size in ((700, 4096), (700, 4096), (4096,)))
+    normed, total = add_rms_norm(x.cuda(), residual.cuda(), weight.cuda(), 1e-5)
+    expected, expected_total = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total.cpu(), expected_total)
+    torch.testing.assert_close(normed.cpu(), expected, rtol=0.02, atol=1e-3)

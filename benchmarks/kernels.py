@@ -1,0 +1,244 @@
+"""Each device kernel alone, on one GPU: `python -m benchmarks.kernels`.
+
+Prints time, bytes, FLOPs and the share of the chip's limit: the larger of the least time that the bytes need at the
+speed of a copy and that which the products need at the speed of a large matrix product, over the time taken. Every
+input is counted once. Calls stand in a CUDA graph, each with pages of its own as far as there are enough, so that
+neither launches nor the cache are measured. `--sweep` times other tilings of attention beside the product's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import triton
+from torch import Tensor
+
+from kernels.activation import silu_mul
+from kernels.attention import AttentionBatch
+from kernels.attention_triton import Tiling, attend_pages, choose_tiling, processors
+from kernels.norm import add_rms_norm
+from kernels.qkv import rotate_and_store
+from kernels.rope import Rotation
+
+HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16  # Llama-3.1-8B
+HIDDEN, INTERMEDIATE = 4096, 14336
+COPY = 4.3e12  # bytes per second, read and written, on one H200
+MATRIX = 790e12  # bf16 FLOP per second, likewise
+SCALE = DIM**-0.5
+CACHE = 256 << 20  # bytes that calls go through before one repeats: several times the second-level cache
+CALLS = 12  # in a graph, at least
+REPLAYS = 3
+DECODES = [(batch, context) for batch in (1, 8, 64, 256) for context in (128, 512, 2048, 8192)]
+PREFILLS = [(1024, 1024), (8192, 8192), (32768, 32768), (512, 8192)]  # new tokens, context
+RAGGED = [(1, 16 + (3001 * row) % 2000) for row in range(64)]
+MIXED = [(1, 1024)] * 64 + [(2048, 2048)]
+
+Rows = Sequence[tuple[int, int]]  # queries and context of each row
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel at one shape."""
+
+    kernel: str
+    shape: str
+    tiling: str = ""
+    chosen: bool = True  # by the product
+    microseconds: float
+    bytes: int
+    flops: int
+    limit: str  # the nearer one: copy or matrix
+    share: float  # of it
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, and on what."""
+
+    chip: str
+    torch: str
+    triton: str
+    copy_bytes_per_second: float  # measured in the same run
+    matrix_flops_per_second: float
+    figures: list[Figure]
+
+
+def figure(kernel: str, shape: str, microseconds: float, work: tuple[int, int], **more: Any) -> Figure:
+    """The figure of a kernel that does so many bytes and FLOPs of work."""
+    size, flops = work
+    limit = "copy" if size / COPY > flops / MATRIX else "matrix"
+    share = max(size / COPY, flops / MATRIX) / (microseconds * 1e-6)
+    return Figure(
+        kernel=kernel, shape=shape, microseconds=round(microseconds, 2), bytes=size, flops=flops, limit=limit,
+        share=round(share, 4), **more,
+    )  # fmt: skip
+
+
+def timed(call: Callable[[int], object], copies: int) -> float:
+    """Microseconds of one call, of which `copies` may be told apart by their number."""
+    calls = max(copies, CALLS)
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for at in range(calls):
+            call(at % copies)
+    graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    taken: list[float] = [a.elapsed_time(b) for a, b in pairwise(marks)]  # milliseconds
+    return statistics.median(taken) * 1e3 / calls
+
+
+class Pages:
+    """Random keys and values, enough for the largest shape, and the order in which their blocks are handed out."""
+
+    def __init__(self, slots: int) -> None:
+        shape = slots // BLOCK + 1, BLOCK, KV_HEADS, DIM
+        self.k, self.v = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+        self.order = torch.randperm(slots // BLOCK, device="cuda").int() + 1
+
+    def batches(self, rows: Rows) -> list[AttentionBatch]:
+        """As many batches of these rows, over blocks of their own, as there are blocks or as outlast the cache."""
+        wide = -(-max(context for _, context in rows) // BLOCK)
+        held = 4 * KV_HEADS * DIM * sum(context for _, context in rows)
+        copies = max(1, min(len(self.order) // (wide * len(rows)), -(-CACHE // held)))
+        starts = torch.tensor([0, *accumulate(count for count, _ in rows)], dtype=torch.int32, device="cuda")
+        context = torch.tensor([context for _, context in rows], dtype=torch.int32, device="cuda")
+        tables = self.order[: copies * wide * len(rows)].view(copies, len(rows), wide)
+        longest = max(count for count, _ in rows), max(context for _, context in rows)
+        return [AttentionBatch(starts, context, table, starts, *longest) for table in tables]
+
+
+def attention_work(rows: Rows) -> tuple[int, int]:
+    """Bytes and FLOPs of one layer's attention: keys below the diagonal count."""
+    keys = sum(context for _, context in rows)
+    queries = sum(count for count, _ in rows)
+    pairs = sum(count * context - count * (count - 1) // 2 for count, context in rows)
+    return 4 * keys * KV_HEADS * DIM + 4 * queries * HEADS * DIM, 4 * pairs * HEADS * DIM
+
+
+def tilings(rows: Rows, chosen: Tiling) -> list[Tiling]:
+    """Others worth trying."""
+    if max(count for count, _ in rows) > 1:
+        forms = [(128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3)]
+        counts = sorted({1, chosen.splits})
+        return [Tiling(lines, keys, n, warps, stages) for n in counts for lines, keys, warps, stages in forms]
+    forms = [(16, 64, 4, 4), (16, 64, 4, 5), (16, 64, 2, 4), (16, 128, 4, 3), (16, 128, 4, 4), (16, 32, 2, 5)]
+    found = [Tiling(lines, keys, chosen.splits, warps, stages) for lines, keys, warps, stages in forms]
+    most = max(1, max(context for _, context in rows) // 64)
+    splits = sorted({min(most, splits) for splits in (1, 2, 4, 8, 16, 32, 64)})
+    return found + [Tiling(16, 64, count, 4, 3) for count in splits]
+
+
+def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figure]:
+    """The product's tiling and, in a sweep, others."""
+    batches = pages.batches(rows)
+    tokens = sum(count for count, _ in rows)
+    q = torch.randn(tokens, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    own = choose_tiling(batches[0], tokens, HEADS, KV_HEADS, q.dtype, processors(q.device), 0)
+    for tiling in dict.fromkeys([own, *(tilings(rows, own) if sweep else [])]):
+
+        def call(at: int, tiling: Tiling = tiling) -> Tensor:
+            return attend_pages(q, pages.k, pages.v, batches[at], SCALE, 0, tiling)
+
+        try:
+            taken = timed(call, len(batches))
+        except triton.runtime.errors.OutOfResources:  # more shared memory than the chip has
+            continue
+        yield figure(
+            "attention", name, taken, attention_work(rows), chosen=tiling == own,
+            tiling=f"{tiling.lines}x{tiling.keys} split {tiling.splits} warps {tiling.warps} stages {tiling.stages}",
+        )  # fmt: skip
+
+
+def pointwise(pages: Pages, tokens: int) -> Iterator[Figure]:
+    """The fused kernels around the matrix products, on inputs larger together than the cache."""
+    shape = f"{tokens} tokens"
+    wide = (HEADS + 2 * KV_HEADS) * DIM
+    copies = max(1, min(64, -(-CACHE // (4 * tokens * HIDDEN))))
+
+    def many(width: int) -> Tensor:
+        return torch.randn(copies, tokens, width, dtype=torch.bfloat16, device="cuda")
+
+    x, residual, weight, gates = many(HIDDEN), many(HIDDEN), many(HIDDEN)[0, 0], many(2 * INTERMEDIATE)
+    fused = many(wide).view(copies, tokens, -1, DIM)
+    slots = torch.randperm(len(pages.order) * BLOCK, device="cuda")[:tokens] + BLOCK
+    rotation = Rotation(*(torch.rand(tokens, 1, DIM, device="cuda") for _ in range(2)))
+    last = HEADS + KV_HEADS
+    q, k, v = fused[:, :, :HEADS], fused[:, :, HEADS:last], fused[:, :, last:]
+    calls: dict[str, tuple[Callable[[int], object], int]] = {
+        "rope and page write": (
+            lambda at: rotate_and_store(q[at], k[at], v[at], rotation, pages.k, pages.v, slots),
+            tokens * (4 * wide + 4 * DIM),
+        ),
+        "residual and norm": (lambda at: add_rms_norm(x[at], residual[at], weight, 1e-5), 8 * tokens * HIDDEN),
+        "silu and product": (lambda at: silu_mul(gates[at]), 6 * tokens * INTERMEDIATE),
+    }
+    for name, (call, size) in calls.items():
+        yield figure(name, shape, timed(call, copies), (size, 0))
+
+
+def limits() -> tuple[float, float]:
+    """Bytes per second of a copy and FLOP per second of a bf16 product, here and now."""
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    copied = timed(lambda at: target.copy_(source), 1)
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    multiplied = timed(lambda at: a @ b, 1)
+    return 8 * source.numel() / (copied * 1e-6), 2 * 8192**3 / (multiplied * 1e-6)
+
+
+def shapes() -> dict[str, Rows]:
+    """Batches of attention by name."""
+    found: dict[str, Rows] = {f"decode {batch} x {context}": [(1, context)] * batch for batch, context in DECODES}
+    found |= {f"prefill {count} of {context}": [(count, context)] for count, context in PREFILLS}
+    return found | {"decode 64, 16 to 2015": RAGGED, "64 decodes at 1024, prefill 2048": MIXED}
+
+
+def line(found: Figure) -> str:
+    mark = "*" if found.chosen else " "
+    return (
+        f"{mark} {found.kernel:20} {found.shape:32} {found.tiling:32} {found.microseconds:10.1f} us"
+        f" {found.bytes / 1e6:9.1f} MB {found.flops / 1e9:9.1f} GFLOP {100 * found.share:6.1f} % of {found.limit}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
+    parser.add_argument("--sweep", action="store_true", help="other tilings of attention too")
+    parser.add_argument("--only", default="", help="shapes of attention whose name begins so, and nothing else")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/kernels.json"))
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    asked = {name: rows for name, rows in shapes().items() if name.startswith(options.only)}
+    pages = Pages(max(len(rows) * max(context for _, context in rows) for rows in asked.values()))
+    figures: list[Figure] = []
+    for name, rows in asked.items():
+        figures += attention(pages, name, rows, options.sweep)
+    for tokens in (1, 64, 256, 8192) if not options.only else ():
+        figures += pointwise(pages, tokens)
+    del pages
+    copied, multiplied = limits()
+    report = Report(
+        chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
+        copy_bytes_per_second=copied, matrix_flops_per_second=multiplied, figures=figures,
+    )  # fmt: skip
+    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    print(f"copy {copied / 1e12:.2f} TB/s, matrix product {multiplied / 1e12:.0f} TFLOP/s; * the product's own tiling")
+    print("\n".join(line(found) for found in figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

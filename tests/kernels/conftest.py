@@ -1,0 +1,37 @@
+"""Kernels run on the GPU, or where there is none by Triton's interpreter, chosen before Triton is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory is full of NaN, so that an element which nobody writes is found."""
+    plain = torch.empty
+
+    def empty(*shape: Any, **options: Any) -> torch.Tensor:
+        return plain(*shape, **options).fill_(float("nan"))
+
+    monkeypatch.setattr(torch, "empty", empty)

@@ -1,0 +1,108 @@
+"""Norm, turn and page write: the plain-torch reference, and the kernel held to it in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.qkv import HeadNorms, rotate_and_store
+from kernels.qkv_triton import rotate_heads
+from kernels.rope import Rotation, apply_rope, gather_rotation
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+EPS = 1e-5
+
+
+class Product:
+    """A fused product of some tokens, their angles and pages that stand full of NaN."""
+
+    def __init__(
+        self, tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, block_size: int = 8
+    ) -> None:
+        random = torch.Generator().manual_seed(tokens * 131 + dim)
+        fused = torch.randn(tokens, (heads + 2 * kv_heads) * dim, generator=random).to(dtype).view(tokens, -1, dim)
+        self.q, self.k, self.v = fused.split((heads, kv_heads, kv_heads), 1)
+        angles = torch.rand(tokens + 5, dim // 2, generator=random) * 7
+        positions = torch.randperm(tokens + 5, generator=random)[:tokens]
+        self.rotation = gather_rotation(torch.cat((angles.cos(), angles.sin()), 1), positions)
+        blocks = tokens // block_size + 2
+        self.slots = torch.randperm((blocks - 1) * block_size, generator=random)[:tokens] + block_size
+        shape = blocks, block_size, kv_heads, dim
+        self.pages = tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
+        weights = (torch.randn(dim, generator=random).to(dtype) for _ in range(2))
+        self.norms = HeadNorms(*weights, EPS)
+
+    def expected(self, normed: bool) -> tuple[Tensor, Tensor]:
+        """Turned queries and keys in double precision."""
+        turned = []
+        for x, weight in ((self.q, self.norms.query), (self.k, self.norms.key)):
+            x = x.double()
+            if normed:
+                x = x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+            turned.append(apply_rope(x, Rotation(self.rotation.cos.double(), self.rotation.sin.double())))
+        return turned[0], turned[1]
+
+    def check(self, q: Tensor, normed: bool) -> None:
+        dtype = self.q.dtype
+        tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
+        expected_q, expected_k = self.expected(normed)
+        assert q.dtype == dtype
+        torch.testing.assert_close(q.double(), expected_q, **tolerance)
+        k_pages, v_pages = (pages.flatten(0, 1) for pages in self.pages)
+        torch.testing.assert_close(k_pages[self.slots].double(), expected_k, **tolerance)
+        assert torch.equal(v_pages[self.slots], self.v)
+        untouched = torch.ones(len(k_pages), dtype=torch.bool)
+        untouched[self.slots] = False
+        assert k_pages[untouched].isnan().all()
+        assert v_pages[untouched].isnan().all()
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 1, 8)])
+def test_reference(heads: int, kv_heads: int, dim: int, normed: bool) -> None:
+    product = Product(11, heads, kv_heads, dim)
+    norms = product.norms if normed else None
+    q = rotate_and_store(product.q, product.k, product.v, product.rotation, *product.pages, product.slots, norms)
+    product.check(q, normed)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [
+        (4, 2, 32),
+        (9, 9, 64),  # more heads than a program takes
+        (8, 1, 128),
+        (3, 3, 24),  # lanes past the half stay idle
+    ],
+)
+def test_kernel(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed: bool, device: str) -> None:
+    product = Product(5, heads, kv_heads, dim, dtype)
+    norms = HeadNorms(product.norms.query.to(device), product.norms.key.to(device), EPS) if normed else None
+    fused = torch.cat((product.q, product.k, product.v), 1).to(device)
+    pages = [side.to(device) for side in product.pages]
+    found = rotate_heads(
+        *fused.split((heads, kv_heads, kv_heads), 1), Rotation(*(part.to(device) for part in product.rotation)),
+        *pages, product.slots.to(device), norms,
+    )  # fmt: skip
+    product.pages = tuple(side.cpu() for side in pages)
+    product.check(found.cpu(), normed)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_served_by_the_kernel() -> None:
+    product = Product(300, 32, 8, 128, torch.bfloat16)
+    fused = torch.cat((product.q, product.k, product.v), 1).cuda()
+    pages = [side.cuda() for side in product.pages]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        slots, rotation = product.slots.to("cuda", non_blocking=True), product.rotation
+        rotation = Rotation(*(part.to("cuda", non_blocking=True) for part in rotation))
+        found = rotate_and_store(*fused.split((32, 8, 8), 1), rotation, *pages, slots)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    product.pages = tuple(side.cpu() for side in pages)
+    product.check(found.cpu(), False)
