@@ -172,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve-arguments", default="", help="further arguments of penstock serve")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the server is ended, too
     path = folder.resolve(options.model)
     workloads = plan(options, read_spec(path).vocab_size)
     extra = ["--cpu-threads", str(options.threads), "--dtype", options.dtype, "--device", "cpu",
