@@ -46,7 +46,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_model_len: Annotated[int, Option("longest prompt plus output in tokens; 0: the model's own", 0, 1 << 24)] = 0
     block_size: Annotated[int, Option("tokens per KV block", 1, 256)] = 16
     max_num_seqs: Annotated[int, Option("most sequences running at once (executor slots)", 1, 4096)] = 256
-    max_num_batched_tokens: Annotated[int, Option("token budget of one step", 1, 1 << 20)] = 8192
+    max_num_batched_tokens: Annotated[
+        int, Option("token budget of one step; 0: 8192 on a GPU, 512 on a CPU", 0, 1 << 20)
+    ] = 0
     tensor_parallel_size: Annotated[int, Option("GPUs per replica; only 1 is built", 1, 1)] = 1
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
 
@@ -167,7 +169,7 @@ def check(config: Config) -> Config:
     for field in fields():
         check_value(field, getattr(getattr(config, field.section), field.name))
     model, tokens = config.model, config.model.max_num_batched_tokens
-    if tokens < model.max_num_seqs:
+    if 0 < tokens < model.max_num_seqs:
         raise ConfigError(
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )

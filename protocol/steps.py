@@ -66,6 +66,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     epoch: int
     blocks: int  # usable KV blocks, numbered 1..blocks; block 0 is scratch
     block_size: int
+    step_tokens: int  # token budget of one step
     device: str
     dtype: str
     weight_bytes: int

@@ -14,6 +14,7 @@ import msgspec
 from protocol.config import Config
 from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from protocol.links import Role
+from protocol.version import VERSION
 from services import options, process, rundir
 from services.process import ExitCode
 
@@ -53,9 +54,7 @@ def run(words: list[str]) -> int:
         parser_of("").print_help()
         return ExitCode.ORDERLY
     if command == "--version":
-        import importlib.metadata
-
-        print(f"penstock {importlib.metadata.version('penstock')}")
+        print(f"penstock {VERSION}")
         return ExitCode.ORDERLY
     if command not in COMMANDS:
         raise ConfigError("command line", command, "the commands are " + ", ".join(COMMANDS))

@@ -6,7 +6,6 @@ Health is read from the heartbeat with its step counter, never from a generation
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -14,11 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from protocol.errors import Unavailable
 from protocol.messages import EngineStatus
+from protocol.version import VERSION
 from services.api.errors import send_json
 from services.api.scrape import Scrape
 from services.api.service import Service
-
-VERSION = version("penstock")
 
 
 class TokenizerHealth(msgspec.Struct, frozen=True):

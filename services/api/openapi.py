@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol.version import VERSION
 from services.api import refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
 from services.api.errors import ErrorResponse, send_json
-from services.api.health import VERSION, Health, StatusAnswer, VersionAnswer
+from services.api.health import Health, StatusAnswer, VersionAnswer
 from services.api.models import ModelAnswer, ModelList
 from services.api.requests import (
     ChatMessage,

@@ -24,13 +24,16 @@ from engine_core.execution.trial import warm_step
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
-from protocol.config import Config, ExecutorConfig
+from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
 from protocol.steps import ExecutorReady
 from services import journal
 from services.notify import notify
 
 log = logging.getLogger(__name__)
+
+GPU_STEP_TOKENS = 8192
+CPU_STEP_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def start(config: Config, index: int) -> Engine:
         epoch=0,
         blocks=blocks,
         block_size=options.block_size,
+        step_tokens=step_tokens(config.model, device),
         device=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
@@ -127,6 +131,13 @@ def default_threads(cores: int) -> int:
     return max(1, cores // 2)
 
 
+def step_tokens(model: ModelConfig, device: torch.device) -> int:
+    """Token budget of one step. On a CPU a long step would hold up every stream for seconds."""
+    if model.max_num_batched_tokens:
+        return model.max_num_batched_tokens
+    return max(CPU_STEP_TOKENS if device.type == "cpu" else GPU_STEP_TOKENS, model.max_num_seqs)
+
+
 def choose_dtype(option: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
     """`auto` is the checkpoint's type on a GPU and float32 on a CPU."""
     name = option if option != "auto" else spec.dtype if device.type == "cuda" else "float32"
@@ -147,7 +158,7 @@ def count_blocks(config: Config, shape: CacheShape, model: Decoder, spec: ModelS
         return check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
     if options.device.type == "cpu":
         return check_blocks(shape, cpu_blocks(shape, available_memory()), "--kv-cache-memory", 0)
-    peak = step_peak(model, spec, options, config.model.max_num_batched_tokens)
+    peak = step_peak(model, spec, options, step_tokens(config.model, options.device))
     used, total = used_memory(options.device)
     journal.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
     blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used, peak)

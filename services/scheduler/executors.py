@@ -34,6 +34,11 @@ class Executors:
         return min(ready.blocks for ready in self._ready.values())
 
     @property
+    def step_tokens(self) -> int:
+        """Token budget that every executor of the group agrees to."""
+        return min(ready.step_tokens for ready in self._ready.values())
+
+    @property
     def first(self) -> ExecutorReady:
         """What rank 0 said."""
         return next(ready for peer, ready in self._ready.items() if peer.index == 0)

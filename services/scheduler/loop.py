@@ -174,7 +174,7 @@ class Loop:
                 block_size=model.block_size,
                 max_model_len=self._facts.max_model_len,
                 max_num_seqs=model.max_num_seqs,
-                max_num_batched_tokens=model.max_num_batched_tokens,
+                max_num_batched_tokens=self.executors.step_tokens,
                 vocab_size=self._facts.vocab_size,
                 prefix_caching=options.enable_prefix_caching,
                 policy=options.scheduling_policy,

@@ -10,7 +10,7 @@ import torch
 from engine_core.models.spec import read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError, ModelError
-from services.executor.start import choose_device, choose_dtype, default_threads, start
+from services.executor.start import choose_device, choose_dtype, default_threads, start, step_tokens
 from tests.services.executor.folder import LENGTH, write_folder
 
 BLOCK_BYTES = 2 * 2 * 16 * 1 * 8 * 4  # keys and values, layers, tokens, heads, dim, float32
@@ -87,3 +87,11 @@ def test_types(folder: str) -> None:
 
 def test_half_of_the_cores_but_one_at_least() -> None:
     assert [default_threads(cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
+
+
+def test_the_budget_of_a_step_follows_the_device_and_holds_every_row() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert step_tokens(ModelConfig(), cpu) == 512
+    assert step_tokens(ModelConfig(), gpu) == 8192
+    assert step_tokens(ModelConfig(max_num_seqs=700), cpu) == 700
+    assert step_tokens(ModelConfig(max_num_batched_tokens=300), cpu) == 300

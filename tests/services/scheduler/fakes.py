@@ -83,8 +83,8 @@ class FakeExecutor:
     def ready(self, blocks=64, epoch=0) -> None:
         self.decoding.clear()
         self.port.arrives(self.peer, ExecutorReady(
-            epoch=epoch, blocks=blocks, block_size=16, device="cpu", dtype="float32", weight_bytes=1, cache_bytes=1,
-            load_seconds=0.5))  # fmt: skip
+            epoch=epoch, blocks=blocks, block_size=16, step_tokens=64, device="cpu", dtype="float32",
+            weight_bytes=1, cache_bytes=1, load_seconds=0.5))  # fmt: skip
 
     def collect(self) -> list[StepPlan]:
         """Plans that came since."""

@@ -15,8 +15,8 @@ def peer(index: int = 0) -> Peer:
 
 def said(blocks: int = 64, device: str = "cpu") -> ExecutorReady:
     return ExecutorReady(
-        epoch=0, blocks=blocks, block_size=16, device=device, dtype="float32", weight_bytes=1, cache_bytes=1,
-        load_seconds=0.1,
+        epoch=0, blocks=blocks, block_size=16, step_tokens=64 + blocks, device=device, dtype="float32",
+        weight_bytes=1, cache_bytes=1, load_seconds=0.1,
     )  # fmt: skip
 
 
@@ -27,6 +27,7 @@ def test_a_group_is_complete_when_each_has_loaded():
     assert not group.add(one, said(50, "cuda:1"), 1.0)
     assert group.add(two, said(60, "cuda:0"), 2.0)
     assert group.blocks == 50
+    assert group.step_tokens == 114
     assert group.first.device == "cuda:0"
     assert group.epoch == 7
     assert set(group.peers) == {one, two}

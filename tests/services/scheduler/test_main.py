@@ -67,8 +67,8 @@ class Scene:
                     self.steps.send(arrival.peer, self.result(plan))
                 case Joined():
                     self.steps.send(arrival.peer, ExecutorReady(
-                        epoch=arrival.peer.epoch, blocks=8, block_size=16, device="cpu", dtype="float32",
-                        weight_bytes=1, cache_bytes=1, load_seconds=0.1))  # fmt: skip
+                        epoch=arrival.peer.epoch, blocks=8, block_size=16, step_tokens=512, device="cpu",
+                        dtype="float32", weight_bytes=1, cache_bytes=1, load_seconds=0.1))  # fmt: skip
                 case _:
                     self.got.append(arrival.message)
         self.got += [arrival.message for arrival in self.tokens.receive()]
