@@ -131,14 +131,14 @@ def attention_work(rows: Rows) -> tuple[int, int]:
 def tilings(rows: Rows, chosen: Tiling) -> list[Tiling]:
     """Others worth trying."""
     if max(count for count, _ in rows) > 1:
-        forms = [(128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3)]
+        forms = [(128, 64, 8, 3), (128, 128, 8, 3), (256, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4)]
         counts = sorted({1, chosen.splits})
         return [Tiling(lines, keys, n, warps, stages) for n in counts for lines, keys, warps, stages in forms]
-    forms = [(16, 64, 4, 4), (16, 64, 4, 5), (16, 64, 2, 4), (16, 128, 4, 3), (16, 128, 4, 4), (16, 32, 2, 5)]
+    forms = [(16, 64, 4, 4), (16, 64, 2, 4), (16, 64, 2, 5), (16, 64, 1, 4), (16, 128, 4, 3), (16, 128, 2, 4)]
     found = [Tiling(lines, keys, chosen.splits, warps, stages) for lines, keys, warps, stages in forms]
     most = max(1, max(context for _, context in rows) // 64)
     splits = sorted({min(most, splits) for splits in (1, 2, 4, 8, 16, 32, 64)})
-    return found + [Tiling(16, 64, count, 4, 3) for count in splits]
+    return found + [Tiling(16, 64, count, 2, 4) for count in splits]
 
 
 def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figure]:
@@ -146,7 +146,7 @@ def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figu
     batches = pages.batches(rows)
     tokens = sum(count for count, _ in rows)
     q = torch.randn(tokens, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
-    own = choose_tiling(batches[0], tokens, HEADS, KV_HEADS, q.dtype, processors(q.device), 0)
+    own = choose_tiling(batches[0], q.shape, KV_HEADS, q.dtype, processors(q.device))
     for tiling in dict.fromkeys([own, *(tilings(rows, own) if sweep else [])]):
 
         def call(at: int, tiling: Tiling = tiling) -> Tensor:
@@ -193,7 +193,7 @@ def limits() -> tuple[float, float]:
     """Bytes per second of a copy and FLOP per second of a bf16 product, here and now."""
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
-    copied = timed(lambda at: target.copy_(source), 1)
+    copied = timed(lambda at: torch.neg(source, out=target), 1)
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     multiplied = timed(lambda at: a @ b, 1)
     return 8 * source.numel() / (copied * 1e-6), 2 * 8192**3 / (multiplied * 1e-6)

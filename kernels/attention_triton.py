@@ -20,6 +20,10 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 
+LOW = 16  # lines of the lowest tile that the matrix units take
+LONG_CHUNK = 4096  # queries of a row from which the tallest tiles measure best
+DECODE_WAVES = 4  # low tiles per processor up to which their keys are cut
+SPLIT_KEYS = 128  # fewest keys that are worth a program
 MAX_SPLITS = 64
 LOG2_E = math.log2(math.e)
 
@@ -53,7 +57,7 @@ def attend_pages(
     single = batch.max_query == 1 and tokens == rows
     group = heads // kv_heads
     if tiling is None:
-        tiling = choose_tiling(batch, tokens, heads, kv_heads, q.dtype, processors(q.device), window)
+        tiling = choose_tiling(batch, q.shape, kv_heads, q.dtype, processors(q.device), window)
     queries = tiling.lines // group  # of a tile
     assert queries > 0, f"{group} heads share keys, more than the {tiling.lines} lines of a tile"
     assert q.stride(2) == 1 and q.stride(1) == dim and k_pages.is_contiguous() and v_pages.is_contiguous()  # noqa: PT018
@@ -75,36 +79,36 @@ def attend_pages(
         join_kernel[(tokens, heads)](
             found, mass, out, tokens, tiling.splits,
             HEADS=heads, DIM=dim, DIM_TILE=triton.next_power_of_2(dim),
-            SPLIT_TILE=max(8, triton.next_power_of_2(tiling.splits)), num_warps=4,
+            SPLIT_TILE=16 if tiling.splits <= 16 else MAX_SPLITS, num_warps=4,
         )  # fmt: skip
     return out
 
 
 def choose_tiling(
-    batch: AttentionBatch, tokens: int, heads: int, kv_heads: int, dtype: torch.dtype, processors: int, window: int
+    batch: AttentionBatch, q: tuple[int, ...], kv_heads: int, dtype: torch.dtype, processors: int, window: int = 0
 ) -> Tiling:
-    """Tall tiles where rows have many queries; cut along the keys where tiles are too few to fill the device.
+    """Low tiles for single queries, tall ones for long chunks; keys are cut where tiles are too few for the device.
 
-    Sizes on the host decide alone, so that it costs no waiting and a captured graph keeps its form.
+    q: the shape of the queries. Sizes on the host decide alone, so that nothing waits and a captured graph keeps its
+    form. The numbers are the best of `benchmarks.kernels --sweep` on an H200.
     """
+    tokens, heads, dim = q
     group = heads // kv_heads
-    rows = len(batch.context)
     need = triton.next_power_of_2(group)
-    if batch.max_query * group <= max(16, need):
-        lines, keys, warps, stages = max(16, need), 64, 4, 3
+    waves = 1
+    if batch.max_query * group <= max(LOW, need):
+        lines, keys, warps, stages, waves = max(LOW, need), 64, 2 if need <= LOW else 4, 4, DECODE_WAVES
+    elif batch.max_query < LONG_CHUNK:
+        lines, keys, warps, stages = max(64, need), 64, 4 if need <= 64 else 8, 3
     else:
-        lines, keys, warps, stages = max(128, need), 64, 8, 3
-    if dtype == torch.float32:  # twice the shared memory
-        keys, stages = 32, 2
-        lines = min(lines, max(64, need))
-    tiles = min(tokens, tokens // (lines // group) + rows) * kv_heads
+        lines, keys, warps, stages = 128, 128, 8, 3
+    if dtype == torch.float32 or dim > 128:  # keep within the shared memory
+        warps = 4 if lines <= LOW else 8
+        lines, keys, stages = min(lines, max(64, need)), (64 if dim > 128 else 128) // dtype.itemsize, 2
+    tiles = min(tokens, tokens // (lines // group) + len(batch.context)) * kv_heads
     longest = min(batch.max_context, window + batch.max_query) if window else batch.max_context
-    splits = min(TARGET_WAVES * processors // tiles, -(-longest // SPLIT_KEYS), MAX_SPLITS)
+    splits = min(waves * processors // tiles, -(-longest // SPLIT_KEYS), MAX_SPLITS)
     return Tiling(lines, keys, max(1, splits), warps, stages)
-
-
-TARGET_WAVES = 4  # programs per processor up to which keys are cut
-SPLIT_KEYS = 128  # fewest keys that are worth a program
 
 
 @lru_cache(maxsize=64)
