@@ -9,11 +9,12 @@ from protocol.messages import Sampling
 from protocol.steps import SlotStart, StepPlan
 
 WARM_TOKENS = 8
+FAR = 1024  # a context whose keys several programs of a GPU share
 
 
-def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling) -> StepPlan:
-    """A step of one sampled chunk per count, all of the scratch slot."""
-    longest = max(counts)
+def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: int = 0) -> StepPlan:
+    """A step of one sampled chunk per count, all of the scratch slot, from position `first` on."""
+    longest = first + max(counts)
     start = SlotStart(
         slot=sizes.max_num_seqs,
         token_ids=bytes(4 * longest),
@@ -23,14 +24,19 @@ def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling) -> StepP
         sampling=sampling,
         seed=0,
     )
-    chunks = np.array([(sizes.max_num_seqs, 0, count, 1) for count in counts], "<i4")
+    chunks = np.array([(sizes.max_num_seqs, first, count, 1) for count in counts], "<i4")
     return StepPlan(step=0, epoch=0, starts=(start,), chunks=chunks.tobytes())
 
 
-def warm_step(sizes: SlotSizes) -> StepPlan:
-    """A small prompt and a token, drawn with every filter."""
+def warm_steps(sizes: SlotSizes) -> list[StepPlan]:
+    """A small prompt and a token, drawn with every filter; then single tokens, early and late in their sequence.
+
+    On a GPU each takes another form of attention, which is compiled here rather than under a request.
+    """
     sampling = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01)
-    return trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], sampling)
+    mixed = trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], sampling)
+    late = min(FAR, sizes.max_model_len) - 1
+    return [mixed, trial_step(sizes, [1], sampling), trial_step(sizes, [1], sampling, late)]
 
 
 def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:

@@ -20,7 +20,7 @@ from engine_core.execution.capacity import (
 )
 from engine_core.execution.memory import available_memory, step_peak, used_memory
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import warm_step
+from engine_core.execution.trial import warm_steps
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
@@ -83,7 +83,8 @@ def start(config: Config, index: int) -> Engine:
     blocks = count_blocks(config, shape, model, spec, options)
     runner = Runner(model, spec, replace(options, blocks=blocks))
     notify("STATUS=warming up")
-    runner.collect(runner.launch(warm_step(runner.sizes)))
+    for plan in warm_steps(runner.sizes):
+        runner.collect(runner.launch(plan))
     runner.reset()
     ready = ExecutorReady(
         epoch=0,

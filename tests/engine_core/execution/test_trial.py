@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_core.execution.slots import SlotSizes, integers
-from engine_core.execution.trial import warm_step, worst_step
+from engine_core.execution.trial import FAR, warm_steps, worst_step
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,
@@ -31,6 +31,17 @@ def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int)
     assert len(integers(plan.starts[0].token_ids)) == chunks[:, 2].max()
 
 
+@pytest.mark.parametrize("length", [1, 2, 128, 4096])
+def test_warm_steps_reach_every_form_within_the_length(length: int) -> None:
+    """A chunk beside a token, one token, one token behind many; a step reads no position that does not exist."""
+    plans = warm_steps(SlotSizes(8, length, 16, VOCABULARY))
+    chunks = [integers(plan.chunks).reshape(-1, 4)[:, 1:3].tolist() for plan in plans]
+    assert chunks == [[[0, min(8, length)], [0, 1]], [[0, 1]], [[min(FAR, length) - 1, 1]]]
+    for plan, parts in zip(plans, chunks, strict=True):
+        assert len(integers(plan.starts[0].token_ids)) == max(first + count for first, count in parts)
+        assert len(integers(plan.starts[0].blocks)) * 16 >= max(first + count for first, count in parts)
+
+
 def test_trials_touch_no_request() -> None:
     model = tiny_model()
     expected = Life([3, 1, 4], GREEDY, blocks=range(1, 17))
@@ -41,7 +52,7 @@ def test_trials_touch_no_request() -> None:
     life = Life([3, 1, 4], GREEDY, blocks=range(1, 17))
     runner = tiny_runner(model)
     prefill(runner, [life])
-    for plan in (worst_step(runner.sizes, 200), warm_step(runner.sizes)):
+    for plan in (worst_step(runner.sizes, 200), *warm_steps(runner.sizes)):
         tokens = tokens_of(runner.collect(runner.launch(plan)))
         assert tokens
         assert min(tokens) >= 0
