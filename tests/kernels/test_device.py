@@ -1,0 +1,30 @@
+"""The device of the tensors decides: a CPU is served by the references and needs no Triton."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CALLS = """
+import sys, torch
+from kernels.activation import silu_mul
+from kernels.attention import AttentionBatch, paged_attention
+from kernels.norm import add_rms_norm
+from kernels.qkv import rotate_and_store
+from kernels.rope import Rotation
+import engine_core.models.registry, engine_core.execution.runner
+
+x, pages = torch.ones(1, 2, 8), torch.zeros(2, 4, 2, 8)
+one = torch.ones(1, dtype=torch.int32)
+q = rotate_and_store(x, x, x, Rotation(x[:, :1], x[:, :1]), pages, pages, one.long())
+batch = AttentionBatch(torch.tensor([0, 1]), one, one[None], one.long(), 1, 1)
+paged_attention(q, pages, pages, batch, 1.0)
+add_rms_norm(x[0], x[0], x[0, 0], 1e-5)
+silu_mul(x[0])
+print("triton" in sys.modules)
+"""
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    run = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, timeout=120, check=False)
+    assert run.stdout == "False\n", run.stderr
