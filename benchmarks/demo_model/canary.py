@@ -14,16 +14,33 @@ from typing import Any
 
 import torch
 
-from benchmarks.demo_model.conversation import Conversation, exchange
+from benchmarks.demo_model.conversation import Conversation, Thinking, exchange
 from benchmarks.demo_model.evaluate import Reader, rendered
+from benchmarks.demo_model.generator import Split, recall_chat
 from benchmarks.demo_model.suites import conversations
 
 MARGIN = 3.0  # logits between the first and the second choice, at least
-# How many prompts of each suite. Thoughts are left out: a server may take them out of the content.
+LIMIT = 600  # tokens of a prompt, so that all fit the smallest server that the tests start
+RECALL_DISTANCE = 350  # tokens of other talk between a fact and its question
+# How many prompts of each suite. Thoughts and tool messages are left out: a server may have its own fields for them.
 QUOTAS = {
     "addition": 5, "subtraction": 4, "word problem": 2, "sort": 4, "count": 3, "copy": 3, "reverse": 3, "extraction": 4,
-    "tool call": 3, "tool answer": 2, "no tool": 1, "recall": 2, "identity": 1, "refusal": 1, "fact": 1,
+    "tool call": 4, "no tool": 2, "recall": 2, "identity": 1, "refusal": 1, "fact": 1,
 }  # fmt: skip
+
+
+def draw(suite: str, rng: Random) -> Conversation:
+    """A held-out conversation of a suite; recall over a distance that fits the limit."""
+    if suite == "recall":
+        return recall_chat(rng, Split.HELD_OUT, RECALL_DISTANCE)
+    return conversations(suite, rng, 1)[0]
+
+
+def fits(reader: Reader, conversation: Conversation) -> bool:
+    """Whether any server can be asked this."""
+    plain = all(message.role != "tool" and not message.calls for message in conversation.messages[:-1])
+    plain = plain and conversation.thinking is Thinking.UNSAID and not conversation.thinks
+    return plain and len(reader.tokenizer(rendered(reader, conversation))["input_ids"]) <= LIMIT
 
 
 @torch.no_grad()
@@ -53,8 +70,8 @@ def canary(reader: Reader, seed: int) -> list[dict[str, Any]]:
         rng = Random(f"canary/{seed}/{suite}")
         found: list[Conversation] = []
         while len(found) < quota:
-            candidate = conversations(suite, rng, 1)[0]
-            if candidate.thinking.value == "unsaid" and not candidate.thinks and margin(reader, candidate) >= MARGIN:
+            candidate = draw(suite, rng)
+            if fits(reader, candidate) and margin(reader, candidate) >= MARGIN:
                 found.append(candidate)
         chosen += found
     answers = reader.answers([rendered(reader, conversation) for conversation in chosen], 1)
