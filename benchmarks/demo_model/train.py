@@ -33,7 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", type=Path, help="tokenizer.json (default: the teacher's, the start's or a new one)"
     )
-    parser.add_argument("--steps", type=int, default=5600, help="steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6000, help="steps (default: %(default)s)")
     parser.add_argument(
         "--minutes", type=float, default=60.0, help="anneal early if time runs out (default: %(default)s)"
     )
