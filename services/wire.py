@@ -198,7 +198,7 @@ class Port:
             if peer.exited():
                 self._lose(peer, f"process {peer.pid} ended", self._arrivals)
             elif self.link.silence and now - peer.heard > self.link.silence:
-                self._lose(peer, f"silent for {self.link.silence:g} s", self._arrivals)
+                self._dismiss(peer, f"silent for {self.link.silence:g} s", self._arrivals)
         interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
         if not self._binder and now - self._greeted >= interval:
             self._greet()
@@ -245,7 +245,7 @@ class Port:
         except (msgspec.DecodeError, RecursionError) as error:
             log.error("link %s: a peer sent what is not of this protocol: %s", self.link.name, error)
             if name in self._peers:
-                self._lose(self._peers[name], "sent a malformed message", arrivals)
+                self._dismiss(self._peers[name], "sent a malformed message", arrivals)
             return
         self._messages_in += 1
         self._bytes_in += len(payload)
@@ -322,6 +322,11 @@ class Port:
     def _give_credit(self, peer: Peer) -> None:
         if self._put(peer.name, self._encoder.encode(Credit(peer.taken))):
             peer.taken = 0
+
+    def _dismiss(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
+        """Lose a peer that may still live: it is told, so that it gives up what it waits for and says Hello again."""
+        self._put(peer.name, self._encoder.encode(Goodbye()))
+        self._lose(peer, reason, arrivals)
 
     def _lose(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
         if self._peers.get(peer.name) is peer:
