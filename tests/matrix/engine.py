@@ -47,7 +47,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def network(folder: Path, dtype: torch.dtype, device: str) -> tuple[Decoder, ModelSpec]:
     spec = read_spec(folder)
-    model = build(spec, dtype, torch.device(device), 512)
+    model = build(spec, dtype, torch.device(device), 1024)
     load(model, folder, "auto", 0)
     return model, spec
 
