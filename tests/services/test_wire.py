@@ -193,8 +193,8 @@ def test_data_from_a_stranger_is_answered_with_goodbye(wires: Wires) -> None:
 
 def test_a_silent_peer_is_lost(wires: Wires) -> None:
     binder, connector = wires.bind(STRICT), wires.connect(STRICT)
-    for now in range(2000):
-        connector.tick(float(now))
+    for second in range(2000):
+        connector.tick(float(second))
         if joined(binder.receive()):
             break
         binder.socket.poll(5)
