@@ -34,6 +34,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 4096  # few of them force preemption
     max_num_seqs: int = 64
     max_model_len: int = 512
+    expected_share: float = 1.0  # of what each request may still write; 0.0 admits too many and has to preempt
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ class Engine:
                 vocab_size=spec.vocab_size,
                 prefix_caching=cell.prefix_caching,
                 policy="fcfs",
+                expected_share=cell.expected_share,
                 epoch=1,
             )
         )

@@ -46,11 +46,20 @@ def expected() -> list[tuple[list[int], list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("cell", [Cell(max_model_len=1024), Cell(depth=1, budget=64, block_size=8, max_model_len=1024)])
-def test_fifty_prompts_give_transformers_tokens(cell: Cell, expected: list[tuple[list[int], list[int]]]) -> None:
+CELLS = {
+    "overlap": Cell(max_model_len=1024),
+    "chunks": Cell(depth=1, budget=64, block_size=8, max_model_len=1024),
+    "preemption": Cell(blocks=64, max_model_len=1024, expected_share=0.0),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_fifty_prompts_give_transformers_tokens(name: str, expected: list[tuple[list[int], list[int]]]) -> None:
     stops = (*json.loads((demo_folder() / "generation_config.json").read_text())["eos_token_id"],)
     sampling = Sampling(temperature=0.0, max_tokens=LONGEST, eos_token_ids=stops)
     assert len(expected) == 50
     asked = [Prompt(token_ids=tuple(ids), sampling=sampling) for ids, _ in expected]
-    answers = Engine(cell, demo_folder()).answer(asked)
+    engine = Engine(CELLS[name], demo_folder())
+    answers = engine.answer(asked)
     assert [answers[number, 0] for number in range(50)] == [out for _, out in expected]
+    assert (engine.scheduler.statistics().preemptions > 0) == (name == "preemption")

@@ -23,9 +23,6 @@ CELLS = [
     for depth, budget, prefix, block in itertools.product((1, 2), (16, 64, 8192), (False, True), (8, 16, 32))
 ]
 
-# Ends at its first token although it is allowed many.
-SHORT = Prompt(token_ids=(1, 2, 3), sampling=Sampling(max_tokens=100, stop_token_ids=tuple(range(512))))
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -88,9 +85,10 @@ def test_alone_or_among_sixty_four(folder: Path) -> None:
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preemption_changes_nothing(depth: int, prefix_caching: bool, folder: Path, expected: Answers) -> None:
-    cell = Cell(depth=depth, prefix_caching=prefix_caching, block_size=8, blocks=24, max_model_len=192)
+    cell = Cell(
+        depth=depth, prefix_caching=prefix_caching, block_size=8, blocks=24, max_model_len=192, expected_share=0.0
+    )
     engine = Engine(cell, folder)
-    engine.answer([SHORT] * 150)  # teaches the forecast that answers are short, so that it admits too many
     assert engine.answer(workload(24)) == expected
     assert engine.scheduler.statistics().preemptions > 0, "the pool was meant to be too small"
 
