@@ -32,6 +32,7 @@ from protocol.messages import (
 from protocol.steps import ExecutorReady, StepPlan, StepResult
 
 PROTOCOL_VERSION = 1
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoders raise on bytes of no message
 
 
 class Role(enum.StrEnum):

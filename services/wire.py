@@ -22,6 +22,7 @@ import zmq
 
 from protocol.errors import LinkError
 from protocol.links import (
+    MALFORMED,
     PROTOCOL_VERSION,
     Credit,
     Goodbye,
@@ -242,7 +243,7 @@ class Port:
     def _take(self, name: bytes, payload: bytes, arrivals: list[Arrival]) -> None:
         try:
             message = self._decoder.decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except MALFORMED as error:
             log.error("link %s: a peer sent what is not of this protocol: %s", self.link.name, error)
             if name in self._peers:
                 self._dismiss(self._peers[name], "sent a malformed message", arrivals)

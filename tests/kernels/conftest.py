@@ -1,16 +1,12 @@
-"""Kernels run on the GPU, or where there is none by Triton's interpreter, chosen before Triton is imported."""
+"""Kernels run on the GPU, or where there is none by Triton's interpreter, see tests/conftest.py."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

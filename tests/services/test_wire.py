@@ -202,12 +202,13 @@ def test_a_silent_peer_is_lost(wires: Wires) -> None:
     assert Left("silent for 10 s") in [arrival.message for arrival in binder.receive()]
 
 
-def test_malformed_bytes_lose_the_peer_and_nothing_else(wires: Wires) -> None:
+@pytest.mark.parametrize("payload", [b"\xc1 not msgpack", b"\x91\xa4\x00\x00\x00\x80", b"\x91" * 5000])
+def test_malformed_bytes_lose_the_peer_and_nothing_else(payload: bytes, wires: Wires) -> None:
     binder, one, two = wires.bind(), wires.connect(index=0), wires.connect(index=1)
     meet(wires, binder, one)
     wires.until(two, joined)
     wires.until(binder, lambda a: len(binder.peers) == 2)
-    one.socket.send(b"\xc1 not msgpack")
+    one.socket.send(payload)
     lost = [arrival for arrival in wires.until(binder, left) if isinstance(arrival.message, Left)]
     assert [(arrival.peer.index, arrival.message) for arrival in lost] == [(0, Left("sent a malformed message"))]
     wires.until(one, lambda a: left(a) and joined(a))  # it hears of its loss and begins anew

@@ -1,0 +1,9 @@
+"""Before anything imports Triton: without a GPU its kernels run by its interpreter, which is chosen at import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
