@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 HELLO_INTERVAL = 0.5  # seconds between hellos on a link that stands; they are its heartbeat
 HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
+GOODBYE = "said goodbye"  # the reason of an orderly end
 CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
 
 
@@ -265,7 +266,7 @@ class Port:
                     peer.credit += count
             case Goodbye():
                 if peer is not None:
-                    self._lose(peer, "said goodbye", arrivals)
+                    self._lose(peer, GOODBYE, arrivals)
                 self._greeted = float("-inf")
             case _ if peer is None:
                 self._put(name, self._encoder.encode(Goodbye()))

@@ -13,7 +13,7 @@ from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner
 from protocol.steps import ExecutorReady, StepPlan, StepResult
 from services import journal
-from services.wire import Arrival, Joined, Left, Peer, Port
+from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class Steps:
                     self._join(arrival.peer)
                 case Left(reason):
                     if arrival.peer is self._scheduler:
-                        journal.warning(log, "scheduler_left", pid=arrival.peer.pid, reason=reason)
+                        write = journal.info if reason == GOODBYE else journal.warning
+                        write(log, "scheduler_left", pid=arrival.peer.pid, reason=reason)
                         self._scheduler = None
                         self._forget()
 
