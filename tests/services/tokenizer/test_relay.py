@@ -116,6 +116,7 @@ async def test_both_ways(joined: Relay, api: Neighbour, scheduler: Neighbour) ->
     joined.from_apis([api.arrival(request(1)), api.arrival(Tokenize(id=2, prompt="one"))])
     (submitted,) = await until(scheduler, SubmitTokens)
     assert submitted.id == 1
+    await until(api, Tokenized)
     joined.from_scheduler(
         [
             scheduler.arrival(STATUS),
