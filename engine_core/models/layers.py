@@ -148,6 +148,12 @@ class FusedQKV:
         return self.linear.destinations()
 
 
+def output_projection(spec: ModelSpec, placement: Placement) -> Linear:
+    """From all heads' values back to the hidden size; each rank multiplies its own heads."""
+    parts = (whole("o_proj", spec.hidden),)
+    return Linear(parts, spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True)
+
+
 class GatedMlp:
     """down(silu(gate(x)) * up(x)) (Shazeer, 2020), gate and up in one product."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine_core.models.decoder import Decoder, Pages
-from engine_core.models.layers import Destinations, FusedQKV, Linear, Placement, whole
+from engine_core.models.layers import Destinations, FusedQKV, Placement, output_projection
 from engine_core.models.spec import ModelSpec
 from kernels.attention import AttentionBatch, paged_attention
 from kernels.qkv import rotate_and_store
@@ -17,13 +17,7 @@ class LlamaAttention:
 
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
         self.qkv = FusedQKV(spec, placement)
-        self.output = Linear(
-            (whole("o_proj", spec.hidden),),
-            spec.heads * spec.head_dim,
-            placement,
-            bias=spec.output_bias,
-            split_inputs=True,
-        )
+        self.output = output_projection(spec, placement)
         self.scale = spec.head_dim**-0.5
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine_core.models.decoder import Decoder, Pages
-from engine_core.models.layers import Destinations, FusedQKV, Linear, Norm, Placement, prefixed, whole
+from engine_core.models.layers import Destinations, FusedQKV, Norm, Placement, output_projection, prefixed
 from engine_core.models.spec import ModelSpec
 from kernels.attention import AttentionBatch, paged_attention
 from kernels.qkv import HeadNorms, rotate_and_store
@@ -19,13 +19,7 @@ class Qwen3Attention:
         self.qkv = FusedQKV(spec, placement)
         self.query_norm = Norm(spec.head_dim, spec.norm_eps, placement)
         self.key_norm = Norm(spec.head_dim, spec.norm_eps, placement)
-        self.output = Linear(
-            (whole("o_proj", spec.hidden),),
-            spec.heads * spec.head_dim,
-            placement,
-            bias=spec.output_bias,
-            split_inputs=True,
-        )
+        self.output = output_projection(spec, placement)
         self.scale = spec.head_dim**-0.5
         self.window = spec.windows[layer]
 
