@@ -117,7 +117,8 @@ class Pages:
         context = torch.tensor([context for _, context in rows], dtype=torch.int32, device="cuda")
         tables = self.order[: copies * wide * len(rows)].view(copies, len(rows), wide)
         longest = max(count for count, _ in rows), max(context for _, context in rows)
-        return [AttentionBatch(starts, context, table, starts, *longest) for table in tables]
+        slots = torch.arange(len(rows), dtype=torch.int32, device="cuda")
+        return [AttentionBatch(starts, context, slots, table, starts, *longest) for table in tables]
 
 
 def attention_work(rows: Rows) -> tuple[int, int]:

@@ -29,7 +29,8 @@ class AttentionBatch:
 
     query_start: Tensor  # int32 [rows + 1], first token of each row
     context: Tensor  # int32 [rows], keys of each row, its new ones included
-    block_tables: Tensor  # int32 [rows, max_blocks]
+    slots: Tensor  # int32 [rows], each row's line of the block tables
+    block_tables: Tensor  # int32 [slots, max_blocks]
     slot_mapping: Tensor  # int64 [tokens], block * block_size + offset of each new token
     max_query: int
     max_context: int
@@ -110,7 +111,7 @@ def cut_span(
         seen = inside[:, None, None, :]
         places = places * inside
     positions = lows[:, None] + places  # [rows, keys]
-    blocks = batch.block_tables[rows].gather(1, positions // block_size)
+    blocks = batch.block_tables[batch.slots[rows]].gather(1, positions // block_size)
     return Span(
         tokens=slice(start, start + len(context) * queries),
         slots=blocks * block_size + positions % block_size,

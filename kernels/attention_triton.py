@@ -69,7 +69,7 @@ def attend_pages(
     tiles = tokens if single else tokens // queries + rows  # a bound: count // queries + 1 for each row
     grid = (kv_heads, tiles, tiling.splits) if single else (tiles, kv_heads, tiling.splits)
     attention_kernel[grid](
-        q, k_pages, v_pages, found, mass, batch.query_start, batch.context, batch.block_tables,
+        q, k_pages, v_pages, found, mass, batch.query_start, batch.context, batch.slots, batch.block_tables,
         tokens, rows, batch.block_tables.stride(0), q.stride(0), scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=window, SINGLE=single, SPLIT=tiling.splits > 1,
@@ -180,10 +180,10 @@ def attend_keys(
 
 @triton.jit(
     do_not_specialize=("tokens", "rows", "table_stride"),
-    do_not_specialize_on_alignment=("query_start", "context", "block_tables"),
+    do_not_specialize_on_alignment=("query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
-    q, k_pages, v_pages, found, mass, query_start, context, block_tables,
+    q, k_pages, v_pages, found, mass, query_start, context, slots, block_tables,
     tokens, rows, table_stride, q_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SINGLE: tl.constexpr, SPLIT: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr,
@@ -238,7 +238,7 @@ def attention_kernel(
     total = tl.zeros([LINES], tl.float32)
     k_pages += kv_head * DIM
     v_pages += kv_head * DIM
-    table = block_tables + row.to(tl.int64) * table_stride
+    table = block_tables + tl.load(slots + row).to(tl.int64) * table_stride
     # Between `clear` and `masked` every query of the tile sees every key.
     clear = first
     if WINDOW > 0:

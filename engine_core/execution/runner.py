@@ -176,7 +176,7 @@ class Runner:
             rows.token_places,
             rows.positions,
             rows.cache_places,
-            rows.slots,
+            rows.slots.astype(np.int32),
             starts,
             rows.context.astype(np.int32),
             next_positions,
@@ -186,15 +186,14 @@ class Runner:
         if not every:
             arrays.append(rows.ends[rows.sampled] - 1)
         token_places, positions, cache_places, slots, query_start, context, *sampled = self._upload.send(arrays)
-        max_context = int(rows.context.max())
-        blocks = -(-max_context // self.options.block_size)
         attention = AttentionBatch(
             query_start=query_start,
             context=context,
-            block_tables=self._slots.block_tables[:, :blocks].index_select(0, slots),
+            slots=slots,
+            block_tables=self._slots.block_tables,
             slot_mapping=cache_places,
             max_query=int(rows.counts.max()),
-            max_context=max_context,
+            max_context=int(rows.context.max()),
         )
         return DeviceRows(
             input_ids=self._slots.tokens.view(-1).index_select(0, token_places),

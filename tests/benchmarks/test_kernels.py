@@ -35,7 +35,7 @@ def test_shapes_fit_the_pages_and_the_product_has_a_tiling_for_each() -> None:
         assert all(0 < count <= context for count, context in rows)
         nothing = torch.zeros(len(rows), device="meta")
         longest = max(count for count, _ in rows), max(context for _, context in rows)
-        batch = AttentionBatch(nothing, nothing, nothing, nothing, *longest)
+        batch = AttentionBatch(nothing, nothing, nothing, nothing, nothing, *longest)
         tokens = sum(count for count, _ in rows)
         chosen = choose_tiling(batch, (tokens, HEADS, DIM), KV_HEADS, torch.bfloat16, 132)
         assert chosen in tilings(rows, chosen)  # the sweep holds what the product takes against what it might

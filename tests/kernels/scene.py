@@ -41,7 +41,8 @@ class Scene:
         self.batch = AttentionBatch(
             query_start=torch.tensor(starts, dtype=torch.int32),
             context=torch.tensor([context for _, context in rows], dtype=torch.int32),
-            block_tables=self.tables,
+            slots=torch.arange(len(rows), dtype=torch.int32).flip(0),  # rows stand anywhere in the table
+            block_tables=self.tables.flip(0),
             slot_mapping=torch.cat(new),
             max_query=max(n for n, _ in rows),
             max_context=max(context for _, context in rows),
@@ -70,7 +71,8 @@ class Scene:
         moved.batch = AttentionBatch(
             query_start=self.batch.query_start.to(device),
             context=self.batch.context.to(device),
-            block_tables=self.tables.to(device),
+            slots=self.batch.slots.to(device),
+            block_tables=self.batch.block_tables.to(device),
             slot_mapping=self.batch.slot_mapping.to(device),
             max_query=self.batch.max_query,
             max_context=self.batch.max_context,

@@ -54,7 +54,8 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         alone = AttentionBatch(
             query_start=torch.tensor([0, queries], dtype=torch.int32),
             context=torch.tensor([context], dtype=torch.int32),
-            block_tables=together.tables[row : row + 1],
+            slots=together.batch.slots[row : row + 1],
+            block_tables=together.batch.block_tables,
             slot_mapping=together.batch.slot_mapping[start : start + queries],
             max_query=queries,
             max_context=context,

@@ -78,6 +78,7 @@ def test_rows_without_queries_or_keys(splits: int, device: str) -> None:
     context.insert(1, 9)
     batch = replace(
         padded.batch,
+        slots=torch.arange(len(tables), dtype=torch.int32, device=device),
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
         context=torch.tensor(context, dtype=torch.int32, device=device),
         block_tables=tables.to(device),
@@ -96,7 +97,8 @@ def test_a_scratch_row_of_single_queries_harms_nobody(device: str) -> None:
     batch = AttentionBatch(
         query_start=torch.arange(len(SINGLES) + 3, dtype=torch.int32, device=device),
         context=torch.cat((padded.batch.context, padded.batch.context.new_ones(2))),
-        block_tables=torch.cat((padded.batch.block_tables, padded.batch.block_tables[:2] * 0)),
+        slots=torch.cat((padded.batch.slots, padded.batch.slots.new_full((2,), len(SINGLES)))),
+        block_tables=torch.cat((padded.batch.block_tables, padded.batch.block_tables[:1] * 0)),
         slot_mapping=padded.batch.slot_mapping,
         max_query=1,
         max_context=40,
@@ -117,7 +119,8 @@ def test_a_row_does_not_depend_on_its_batch(device: str) -> None:
         alone = AttentionBatch(
             query_start=torch.tensor([0, end - start], dtype=torch.int32, device=device),
             context=scene.batch.context[row : row + 1],
-            block_tables=scene.batch.block_tables[row : row + 1],
+            slots=scene.batch.slots[row : row + 1],
+            block_tables=scene.batch.block_tables,
             slot_mapping=scene.batch.slot_mapping[start:end],
             max_query=end - start,
             max_context=int(scene.batch.context[row]),
@@ -131,7 +134,8 @@ def test_queries_and_tables_may_be_views(device: str) -> None:
     wide = torch.full((len(scene.q), 8, 16), 9.0)
     wide[:, :4] = scene.q
     scene.q = wide[:, :4]
-    tables = torch.cat((scene.tables, scene.tables), 1)[:, : scene.tables.shape[1]]
+    tables = scene.batch.block_tables
+    tables = torch.cat((tables, tables), 1)[:, : tables.shape[1]]
     scene.batch = replace(scene.batch, block_tables=tables)
     check(scene, device, 0, Tiling(16, 16, 1, 4, 2))
 
@@ -139,7 +143,7 @@ def test_queries_and_tables_may_be_views(device: str) -> None:
 def batch_of(rows: Rows) -> AttentionBatch:
     """Sizes alone: the choice must not read a tensor."""
     nothing = torch.zeros(len(rows), device="meta")
-    return AttentionBatch(nothing, nothing, nothing, nothing, max(n for n, _ in rows), max(n for _, n in rows))
+    return AttentionBatch(nothing, nothing, nothing, nothing, nothing, max(n for n, _ in rows), max(n for _, n in rows))
 
 
 def chosen(rows: Rows, window: int = 0, heads: int = 32, dtype: torch.dtype = torch.bfloat16) -> Tiling:

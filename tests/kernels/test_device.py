@@ -17,7 +17,7 @@ import engine_core.models.registry, engine_core.execution.runner
 x, pages = torch.ones(1, 2, 8), torch.zeros(2, 4, 2, 8)
 one = torch.ones(1, dtype=torch.int32)
 q = rotate_and_store(x, x, x, Rotation(x[:, :1], x[:, :1]), pages, pages, one.long())
-batch = AttentionBatch(torch.tensor([0, 1]), one, one[None], one.long(), 1, 1)
+batch = AttentionBatch(torch.tensor([0, 1]), one, one * 0, one[None], one.long(), 1, 1)
 paged_attention(q, pages, pages, batch, 1.0)
 add_rms_norm(x[0], x[0], x[0, 0], 1e-5)
 silu_mul(x[0])

@@ -67,6 +67,7 @@ def reference_logits(model: Decoder, ids: Sequence[int]) -> torch.Tensor:
     batch = AttentionBatch(
         query_start=torch.tensor([0, count], dtype=torch.int32),
         context=torch.tensor([count], dtype=torch.int32),
+        slots=torch.zeros(1, dtype=torch.int32),
         block_tables=torch.tensor([[0]], dtype=torch.int32),
         slot_mapping=torch.arange(count),
         max_query=count,

@@ -85,6 +85,7 @@ def test_model_without_pages_agrees(model: Decoder, alone: list[list[int]]) -> N
     batch = AttentionBatch(
         query_start=torch.tensor([0, count], dtype=torch.int32),
         context=torch.tensor([count], dtype=torch.int32),
+        slots=torch.zeros(1, dtype=torch.int32),
         block_tables=torch.tensor([[1]], dtype=torch.int32),
         slot_mapping=torch.arange(count) + 64,
         max_query=count,

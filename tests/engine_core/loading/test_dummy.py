@@ -85,6 +85,7 @@ def test_logits_are_finite_and_alive(tied: bool) -> None:
     batch = AttentionBatch(
         query_start=torch.tensor([0, 10]),
         context=torch.tensor([10]),
+        slots=torch.zeros(1, dtype=torch.int32),
         block_tables=torch.tensor([[1]]),
         slot_mapping=torch.arange(16, 26),
         max_query=10,

@@ -100,6 +100,7 @@ class PagedRun:
         batch = AttentionBatch(
             query_start=torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
+            slots=torch.arange(len(rows), dtype=torch.int32),
             block_tables=torch.stack([sequence.table for sequence, _ in rows]),
             slot_mapping=torch.cat(slots),
             max_query=max(sizes),
