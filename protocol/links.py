@@ -29,7 +29,7 @@ from protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from protocol.steps import ExecutorReady, StepPlan, StepResult
+from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 
 PROTOCOL_VERSION = 1
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoders raise on bytes of no message
@@ -125,7 +125,7 @@ STEPS = Link(
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
     up=(ExecutorReady, StepResult),
-    down=(StepPlan,),
+    down=(StepPlan, StepMasks),
     window=16,
     high_water=64,
     max_bytes=256 << 20,

@@ -63,6 +63,22 @@ class Sampling(Part, frozen=True, kw_only=True):
     prompt_logprobs: int = -1
 
 
+class Grammar(Part, frozen=True, kw_only=True):
+    """What a request's output must follow, as the client asked for it."""
+
+    kind: str  # json_object, json_schema, regex, grammar, choice or structural_tag
+    source: str = ""  # JSON text of the schema, tag or list of choices; the regex; the grammar in EBNF or Lark form
+    whitespace: str = "bounded"  # between JSON tokens: none, bounded, or a regex
+    lenient: bool = False  # approximate what has no exact form, and say so, instead of refusing it
+
+
+class Automaton(Part, frozen=True, kw_only=True):
+    """A grammar that has been checked and compiled once within its limits, in the form the scheduler runs."""
+
+    source: str  # serialised grammar of llguidance
+    after: bytes = b""  # int32 [tokens]: the output is free until it holds these in a row; empty: bound at once
+
+
 class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
@@ -76,6 +92,8 @@ class SubmitText(Message, frozen=True, kw_only=True):
     prompt_ids: bytes | None = None  # int32
     add_special_tokens: bool = True
     sampling: Sampling
+    grammar: Grammar | None = None
+    prediction: str = ""  # text that the output is expected to repeat; its tokens are drafts
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -144,6 +162,9 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     id: int
     token_ids: bytes  # int32 [prompt]
     sampling: Sampling
+    automaton: Automaton | None = None
+    prediction: bytes = b""  # int32 [tokens] that the output is expected to repeat
+    speculate: bool = True  # whether its drafts may be proposed where the server has a method
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
@@ -175,6 +196,7 @@ class TokenExtra(Part, frozen=True, kw_only=True):
     cached_tokens: int | None = None  # on a choice's first row
     logprobs: Logprobs | None = None  # one position per token of the row
     prompt_logprobs: Logprobs | None = None  # positions 1.. of the prompt, once
+    drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
     stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
     error: str | None = None  # with Finish.ERROR
 
@@ -214,6 +236,8 @@ class TextExtra(Part, frozen=True, kw_only=True):
     logprobs: tuple[PositionLogprobs, ...] = ()  # of the text in this row
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0
     stop_reason: str | int | None = None  # stop string or stop token id that ended the choice
+    drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
+    approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar does not hold exactly
     error: str | None = None
 
 

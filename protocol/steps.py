@@ -4,17 +4,29 @@ The executor keeps one slot per running request. A plan changes slots by small d
 
 - every slot in the decode set runs one position, in ascending slot order; `decode_on` and `decode_off` change that set
   before this step runs and it persists between plans;
+- a slot of the decode set that `drafts` names runs its position and one more for each draft token, all at once;
 - then each row of `chunks`, in the order given, runs `count` positions of its slot from position `start`; with `sample`
   set the chunk ends at the slot's last known token and the next token is sampled.
 
 Input ids are gathered on the device from the slot's own token row: a sampled token is written there by the step that
-sampled it, so the next step needs nothing from the host. The rows that sample, in the same order, are the rows of
-`StepResult`.
+sampled it, so the next step needs nothing from the host. How many tokens a slot has is the device's to know as well,
+because drafts of the step before may have been rejected when the host did not know it yet; the host plans with the most
+there can be.
+
+Every row that samples has one entry and one more for each draft: the token that follows its last known one, then those
+that follow each draft. Entries are numbered in the order of rows, and so are the columns of `StepResult`. Each entry's
+token is drawn as if the drafts before it stood in the sequence, with the noise of its own position; entries count up to
+the first whose token is not the draft that follows, and the others are thrown away (`REJECTED`). So what a request says
+is, token by token, what it would say without drafts. A draft is a guess: a wrong one costs time only.
+
+Rows in `masked` are sampled when their masks have come (`StepMasks` of the same step).
 """
 
 from __future__ import annotations
 
 from protocol.messages import Logprobs, Message, Part, Sampling
+
+REJECTED = -2  # token of an entry after a rejected draft
 
 
 class SlotStart(Part, frozen=True, kw_only=True):
@@ -39,21 +51,39 @@ class StepPlan(Message, frozen=True, kw_only=True):
     decode_on: bytes = b""  # int32 [slots]
     decode_off: bytes = b""  # int32 [slots]
     chunks: bytes = b""  # int32 [chunks, 4]: slot, start, count, sample (0 or 1)
+    drafts: bytes = b""  # int32 [drafted rows, 2]: decoding slot, ascending, and how many drafts it has (at least 1)
+    draft_ids: bytes = b""  # int32 [sum of those counts]
+    masked: bytes = b""  # int32 [rows]: slots whose rows sample under a mask
+
+
+class StepMasks(Message, frozen=True, kw_only=True):
+    """scheduler → executors, for each plan with masked rows: which tokens each of their entries may take.
+
+    A mask has a place in the executors' store; one that stands there since an earlier step costs its number alone. The
+    scheduler says what goes where; `fresh` is stored before the step samples.
+    """
+
+    step: int
+    epoch: int
+    entries: bytes  # int32 [masked entries], index among the step's entries
+    places: bytes  # int32 [masked entries], where each one's mask stands in the store
+    fresh: bytes = b""  # int32 [new masks], their places
+    bits: bytes = b""  # uint32 [new masks, ceil(vocabulary / 32)], bit i of word w allows token 32 * w + i
 
 
 class RowLogprobs(Part, frozen=True):
     """Log-probabilities of one sampled row, or of a chunk's prompt positions."""
 
-    row: int  # index among the sampled rows; for prompt logprobs the index among the plan's chunks
+    row: int  # index among the step's entries; for prompt logprobs the index among the plan's chunks
     logprobs: Logprobs
 
 
 class StepResult(Message, frozen=True, kw_only=True):
-    """executor rank 0 → scheduler: one step's sampled tokens. A row with non-finite logits has token -1."""
+    """executor rank 0 → scheduler: one step's sampled tokens. An entry with non-finite logits has token -1."""
 
     step: int
     epoch: int
-    token_ids: bytes  # int32 [sampled rows]
+    token_ids: bytes  # int32 [entries]
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()  # of positions start+1 .. start+count of the chunk that are prompt
     busy: float = 0.0  # seconds of device work
@@ -67,6 +97,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     blocks: int  # usable KV blocks, numbered 1..blocks; block 0 is scratch
     block_size: int
     step_tokens: int  # token budget of one step
+    mask_places: int = 0  # masks that the store holds
     device: str
     dtype: str
     weight_bytes: int
