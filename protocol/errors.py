@@ -3,7 +3,8 @@
     PenstockError
     ├── RequestError                 one request is wrong or cannot be served; carries HTTP status and OpenAI error type
     │   ├── InvalidRequest           400 invalid_request_error
-    │   │   └── NotBuilt             400 invalid_request_error, code "unsupported"
+    │   │   ├── NotBuilt             400 invalid_request_error, code "unsupported"
+    │   │   └── UnsupportedSchema    400 invalid_request_error, code "unsupported_schema"
     │   ├── Unauthorized             401 authentication_error
     │   ├── NotFound                 404 not_found_error
     │   ├── MethodNotAllowed         405 invalid_request_error
@@ -11,6 +12,7 @@
     │   ├── UnsupportedMediaType     415 invalid_request_error
     │   ├── Overloaded               429 rate_limit_error
     │   ├── EngineFailure            500 server_error
+    │   │   └── GrammarFailure       500 server_error
     │   └── Unavailable              503 service_unavailable
     ├── ConfigError                  an option of the command line or the config file
     │   └── AddressError             the address to listen on is taken or not this machine's
@@ -56,6 +58,15 @@ class NotBuilt(InvalidRequest):
         super().__init__(message, param=param, code="unsupported")
 
 
+class UnsupportedSchema(InvalidRequest):
+    """A JSON Schema is wrong, or asks for what no automaton can hold exactly. `path` is a JSON pointer into it."""
+
+    def __init__(self, keyword: str, path: str, reason: str, *, param: str | None = "response_format") -> None:
+        super().__init__(f"{keyword} at {path or '/'}: {reason}", param=param, code="unsupported_schema")
+        self.keyword = keyword
+        self.path = path
+
+
 class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
@@ -94,6 +105,10 @@ class Overloaded(RequestError):
 
 class EngineFailure(RequestError):
     """The engine failed this request (non-finite logits, a lost process); a retry may succeed."""
+
+
+class GrammarFailure(EngineFailure):
+    """The automaton of this request's output failed while it ran: a limit, or a token that it does not allow."""
 
 
 class Unavailable(RequestError):
