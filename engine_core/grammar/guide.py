@@ -1,0 +1,133 @@
+"""A guide walks one choice's output through its automaton: what may come next, what must, whether it is over.
+
+A guide belongs to whoever runs the choice and is not thread-safe: while a `MaskFill` that names it runs, nobody else
+may call it. It lives from the request's admission to its end and survives preemption and new epochs, because it
+follows the tokens that were taken, not the slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llguidance import LLMatcher
+
+from engine_core.grammar.tokens import GrammarTokens
+from protocol.errors import GrammarFailure
+from protocol.messages import Automaton
+
+LONGEST_RUN = 64  # forced tokens looked at in one go
+
+
+class Guide:
+    """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
+
+    __slots__ = ("_after", "_failure", "_seen", "_tokens", "bound", "ended", "matcher")
+
+    def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
+        self._tokens = tokens
+        self.matcher = tokens.matcher(automaton.source)  # for `MaskFill`, which leaves it as it found it
+        self._after: tuple[int, ...] = tuple(np.frombuffer(automaton.after, np.int32).tolist())
+        self._seen = 0  # tokens of `after` that the output ends with
+        self._failure = ""
+        self.ended = False  # an end-of-sequence token was taken
+        self.bound = not self._after  # constrained now
+        check(self.matcher)
+
+    @property
+    def finished(self) -> bool:
+        """The structure is complete and nothing but an end-of-sequence token may follow."""
+        return self.bound and self.matcher.is_stopped()
+
+    @property
+    def accepting(self) -> bool:
+        """The structure is complete here, whether or not it may go on."""
+        return self.bound and self.matcher.is_accepting()
+
+    def advance(self, token_ids: list[int]) -> None:
+        """Take tokens of the output, in order; the end-of-sequence token too, if one came.
+
+        Raises GrammarFailure for a token that the automaton does not allow and for an error of its own; the guide is
+        of no use afterwards.
+        """
+        if self._failure:
+            raise GrammarFailure(self._failure)
+        for place, token in enumerate(token_ids):
+            if self.bound:
+                self._consume(token_ids[place:])
+                return
+            self._seen = follow(self._after, self._seen, token)
+            self.bound = self._seen == len(self._after)
+
+    def forced(self) -> list[int]:
+        """Tokens that come next whatever the model thinks, split as it would split them; [] if it has a choice.
+
+        The last one may stand for the beginning of what follows the run, so they are guesses: to be verified, never
+        to be injected. In a finished structure: an end-of-sequence token.
+        """
+        if not self.bound or self.ended:
+            return []
+        if self.matcher.is_stopped():
+            return [self._tokens.tokenizer.eos_token]
+        return self.matcher.compute_ff_tokens()[:LONGEST_RUN]
+
+    def copy(self) -> Guide:
+        """A guide at the same place that goes its own way: for the other choices of a request."""
+        twin = object.__new__(Guide)
+        twin._tokens = self._tokens
+        twin.matcher = self.matcher.deep_copy()
+        twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
+        twin.ended, twin.bound = self.ended, self.bound
+        return twin
+
+    def free_before(self, drafts: list[int]) -> int:
+        """How many of the entries after nothing, draft 0, draft 1, ... are free: all while `after` is not complete."""
+        if self.bound:
+            return 0
+        seen = self._seen
+        for place, token in enumerate(drafts):
+            seen = follow(self._after, seen, token)
+            if seen == len(self._after):
+                return place + 1
+        return len(drafts) + 1
+
+    def before_end(self, drafts: list[int]) -> list[int]:
+        """The drafts up to the first that ends the output: nothing follows that one."""
+        eos = self._tokens.eos
+        return next((drafts[:place] for place, token in enumerate(drafts) if token in eos), drafts)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._failure)
+
+    def fail(self, reason: str) -> None:
+        """A mask could not be made: the next `advance` raises GrammarFailure with this reason."""
+        self._failure = self._failure or reason
+
+    def _consume(self, token_ids: list[int]) -> None:
+        for token in token_ids:
+            if token in self._tokens.eos:
+                if not (self.ended or self.matcher.is_accepting()):
+                    raise GrammarFailure("the output ended inside its structure")
+                self.ended = True
+            elif self.ended:
+                raise GrammarFailure("the output went on after its end")
+            elif not self.matcher.consume_token(token):
+                check(self.matcher)
+                raise GrammarFailure(f"token {token} is not allowed here")
+
+
+def follow(after: tuple[int, ...], seen: int, token: int) -> int:
+    """How many tokens of `after` an output ends with that ended with `seen` of them and goes on by `token`."""
+    text = (*after[:seen], token)
+    return next(count for count in range(len(text), -1, -1) if text[len(text) - count :] == after[:count])
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raise GrammarFailure if the matcher is in error: its masks would look like a normal end."""
+    if matcher.is_error():
+        raise GrammarFailure(f"the structure cannot be followed any further: {first_line(matcher.get_error())}")
+
+
+def first_line(text: str) -> str:
+    """An error of the automaton library without the state that it may print below."""
+    lines = text.strip().splitlines()
+    return lines[0][:300] if lines else "no reason was given"

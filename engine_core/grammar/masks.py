@@ -1,0 +1,188 @@
+"""Masks of one step: a bit per token for each entry of the constrained rows, and where each mask stands.
+
+Executors keep masks in a store of numbered places. What stands where is decided here, so a mask that was seen before
+costs its number alone. A place is given to a new mask only when no step that may still read the old one is in flight.
+
+`fill` may run in a thread: it holds no lock, and the caller starts one at a time and leaves the guides alone meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask_par_with_draft_tokens
+
+from engine_core.grammar.guide import Guide, first_line
+from engine_core.grammar.tokens import GrammarTokens
+
+Masks32 = npt.NDArray[np.int32]  # [rows, words]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRow:
+    """One constrained row of a step: it has an entry after its last token and one after each draft."""
+
+    guide: Guide
+    drafts: list[int]
+    entry: int  # index of its first entry among the step's
+
+
+class FilledMasks(msgspec.Struct, frozen=True):
+    """The columns of `StepMasks`."""
+
+    entries: bytes  # int32 [entries]
+    places: bytes  # int32 [entries]
+    fresh: bytes  # int32 [new masks]
+    bits: bytes  # uint32 [new masks, words]
+
+
+class MaskStatistics(msgspec.Struct, frozen=True):
+    """Totals since start."""
+
+    fills: int
+    rows: int
+    entries: int
+    fresh: int  # masks that had to be sent
+    failures: int  # rows whose automaton gave no mask
+    seconds: float  # of filling, deduplication included
+    slowest: float  # seconds of one fill
+
+    @property
+    def row_seconds(self) -> float:
+        """Host time per constrained row of a step."""
+        return self.seconds / self.rows if self.rows else 0.0
+
+
+class MaskStore:
+    """Owner of what stands in the executors' places. `places` at least twice the masks of any one step."""
+
+    def __init__(self, tokens: GrammarTokens, places: int, threads: int) -> None:
+        assert places >= 2
+        self.most = places // 2  # entries of constrained rows that one step may have
+        self._eos_row = eos_row(tokens)
+        self._executor = LLExecutor(threads)
+        self._masks = np.zeros((places, tokens.words), np.int32)
+        self._last = np.zeros(places, np.int64)  # last step that reads each place
+        self._free = list(range(places - 1, -1, -1))
+        self._known: OrderedDict[int, int] = OrderedDict()  # digest → place, least recently used first
+        self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
+        self._buffer = np.zeros((0, tokens.words), np.int32)
+        self._fills = self._rows = self._entries = self._fresh = self._failures = 0
+        self._seconds = self._slowest = 0.0
+
+    def clear(self) -> None:
+        """The executors are new and their stores are empty."""
+        self._known.clear()
+        self._last[:] = 0
+        self._free = list(range(len(self._masks) - 1, -1, -1))
+
+    def fill(self, step: int, applied: int, rows: Sequence[MaskRow]) -> FilledMasks:
+        """Masks of a step whose rows' guides have taken all tokens before it; steps up to `applied` are over.
+
+        A row whose automaton fails may only end, and its guide raises when it advances next.
+        """
+        began = time.perf_counter()
+        masks = self._fill(rows)
+        entries = np.concatenate([np.arange(row.entry, row.entry + len(row.drafts) + 1) for row in rows])
+        places, fresh = self._place(masks, step, applied)
+        filled = FilledMasks(
+            entries.astype(np.int32).tobytes(), places.tobytes(), fresh.tobytes(), self._masks[fresh].tobytes()
+        )
+        seconds = time.perf_counter() - began
+        self._fills += 1
+        self._rows += len(rows)
+        self._entries += len(masks)
+        self._fresh += len(fresh)
+        self._seconds += seconds
+        self._slowest = max(self._slowest, seconds)
+        return filled
+
+    def statistics(self) -> MaskStatistics:
+        """Counters for metrics and tests."""
+        return MaskStatistics(
+            self._fills, self._rows, self._entries, self._fresh, self._failures, self._seconds, self._slowest
+        )
+
+    def _fill(self, rows: Sequence[MaskRow]) -> Masks32:
+        """Bits of each entry. # [entries, words]"""
+        count = sum([len(row.drafts) + 1 for row in rows])
+        assert count <= self.most, "a step has at most as many masked entries as half the store"
+        if len(self._buffer) < count:
+            self._buffer = np.zeros((count, self._masks.shape[1]), np.int32)
+        masks = self._buffer[:count]
+        masks[:] = -1  # entries before a structure begins, and those after a draft that cannot be
+        jobs, start = [], 0
+        for row in rows:
+            free = row.guide.free_before(row.drafts)
+            end = start + len(row.drafts) + 1
+            if row.guide.ended:
+                masks[start:end] = self._eos_row
+            elif start + free < end:
+                jobs.append((row.guide, start + free, row.guide.before_end(row.drafts[free:])))
+            start = end
+        self._run(jobs, masks)
+        return masks
+
+    def _run(self, jobs: list[tuple[Guide, int, list[int]]], masks: Masks32) -> None:
+        """Fill each job's entries, from its first one on; all at once unless one of them fails."""
+        if not jobs:
+            return
+        try:
+            self._call([(guide.matcher, entry, drafts) for guide, entry, drafts in jobs], masks)
+        except Exception as error:  # guard: design 7, one request's automaton; the library names no narrower class
+            if len(jobs) == 1:
+                jobs[0][0].fail(first_line(str(error)))
+            else:
+                for job in jobs:
+                    self._run([job], masks)
+                return
+        for guide, entry, drafts in jobs:
+            if guide.matcher.is_error():
+                guide.fail(first_line(guide.matcher.get_error()))
+            if guide.failed:
+                self._failures += 1
+                masks[entry : entry + len(drafts) + 1] = self._eos_row
+
+    def _call(self, jobs: list[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
+        fill_next_token_bitmask_par_with_draft_tokens(self._executor, jobs, masks)
+
+    def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The place of each mask, and which of these places hold something new."""
+        digests = (masks.view(np.uint32) * self._factors).sum(axis=1).tolist()  # multilinear hash, modulo 2**64
+        places = np.empty(len(masks), np.int32)
+        fresh: list[int] = []
+        for row, digest in enumerate(digests):
+            place = self._known.get(digest)
+            while place is not None and not np.array_equal(self._masks[place], masks[row]):
+                digest += 1  # another mask has this digest
+                place = self._known.get(digest)
+            if place is None:
+                place = self._known[digest] = self._take(applied)
+                self._masks[place] = masks[row]
+                fresh.append(place)
+            self._known.move_to_end(digest)
+            self._last[place] = step
+            places[row] = place
+        return places, np.array(fresh, np.int32)
+
+    def _take(self, applied: int) -> int:
+        """A place that no step in flight reads."""
+        if self._free:
+            return self._free.pop()
+        _, place = self._known.popitem(last=False)
+        assert self._last[place] <= applied, "the store holds the masks of two steps"
+        return place
+
+
+def eos_row(tokens: GrammarTokens) -> Masks32:
+    """The mask that allows the end alone. # [words]"""
+    bits = np.zeros(tokens.words * 32, np.uint8)
+    bits[sorted(tokens.eos)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -1,0 +1,75 @@
+"""The model's tokens as automata see them: the bytes of each, which of them are control tokens, which end an output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from engine_core.text.vocabulary import Vocabulary
+
+# Finite everywhere: they are the guard against bombs, in the worker that compiles and in the scheduler that runs. The
+# items of a row and of a step carry an object of a thousand optional properties; the states are about 2 kB each.
+LIMITS = LLParserLimits(
+    max_items_in_row=50_000,
+    step_max_items=1_000_000,
+    step_lexer_fuel=1_000_000,
+    initial_lexer_fuel=5_000_000,
+    max_lexer_states=50_000,
+    max_grammar_size=2_000_000,
+    verbose_errors=False,  # an error's text reaches the client, so it holds no parser state
+)
+SENTINEL = "\x02"  # a text after it is split as within a text, without the space that some tokenizers put first
+
+
+class TokenSplit:
+    """What `TokenizerWrapper` asks of a tokenizer: the tokens' bytes, and the tokens that the model would write."""
+
+    def __init__(self, vocabulary: Vocabulary, width: int, eos: int) -> None:
+        self._vocabulary = vocabulary
+        self._lead = vocabulary.encode(SENTINEL, add_special_tokens=False)
+        self.eos_token_id = eos
+        self.bos_token_id = None
+        # Ids without a token of their own have no bytes, and what has no bytes is never allowed.
+        self.tokens = [vocabulary.raw(token_id) if token_id < vocabulary.size else b"" for token_id in range(width)]
+        self.special_token_ids = sorted(token_id for token_id in vocabulary.special if token_id < width)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        token_ids = self._vocabulary.encode(text, add_special_tokens=False)
+        if self._spelt(token_ids) == text.encode():
+            return token_ids
+        token_ids = self._vocabulary.encode(SENTINEL + text, add_special_tokens=False)
+        return token_ids[len(self._lead) :]
+
+    def _spelt(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join([self.tokens[token_id] for token_id in token_ids])
+
+
+class GrammarTokens:
+    """Built once in a process, for all automata of one model.
+
+    `width` is the number of rows of the LM head: a mask has a bit for each, and those beyond the vocabulary are 0.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, width: int, eos_token_ids: Sequence[int]) -> None:
+        ends = [token_id for token_id in dict.fromkeys(eos_token_ids) if token_id < width]
+        assert ends, "a structure ends with an end-of-sequence token"
+        self.width = width
+        self.words = -(-width // 32)  # of 32 bits, in one mask
+        self.eos = frozenset(ends)
+        self._split = TokenSplit(vocabulary, width, ends[0])
+        self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
+        assert self.tokenizer.vocab_size == width
+
+    def matcher(self, source: str) -> LLMatcher:
+        """An automaton at its beginning; never raises: whoever calls looks at `is_error`. Releases the GIL."""
+        return LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
+
+    def split(self, text: bytes) -> list[int]:
+        """The tokens that the model would most likely write for these bytes; bytes cut within a character give none."""
+        try:
+            return self._split(text.decode())
+        except UnicodeDecodeError:
+            return []
