@@ -11,15 +11,10 @@ import argparse
 import asyncio
 import datetime
 import json
-import os
-import select
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,13 +26,11 @@ from benchmarks.load.client import target
 from benchmarks.load.run import ROOT
 from benchmarks.load.workload import Workload
 from benchmarks.serve import HEADING, Result, commit, length, line, machine, measure, served_model
+from benchmarks.server import serving
 from engine_core import folder
 from engine_core.models.spec import read_spec
-from services.notify import NoticeSocket
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_embedded.json"
-START_LIMIT = 180.0  # seconds
-END_LIMIT = 30.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,38 +46,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     generate: Figures
     ratio: float
     ratio_alone: float
-
-
-@contextmanager
-def serving(arguments: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """`penstock serve` on a free port: its URL and the seconds it took to be ready. Raises TimeoutError."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
-        notices = NoticeSocket(Path(place) / "notify.sock")
-        environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path)}
-        command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
-        start = time.monotonic()
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-        try:
-            yield ready_url(server, notices, start + START_LIMIT), time.monotonic() - start
-        finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(END_LIMIT)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-            notices.close()
-
-
-def ready_url(server: subprocess.Popen[bytes], notices: NoticeSocket, deadline: float) -> str:
-    url = ""
-    while time.monotonic() < deadline and server.poll() is None:
-        select.select([notices.fileno()], [], [], 0.5)
-        for notice in notices.receive():
-            url = notice.fields.get("X_PENSTOCK_URL", url)
-            if notice.ready and notice.pid == server.pid:
-                return url
-    raise TimeoutError("penstock serve did not become ready; its log is above")
 
 
 def generate(model: Path, workloads: Sequence[Workload], threads: int, dtype: str) -> list[Figures]:
@@ -179,15 +140,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
              *options.serve_arguments.split()]  # fmt: skip
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     print(HEADING, flush=True)
-    with serving([*([str(path)] if options.model else []), *extra]) as (url, seconds):
-        served = asyncio.run(serve_all(url, workloads))
+    with serving([*([str(path)] if options.model else []), *extra]) as server:
+        served = asyncio.run(serve_all(server.url, workloads))
     baseline = generate(path, workloads, options.threads, options.dtype)
     comparisons = compare(served, baseline)
     print(table(comparisons))
     write(options.output, {
         "started": started, "commit": commit(), "machine": machine() | {"cpu": cpu_model()}, "versions": versions(),
         "model": read_spec(path).family + ("" if options.model else " (embedded)"), "threads": options.threads,
-        "cache": "prompts are random, so the prefix cache gives nothing", "start_seconds": round(seconds, 2),
+        "cache": "prompts are random, so the prefix cache gives nothing", "start_seconds": round(server.seconds, 2),
         "serve_arguments": extra,
         "comparisons": comparisons,
     })  # fmt: skip

@@ -41,6 +41,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     prefix: int = 0  # shared tokens in front of each prompt
     prefixes: int = 1  # how many different prefixes are shared
     warmup: int = 8
+    warmup_output: int = 1 << 20  # most tokens of a warm-up's answer
     variants: tuple[Variant, ...] = (Variant(),)
     endpoint: str = "completions"  # or chat, which takes text
     text: bool = False
@@ -72,6 +73,21 @@ def arrivals(workload: Workload) -> list[float]:
     return due
 
 
+def lengths(workload: Workload) -> list[tuple[int, int]]:
+    """Prompt tokens beside the shared prefix, and output tokens, of each request."""
+    found = []
+    for index in range(workload.requests):
+        chance = request_chance(workload, index)
+        output = chance.randint(*workload.output)
+        found.append((chance.randint(*workload.input), output))
+    return found
+
+
+def request_chance(workload: Workload, index: int, *, warmup: bool = False) -> random.Random:
+    """Where a request's lengths and ids come from, in this order: output, prompt, ids."""
+    return random.Random(f"{'warmup' if warmup else 'request'} {workload.seed} {index}")
+
+
 def prompt(workload: Workload, chance: random.Random, count: int) -> list[Any]:
     if workload.text or workload.endpoint == "chat":
         return chance.choices(WORDS, k=count)
@@ -86,9 +102,11 @@ def requests(workload: Workload, model: str = "", *, warmup: bool = False, extra
     shared = [prompt(workload, random.Random(f"prefix {workload.seed} {n}"), workload.prefix)
               for n in range(workload.prefixes if workload.prefix else 0)]  # fmt: skip
     for index in range(worker, count, workers):
-        chance = random.Random(f"{'warmup' if warmup else 'request'} {workload.seed} {index}")
+        chance = request_chance(workload, index, warmup=warmup)
         variant = index % len(workload.variants)
         tokens = chance.randint(*workload.output)
+        if warmup:
+            tokens = min(tokens, workload.warmup_output)
         content = (shared[index % len(shared)] if shared else []) + prompt(
             workload, chance, chance.randint(*workload.input)
         )

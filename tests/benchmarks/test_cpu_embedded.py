@@ -1,32 +1,19 @@
-"""The comparison: its plan, its table, its file, and a server that does not start."""
+"""The comparison: its plan, its table, its file."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from benchmarks.cpu_embedded import Comparison, compare, plan, ready_url, table, versions, write
+from benchmarks.cpu_embedded import Comparison, compare, plan, table, versions, write
 from benchmarks.generate_baseline import Figures
 from benchmarks.load.client import Record
 from benchmarks.load.summary import summarize
 from benchmarks.load.workload import Workload
 from benchmarks.serve import Result
-from services.notify import NoticeSocket
-
-SAYS = """
-import os, socket, sys
-with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-    for text in sys.argv[1:]:
-        sender.sendto(text.encode(), os.environ["NOTIFY_SOCKET"])
-sys.stdin.read()
-"""
 
 
 def comparison() -> Comparison:
@@ -57,29 +44,3 @@ def test_the_table_and_the_file(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "results" / "x.json").read_text())
     assert msgspec.convert(record["comparisons"][0], Comparison) == found
     assert set(record["versions"]) >= {"penstock", "torch", "transformers"}
-
-
-@pytest.mark.parametrize(
-    ("said", "url"),
-    [(["X_PENSTOCK_URL=http://x", "READY=1"], "http://x"), (["READY=1\nX_PENSTOCK_URL=http://y"], "http://y")],
-)
-def test_the_url_comes_with_readiness(tmp_path: Path, said: list[str], url: str) -> None:
-    notices = NoticeSocket(tmp_path / "s")
-    server = subprocess.Popen([sys.executable, "-c", SAYS, *said], env={"NOTIFY_SOCKET": str(tmp_path / "s")},
-                              stdin=subprocess.PIPE)  # fmt: skip
-    try:
-        assert ready_url(server, notices, time.monotonic() + 30) == url
-    finally:
-        server.communicate(timeout=30)
-        notices.close()
-
-
-def test_a_server_that_ends_is_told(tmp_path: Path) -> None:
-    notices = NoticeSocket(tmp_path / "s")
-    server = subprocess.Popen([sys.executable, "-c", ""])
-    try:
-        with pytest.raises(TimeoutError):
-            ready_url(server, notices, time.monotonic() + 30)
-    finally:
-        server.wait(30)
-        notices.close()

@@ -1,0 +1,118 @@
+"""What a chip allows for a load, for the share-of-limit column of the published figures.
+
+The limit of a load is the time that it would take if every step cost nothing but this:
+
+- a decode step reads all weights that a step uses once, or multiplies its rows with them, whichever takes longer, and
+  reads the keys and values of every running request, those of a shared prefix once;
+- a prompt costs the floating-point operations of its tokens (two per weight and token, and causal attention's
+  4 · heads · dim per pair of positions and layer), at least one reading of the weights where it runs alone.
+
+Requests follow one another as the load's closed loop has them. Bytes move at the rate of a device copy, operations run
+at the rate of a large matrix product, both measured on the chip; nothing else is counted: no sampling, no activations,
+no host.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from benchmarks.load.workload import Workload, lengths
+from engine_core.models.spec import ModelSpec
+
+TWO_BYTES = 2  # of a bf16 number
+
+
+class Chip(msgspec.Struct, frozen=True):
+    """Measured rates of one chip."""
+
+    name: str
+    bytes_per_second: float  # device copy, bytes read plus written
+    flops_per_second: float  # bf16 matrix product of 8192 by 8192 by 8192
+
+
+CHIPS: Mapping[str, Chip] = {"H200": Chip("H200", 4.3e12, 790e12)}
+
+
+def chip(device: str) -> Chip | None:
+    """The chip of a device's name; None where nobody measured its rates."""
+    return next((found for name, found in CHIPS.items() if name in device), None)
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What one model costs at least on one chip."""
+
+    chip: Chip
+    layer_weights: int  # numbers in the matrices of all layers
+    head_weights: int  # numbers in the LM head
+    attention: int  # operations per pair of positions, all layers
+    cache_bytes: int  # keys and values of one position, all layers
+
+    @classmethod
+    def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
+        projections = spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+        return cls(
+            chip=chip,
+            layer_weights=spec.layers * (projections + 3 * spec.hidden * spec.intermediate),
+            head_weights=spec.hidden * spec.vocab_size,
+            attention=4 * spec.layers * spec.heads * spec.head_dim,
+            cache_bytes=2 * TWO_BYTES * spec.layers * spec.kv_heads * spec.head_dim,
+        )
+
+    def decode(self, rows: int, context: float) -> float:
+        """Seconds of a decode step of `rows` requests that hold `context` positions together."""
+        weights = self.layer_weights + self.head_weights
+        products = max(
+            TWO_BYTES * weights / self.chip.bytes_per_second, 2 * weights * rows / self.chip.flops_per_second
+        )
+        return products + context * self.cache_bytes / self.chip.bytes_per_second
+
+    def prefill(self, tokens: int, cached: int = 0) -> float:
+        """Seconds of a prompt's `tokens` after `cached` positions that stand in the cache, its first token included."""
+        pairs = tokens * cached + tokens * tokens / 2
+        return (2 * (self.layer_weights * tokens + self.head_weights) + self.attention * pairs) / (
+            self.chip.flops_per_second
+        )
+
+    def first_token(self, tokens: int) -> float:
+        """Seconds to the first token of a prompt that is alone."""
+        weights = self.layer_weights + self.head_weights
+        return max(self.prefill(tokens), TWO_BYTES * weights / self.chip.bytes_per_second)
+
+    def load(self, requests: Sequence[tuple[int, int]], concurrency: int, cached: int = 0) -> float:
+        """Seconds of a closed loop of (prompt, output) lengths after `cached` positions that all of them share."""
+        waiting = deque(requests)
+        ends: list[tuple[int, int]] = []  # (step of the last token, positions then held) of running requests
+        seconds, step, context = 0.0, 0, 0
+        while waiting or ends:
+            while waiting and len(ends) < concurrency:
+                prompt, output = waiting.popleft()
+                seconds += self.prefill(prompt, cached)
+                if output > 1:
+                    heapq.heappush(ends, (step + output - 1, prompt + output))
+                    context += prompt + 1
+            if ends:
+                seconds += self.decode(len(ends), cached + context)
+                context += len(ends)
+                step += 1
+            while ends and ends[0][0] == step:
+                context -= heapq.heappop(ends)[1]
+        return seconds
+
+
+def limit(figure: str, workload: Workload, cost: Cost) -> float | None:
+    """The best value that the chip allows for a figure of a load; None where the formula says nothing."""
+    sizes = lengths(workload)
+    match figure:
+        case "output_tokens_per_second":
+            return sum(output for _, output in sizes) / cost.load(sizes, workload.concurrency, workload.prefix)
+        case "tpot_ms":
+            mean = sum(prompt + output / 2 for prompt, output in sizes) / len(sizes)
+            rows = min(workload.concurrency, len(sizes))
+            return 1000 * cost.decode(rows, workload.prefix + rows * mean)
+        case "ttft_ms" if workload.concurrency == 1:
+            return 1000 * sum(cost.first_token(prompt) for prompt, _ in sizes) / len(sizes)
+    return None

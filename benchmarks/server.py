@@ -1,0 +1,118 @@
+"""A `penstock serve` under measurement: its start, its processes' CPU time, its log when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.load.run import ROOT
+from protocol.links import Role
+from services.notify import NoticeSocket
+
+START_LIMIT = 180.0  # seconds
+END_LIMIT = 30.0
+TAIL = 40  # lines of the log that are shown
+ROLES = frozenset(role.value.encode() for role in Role)
+
+
+class Server:
+    """A server that is ready."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, seconds: float, log: Path) -> None:
+        self.url = url
+        self.seconds = seconds  # from the start of the first process to readiness
+        self._process = process
+        self._log = log
+        self._told = 0  # bytes of it
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def tail(self) -> str:
+        """What its log says since the last call, less its lines about requests; the end of that, if it is long."""
+        with self._log.open("rb") as file:
+            file.seek(self._told)
+            lines = file.read().decode(errors="replace").splitlines()
+            self._told = file.tell()
+        return "\n".join([line for line in lines if " request id=" not in line][-TAIL:])
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU seconds of user and system that each role's processes have taken since they started."""
+        return cpu_seconds(self._process.pid)
+
+
+def cpu_seconds(launcher: int) -> dict[str, float]:
+    """CPU seconds by role of the processes that a launcher started, and its own. Source: proc(5), utime and stime."""
+    found: defaultdict[str, float] = defaultdict(float)
+    tick = os.sysconf("SC_CLK_TCK")
+    for pid in (launcher, *children(launcher)):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has just ended
+        role = next((word.decode() for word in words if word in ROLES), "launcher")
+        found[role] += (int(fields[11]) + int(fields[12])) / tick
+    return dict(found)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started and that run."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+@contextmanager
+def serving(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`penstock serve` on a free port, ready. Raises TimeoutError with the end of its log when it is not in time."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        notices, log = NoticeSocket(Path(place) / "notify.sock"), Path(place) / "log"
+        environment = {**os.environ, **(environ or {}), "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
+        start = time.monotonic()
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            url = ready_url(process, notices, start + START_LIMIT)
+            server = Server(process, url, time.monotonic() - start, log)
+            if not url:
+                raise TimeoutError(f"penstock serve did not become ready:\n{server.tail()}")
+            yield server
+        finally:
+            end(process)
+            notices.close()
+
+
+def ready_url(process: subprocess.Popen[bytes], notices: NoticeSocket, deadline: float) -> str:
+    """The address that came with the server's readiness; empty when it ended or the deadline passed."""
+    url = ""
+    while time.monotonic() < deadline and process.poll() is None:
+        select.select([notices.fileno()], [], [], 0.5)
+        for notice in notices.receive():
+            url = notice.fields.get("X_PENSTOCK_URL", url)
+            if notice.ready and notice.pid == process.pid:
+                return url
+    return ""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a server in order, by force if that takes too long."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,125 @@
+"""The model shapes that the GPU figures are of, as folders: a real config.json, the embedded model's tokenizer widened
+to the shape's vocabulary, and no weights (`--load-format dummy` makes them up).
+
+Every id has text of its own, as in a real vocabulary, so a stream of random tokens costs what a stream of words does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine_core.embedded import demo_folder
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPACE = "\u0120"  # how byte-level vocabularies spell a space
+COPIED = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """One model: its name in results and tables, and its config.json."""
+
+    name: str
+    title: str
+    config: Mapping[str, Any]
+
+    @property
+    def vocab(self) -> int:
+        return int(self.config["vocab_size"])
+
+
+EIGHT = Shape(
+    "8b",
+    "8B",
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
+)
+SMALL = Shape(
+    "0.6b",
+    "0.6B",
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    },
+)
+SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
+SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, SMOKE)}
+
+
+def make_folder(shape: Shape, place: Path) -> Path:
+    """The shape's model folder below `place`, which must exist."""
+    folder = place / shape.name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape.config, indent=1))
+    demo = demo_folder()
+    for name in COPIED:
+        shutil.copyfile(demo / name, folder / name)
+    tokenizer = json.loads((demo / "tokenizer.json").read_bytes())
+    widen(tokenizer, shape.vocab)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+    return folder
+
+
+def widen(tokenizer: dict[str, Any], size: int) -> None:
+    """Give every id below `size` that has no token yet a word of its own. Merges stay, so encoding does not change."""
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    # An added token that the vocabulary lacks would be numbered behind it by the library, whatever its id says.
+    vocab.update((token["content"], token["id"]) for token in tokenizer["added_tokens"])
+    used = set(vocab.values())
+    for token_id in range(size):
+        if token_id not in used:
+            vocab[word(token_id)] = token_id
+
+
+def word(number: int) -> str:
+    """A space and six letters, others for each number below 26⁴; "zq" begins no word of the embedded model's."""
+    letters = ""
+    for _ in range(4):
+        number, digit = divmod(number, len(LETTERS))
+        letters = LETTERS[digit] + letters
+    return f"{SPACE}zq{letters}"

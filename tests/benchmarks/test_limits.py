@@ -1,0 +1,87 @@
+"""The limits, held against hand calculation and against what the reference page says of the same chip."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.limits import CHIPS, Chip, Cost, chip, limit
+from benchmarks.load.workload import Workload
+from benchmarks.rows import SERVING, TOKENS, WORKLOADS
+from benchmarks.shapes import EIGHT, SHAPES, SMALL, make_folder
+from engine_core.models.spec import read_spec
+
+PLAIN = Cost(chip=Chip("plain", 100.0, 1000.0), layer_weights=40, head_weights=10, attention=2, cache_bytes=5)
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
+    place = tmp_path_factory.mktemp("shapes")
+    return {shape.name: Cost.of(read_spec(make_folder(shape, place)), CHIPS["H200"]) for shape in (EIGHT, SMALL)}
+
+
+def test_a_chip_is_known_by_the_name_its_driver_gives() -> None:
+    assert chip("NVIDIA H200") is CHIPS["H200"]
+    assert chip("cpu") is None
+
+
+def test_a_decode_step_reads_weights_or_multiplies_and_reads_the_cache() -> None:
+    assert PLAIN.decode(1, 0) == 2 * 50 / 100
+    assert PLAIN.decode(100, 0) == 2 * 50 * 100 / 1000
+    assert PLAIN.decode(1, 20) == 1 + 20 * 5 / 100
+
+
+def test_a_prompt_costs_its_products_and_its_pairs() -> None:
+    assert PLAIN.prefill(10) == pytest.approx((2 * (40 * 10 + 10) + 2 * 50) / 1000)
+    assert PLAIN.prefill(10, cached=30) == pytest.approx((2 * (40 * 10 + 10) + 2 * (300 + 50)) / 1000)
+    assert PLAIN.first_token(1) == 1.0  # the weights must be read
+
+
+def test_a_load_by_hand() -> None:
+    """Two slots, three requests: (4, 3) and (2, 1) begin; the second has its only token, so (1, 2) follows at once."""
+    prompts = PLAIN.prefill(4) + PLAIN.prefill(2) + PLAIN.prefill(1)
+    steps = PLAIN.decode(2, 5 + 2) + PLAIN.decode(1, 6)
+    assert PLAIN.load([(4, 3), (2, 1), (1, 2)], 2) == pytest.approx(prompts + steps)
+
+
+def test_a_shared_prefix_is_read_once_a_step() -> None:
+    alone = PLAIN.load([(4, 3), (4, 3)], 2)
+    shared = PLAIN.load([(4, 3), (4, 3)], 2, cached=8)
+    assert shared - alone == pytest.approx(2 * (PLAIN.prefill(4, 8) - PLAIN.prefill(4)) + 2 * 8 * 5 / 100)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=20), st.integers(1, 8))
+def test_a_load_takes_at_least_its_longest_answer_and_at_most_one_after_the_other(
+    sizes: list[tuple[int, int]], concurrency: int
+) -> None:
+    seconds = PLAIN.load(sizes, concurrency)
+    alone = sum(PLAIN.load([size], 1) for size in sizes)
+    assert seconds <= alone + 1e-9
+    assert seconds >= max(PLAIN.load([size], 1) for size in sizes) - 1e-9
+    assert PLAIN.load(sizes, 1) == pytest.approx(alone)
+
+
+def test_the_limits_of_the_reference(costs: dict[str, Cost]) -> None:
+    eight, small = costs["8b"], costs["0.6b"]
+    assert eight.decode(1, 0) == pytest.approx(3.5e-3, rel=0.01)
+    assert small.decode(1, 0) == pytest.approx(0.28e-3, rel=0.02)
+    assert 2 * eight.layer_weights == pytest.approx(14.0e9, rel=0.01)  # operations per prompt token
+    assert small.head_weights == 1024 * 151936
+    assert eight.attention * 8192**2 / 2 == pytest.approx(4 * 8192**2 / 2 * 4096 * 32)
+
+
+def test_every_row_has_a_limit_and_vllm_is_below_it(costs: dict[str, Cost]) -> None:
+    for row in SERVING:
+        for name, cost in costs.items():
+            workload = msgspec.structs.replace(WORKLOADS[row.load], vocab=SHAPES[name].vocab)
+            found = limit(row.figure, workload, cost)
+            assert found is not None
+            for value in row.targets[name].vllm:
+                assert value < found if row.figure == TOKENS else value > found
+
+
+def test_a_figure_without_a_formula_has_no_limit() -> None:
+    assert limit("ttft_ms", Workload(concurrency=8), PLAIN) is None
+    assert limit("start_seconds", Workload(), PLAIN) is None

@@ -1,0 +1,52 @@
+"""The shapes of the GPU figures: sizes as published, and a tokenizer in which every id is a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.shapes import EIGHT, SHAPES, SMALL, SMOKE, Shape, make_folder, word
+from engine_core import folder
+from engine_core.models.spec import read_spec
+from engine_core.text.vocabulary import read_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("shape", "family", "sizes", "tied", "cache"),
+    [
+        (EIGHT, "llama", (32, 4096, 32, 8, 128, 14336, 128256), False, 131072),
+        (SMALL, "qwen3", (28, 1024, 16, 8, 128, 3072, 151936), True, 114688),
+    ],
+)
+def test_a_shape_is_that_of_the_reference(
+    tmp_path: Path, shape: Shape, family: str, sizes: tuple[int, ...], tied: bool, cache: int
+) -> None:
+    spec = read_spec(make_folder(shape, tmp_path))
+    found = (spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate, spec.vocab_size)
+    assert (spec.family, found, spec.tied) == (family, sizes, tied)
+    assert spec.qk_norm == (family == "qwen3")
+    assert 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim == cache  # bytes of one position
+    assert spec.longest >= 40960
+    assert spec.dtype == "bfloat16"
+
+
+def test_every_id_has_text_of_its_own_and_encoding_stays(tmp_path: Path) -> None:
+    small = Shape("little", "little", {**SMALL.config, "vocab_size": 5000})
+    wide = read_vocabulary(make_folder(small, tmp_path))
+    demo = read_vocabulary(folder.resolve(""))
+    texts = [wide.decode([token_id], skip_special_tokens=False) for token_id in range(4096, 5000)]
+    assert len(set(texts)) == len(texts)
+    assert all(text.startswith(" zq") and len(text) == 7 for text in texts)
+    text = "What is 128 + 457? zqaaaa"
+    assert wide.encode(text, add_special_tokens=False) == demo.encode(text, add_special_tokens=False)
+
+
+def test_words_differ() -> None:
+    numbers = (0, 25, 26, 676, 17575, 17576, 151935)
+    assert len({word(number) for number in numbers}) == len(numbers)
+
+
+def test_the_shape_for_a_try_is_the_embedded_model(tmp_path: Path) -> None:
+    assert read_spec(make_folder(SMOKE, tmp_path)) == read_spec(folder.resolve(""))
+    assert set(SHAPES) == {"8b", "0.6b", "smoke"}
