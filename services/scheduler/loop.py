@@ -26,9 +26,10 @@ from services.wire import Arrival, Joined, Left, Peer
 log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the ports
-CHECK_STEPS = 256  # steps between checks of the block accounts; they are checked whenever it turns idle, too
+CHECK_STEPS = 256  # steps between checks of the block accounts; their sums are checked whenever it turns idle, too
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
-COLLECT_SECONDS = 30.0  # between garbage collections while it is never idle
+REST = 1.0  # seconds without work after which there is time for what takes milliseconds
+COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 LOST = "the engine lost its executor and it did not come back"
 
 
@@ -86,7 +87,8 @@ class Loop:
         self._applied_at = now
         self._checked_step = 0
         self._collected_at = now
-        self._idle = True
+        self._idle = self._rested = True
+        self._worked_at = now
         self._turns = self._plans = self._results = self._refused = self._faults = 0
 
     @property
@@ -257,10 +259,15 @@ class Loop:
         idle = brain.unfinished == 0 and brain.in_flight == 0
         turned_idle = idle and not self._idle
         self._idle = idle
-        if turned_idle or self._plans - self._checked_step >= CHECK_STEPS:
+        if not idle:
+            self._worked_at, self._rested = now, False
+        # The next request often comes right after the last one ended, and must not wait for a look at every block.
+        rests = idle and not self._rested and now - self._worked_at >= REST
+        self._rested |= rests
+        if rests or turned_idle or self._plans - self._checked_step >= CHECK_STEPS:
             self._checked_step = self._plans
-            self._check(brain, thorough=turned_idle)
-        if turned_idle or now - self._collected_at >= COLLECT_SECONDS:
+            self._check(brain, thorough=rests)
+        if rests or now - self._collected_at >= COLLECT_SECONDS:
             self._collected_at = now
             gc.collect(0)
 

@@ -10,7 +10,7 @@ from protocol.config import Config, ModelConfig, SchedulerConfig
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
-from services.scheduler.loop import MISSING_LIMIT, Loop, ModelFacts
+from services.scheduler.loop import MISSING_LIMIT, REST, Loop, ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript
 
 
@@ -356,3 +356,24 @@ def test_wrong_accounts_are_told_and_serving_goes_on(caplog):
     bench.turn()
     assert bench.loop.statistics().faults == 1
     assert any(getattr(record, "fields", {}).get("faults") == "one lost" for record in caplog.records)
+
+
+def test_every_block_is_looked_at_once_it_rests_and_not_before():
+    bench = Bench()
+    bench.ready()
+    assert bench.loop._brain is not None
+    real, looks = bench.loop._brain.check(), []
+    bench.loop._brain.check = lambda thorough=False: looks.append(thorough) or real  # type: ignore[method-assign, misc]
+    bench.submit(1)
+    bench.turn()
+    bench.run()
+    bench.turn()
+    assert looks == [False]  # it turned idle
+    bench.submit(2)
+    bench.turn(0.5 * REST)
+    bench.run()
+    bench.turn(0.5 * REST)
+    assert looks == [False, False]
+    bench.turn(REST)
+    bench.turn(REST)
+    assert looks == [False, False, True]
