@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.grammar.guide import Guide
+from engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
 from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Lane
 from engine_core.scheduling.state import Chunk, Flight, State
 from engine_core.scheduling.stops import NON_FINITE, verdict
+from protocol.errors import GrammarFailure
 from protocol.messages import Finish, Logprobs
-from protocol.steps import StepResult
+from protocol.steps import REJECTED, StepResult
 
 SEALS = 64  # decoded blocks named in one apply; the others follow in the next ones or when the choice leaves
 NOT_FINITE = "the model produced non-finite logits for this request"
+
+
+@dataclass(slots=True, eq=False)
+class Judged:
+    """A row that was looked at: how many of its tokens count, and whether its choice ends with them."""
+
+    choice: Choice
+    tokens: int
+    finish: Finish = Finish.NONE
+    stop_token: int | None = None
+    error: str | None = None
 
 
 def apply(state: State, result: StepResult) -> None:
@@ -25,58 +41,181 @@ def apply(state: State, result: StepResult) -> None:
         return
     flight = state.flights.popleft()
     assert flight.step == result.step, "results come in the order of the plans"
-    tokens = np.frombuffer(result.token_ids, np.int32)
-    assert len(tokens) == len(flight.lane.slots), "one token for each row that samples"
     state.applied = flight.step
     keep_scores(flight, result)
-    take(state, flight, tokens, result)
+    land_drafts(flight)
+    take(state, flight, result)
     for fenced in state.fence.open(flight.step):
         release(state, fenced)
 
 
-def take(state: State, flight: Flight, tokens: npt.NDArray[np.int32], result: StepResult) -> None:
-    """Append each row's token to its choice, end those that are over, hand the rows to the outboxes."""
+def take(state: State, flight: Flight, result: StepResult) -> None:
+    """Append each row's tokens to its choice, end those that are over, hand the rows to the outboxes."""
     slots, lane = state.slots, flight.lane
-    finish = np.zeros(len(tokens), np.uint8)
-    for choice, token in zip(lane.choices, tokens.tolist(), strict=True):
-        if not choice.ended:
-            choice.tokens.append(token)
+    tokens, counts = append_tokens(flight, np.frombuffer(result.token_ids, np.int32))
     kept = slots.life[lane.slots] == lane.lives  # rows whose choice is still where the step met it
     settled = lane.slots[kept]
-    slots.known[settled] += 1
-    suspects = state.suspects.among(tokens)
+    slots.known[settled] += 1 if flight.drafts is None else counts[kept]
+    if flight.drafts is not None:
+        settle_drafts(state, flight, flight.drafts, counts, kept.nonzero()[0])
+    suspects = suspect_rows(state, flight, tokens, counts)
     suspects[kept] |= slots.known[settled] >= slots.limit[settled]
     for row in (~kept).nonzero()[0].tolist():
         choice = lane.choices[row]
-        if not choice.ended:  # preempted since: its token in flight still counts
+        if not choice.ended:  # preempted since: its tokens in flight still count
             kept[row] = True
             suspects[row] |= len(choice.tokens) >= choice.request.limit
-    notes = first_notes(flight, lane, kept)
-    for part in result.logprobs:
-        notes.setdefault(part.row, Note()).logprobs = part.logprobs
+    judged = judge_rows(state, flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
+    taken = counts
+    tokens, counts = shortened(tokens, taken, judged)
+    if flight.drafts is not None:
+        count_drafts(state, flight, flight.drafts, kept, taken, counts)
     seal_rows(state, settled)
-    counts = kept.astype(np.int32)
-    for row in (suspects & kept).nonzero()[0].tolist():
-        finish[row] = judge(state, lane.choices[row], int(tokens[row]), notes, row)
-        counts[row] = tokens[row] != NON_FINITE
-    state.totals.output_tokens += int(counts.sum())
-    state.totals.surplus_tokens += len(tokens) - int(kept.sum())
+    notes = first_notes(flight, lane, kept)
+    score_rows(flight, result, counts, notes)
+    finish = np.zeros(len(counts), np.uint8)
+    for row, found in judged.items():
+        if found.finish != Finish.NONE:
+            finish[row] = found.finish
+            note_end(notes, row, found)
+            end(state, found.choice, found.finish)
+    given = int(counts[kept].sum())
+    state.totals.output_tokens += given
+    state.totals.surplus_tokens += int(taken.sum()) - given
     deliver(state, lane, kept, Rows(lane.ids, lane.numbers, counts, finish, tokens, notes))
 
 
-def judge(state: State, choice: Choice, token: int, notes: dict[int, Note], row: int) -> Finish:
-    """Whether the choice ends with this token, which is its last already; if so, end it."""
-    if token == NON_FINITE:
-        choice.tokens.pop()
-        notes[row] = Note(error=NOT_FINITE)
-        end(state, choice, Finish.ERROR)
-        return Finish.ERROR
-    finish = verdict(choice, token)
-    if finish != Finish.NONE:
-        if finish == Finish.STOP and token in choice.request.message.sampling.stop_token_ids:
-            notes.setdefault(row, Note()).stop_token = token
-        end(state, choice, finish)
-    return finish
+def append_tokens(
+    flight: Flight, entries: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Append what each row gave to its choice. Returns the tokens that were not rejected, and how many of them are
+    each row's. # [entries] → [tokens], [rows]"""
+    lane, drafts = flight.lane, flight.drafts
+    if drafts is None:
+        assert len(entries) == len(lane.slots), "one token for each row that samples"
+        for choice, token in zip(lane.choices, entries.tolist(), strict=True):
+            if not choice.ended:
+                choice.tokens.append(token)
+        return entries, np.ones(len(entries), np.int32)
+    sizes = drafts.sizes(len(lane.slots))
+    assert len(entries) == sizes.sum(), "a token for each entry of the rows that sample"
+    valid = entries != REJECTED
+    counts = np.add.reduceat(valid, np.cumsum(sizes) - sizes, dtype=np.int32)
+    assert bool((counts > 0).all()), "the first entry of a row is no guess"
+    tokens = entries[valid]
+    values, place = tokens.tolist(), 0
+    for choice, count in zip(lane.choices, counts.tolist(), strict=True):
+        if not choice.ended:
+            choice.tokens.extend(values[place : place + count])
+        place += count
+    return tokens, counts
+
+
+def suspect_rows(
+    state: State, flight: Flight, tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
+) -> npt.NDArray[np.bool_]:
+    """Rows that must be looked at, token by token: one of theirs ends somebody, or a guide must follow. # [rows]"""
+    suspects = state.suspects.among(tokens)
+    if flight.drafts is not None:
+        suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
+    for guided in flight.guided:
+        suspects[guided.row] = True
+    return suspects
+
+
+def judge_rows(
+    state: State, flight: Flight, rows: list[int], tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
+) -> dict[int, Judged]:
+    """What becomes of these rows' choices; tokens that do not count are taken back from them."""
+    judged: dict[int, Judged] = {}
+    if not rows:
+        return judged
+    ends = np.cumsum(counts)
+    for row in rows:
+        choice, count = flight.lane.choices[row], int(counts[row])
+        found = judge(choice, tokens[ends[row] - count : ends[row]].tolist())
+        judged[row] = found
+        if found.tokens < count:
+            del choice.tokens[found.tokens - count :]
+            if choice.slot >= 0:
+                state.slots.known[choice.slot] = len(choice.tokens)
+    return judged
+
+
+def judge(choice: Choice, tokens: list[int]) -> Judged:
+    """Whether the choice ends with one of its last tokens, which are these; its guide takes them if it goes on."""
+    request, before = choice.request, len(choice.tokens) - len(tokens)
+    for count, token in enumerate(tokens, 1):
+        if token == NON_FINITE:
+            return Judged(choice, count - 1, Finish.ERROR, error=NOT_FINITE)
+        finish = verdict(request, token, before + count)
+        if finish != Finish.NONE:
+            named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
+            return Judged(choice, count, finish, token if named else None)
+    if choice.guide is None:
+        return Judged(choice, len(tokens))
+    try:
+        over = follow(choice, choice.guide, tokens)
+    except GrammarFailure as error:  # guard: design 7, one request's automaton
+        return Judged(choice, 0, Finish.ERROR, error=error.message)
+    return Judged(choice, len(tokens), Finish.STOP if over else Finish.NONE)
+
+
+def follow(choice: Choice, guide: Guide, tokens: list[int]) -> bool:
+    """Let the guide take the tokens. Returns whether the choice is over: its structure is complete, and it will not end
+    by an end-of-sequence token, because that ends nothing for this request or because min_tokens keeps it away."""
+    guide.advance(tokens)
+    if choice.drafter is not None:
+        choice.drafter.forced = guide.forced()
+    if guide.ended:
+        return True
+    request = choice.request
+    early = choice.outputs < request.message.sampling.min_tokens
+    return guide.finished and (early or request.ending.isdisjoint(request.message.sampling.eos_token_ids))
+
+
+def shortened(
+    tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], judged: dict[int, Judged]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Without the tokens that do not count. # [tokens], [rows]"""
+    left = counts
+    for row, found in judged.items():
+        if found.tokens < counts[row]:
+            if left is counts:
+                left = counts.copy()
+            left[row] = found.tokens
+    if left is counts:
+        return tokens, counts
+    places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each token in its row
+    return tokens[places < np.repeat(left, counts)], left
+
+
+def score_rows(
+    flight: Flight, result: StepResult, counts: npt.NDArray[np.int32], notes: dict[int, Note]
+) -> None:
+    """Put the logprobs of the tokens that count into the notes of their rows."""
+    if not result.logprobs:
+        return
+    sizes = np.ones(len(counts), np.int64) if flight.drafts is None else flight.drafts.sizes(len(counts))
+    starts = np.cumsum(sizes) - sizes
+    entries = np.array([part.row for part in result.logprobs])
+    rows = np.searchsorted(starts, entries, side="right") - 1
+    scores: dict[int, list[Logprobs]] = {}
+    counted = entries - starts[rows] < counts[rows]
+    for part, row, counts_here in zip(result.logprobs, rows.tolist(), counted.tolist(), strict=True):
+        if counts_here:
+            scores.setdefault(row, []).append(part.logprobs)
+    for row, parts in scores.items():
+        notes.setdefault(row, Note()).logprobs = joined(parts)
+
+
+def note_end(notes: dict[int, Note], row: int, found: Judged) -> None:
+    """What is told with a choice's last row."""
+    note = notes.setdefault(row, Note()) if found.tokens else Note()
+    notes[row] = note
+    note.drafted = found.choice.drafted
+    note.stop_token = found.stop_token
+    note.error = found.error
 
 
 def seal_rows(state: State, settled: npt.NDArray[np.int64]) -> None:
@@ -133,7 +272,7 @@ def keep_scores(flight: Flight, result: StepResult) -> None:
 
 
 def deliver(state: State, lane: Lane, kept: npt.NDArray[np.bool_], rows: Rows) -> None:
-    """Split the rows by source. Rows of choices that had ended are thrown away; an error's row has no token."""
+    """Split the rows by source. Rows of choices that had ended are thrown away."""
     if lane.source >= 0:
         if bool(kept.all()):
             state.outbox(lane.source).put(select(rows, None))
@@ -145,11 +284,9 @@ def deliver(state: State, lane: Lane, kept: npt.NDArray[np.bool_], rows: Rows) -
 
 
 def select(rows: Rows, mask: npt.NDArray[np.bool_] | None) -> Rows:
-    """The masked rows with their notes, and only the tokens that count."""
+    """The masked rows with their tokens and notes."""
     if mask is None:
-        if bool(rows.counts.all()):
-            return rows
-        return Rows(rows.ids, rows.numbers, rows.counts, rows.finish, rows.tokens[rows.counts > 0], rows.notes)
+        return rows
     place = np.cumsum(mask) - 1
     notes = {int(place[row]): note for row, note in rows.notes.items() if mask[row]}
     return Rows(
@@ -157,6 +294,6 @@ def select(rows: Rows, mask: npt.NDArray[np.bool_] | None) -> Rows:
         rows.numbers[mask],
         rows.counts[mask],
         rows.finish[mask],
-        rows.tokens[mask & (rows.counts > 0)],
+        rows.tokens[np.repeat(mask, rows.counts)],
         notes,
     )

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 
+from engine_core.grammar.guide import Guide
 from engine_core.kv.identity import root
 from engine_core.scheduling.lifecycle import add
 from engine_core.scheduling.options import SchedulingOptions
@@ -57,7 +58,7 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         )
 
 
-def submit(state: State, message: SubmitTokens, source: int) -> None:
+def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None) -> None:
     """Queue the request, or put a `Rejected` for it into its source's outbox. Never raises for what a message holds."""
     options = state.options
     try:
@@ -84,6 +85,7 @@ def submit(state: State, message: SubmitTokens, source: int) -> None:
         limit=longest(message, options),
         root=start,
         ending=ending_tokens(message.sampling, options.vocab_size),
+        guide=guide,
     )
     state.requests[message.id] = request
     state.totals.prompt_tokens += request.prompt_tokens

@@ -6,6 +6,7 @@ from array import array
 
 from engine_core.kv.fence import Fenced
 from engine_core.kv.identity import extend
+from engine_core.scheduling.drafting import equip
 from engine_core.scheduling.outbox import end_row
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import State
@@ -108,7 +109,8 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
 
 def end_aside(state: State, choice: Choice, finish: Finish, error: str | None = None) -> None:
     """End a choice outside a step's columns: its terminal row stands alone."""
-    state.outbox(choice.request.source).put(end_row(choice.request.message.id, choice.index, finish, error))
+    row = end_row(choice.request.message.id, choice.index, finish, error, choice.drafted)
+    state.outbox(choice.request.source).put(row)
     end(state, choice, finish)
 
 
@@ -135,6 +137,7 @@ def add(state: State, request: Request) -> Choice:
     chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     choice = Choice(request, index, rank, tokens, chain)
+    equip(choice, state.options.speculation)
     request.choices[index] = choice
     request.spawned += 1
     state.suspects.add(request.ending)

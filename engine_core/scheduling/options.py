@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine_core.speculation.options import SpeculationOptions
+
 
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers come from the configuration and from the executor's `ExecutorReady`."""
@@ -17,6 +19,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     policy: str = "fcfs"  # or "priority": larger first, then arrival
     expected_share: float = 1.0  # of a request's max_tokens that it is expected to use, until ends teach better
+    speculation: SpeculationOptions = SpeculationOptions()
     epoch: int = 0
 
     def __post_init__(self) -> None:

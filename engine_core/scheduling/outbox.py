@@ -21,6 +21,7 @@ class Note:
     cached_tokens: int | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    drafted: tuple[int, int] | None = None
     stop_token: int | None = None
     error: str | None = None
 
@@ -30,6 +31,7 @@ class Note:
             cached_tokens=self.cached_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            drafted=self.drafted,
             stop_token=self.stop_token,
             error=self.error,
         )
@@ -40,6 +42,7 @@ class Note:
             later.cached_tokens if self.cached_tokens is None else self.cached_tokens,
             joined([scores for scores in (self.logprobs, later.logprobs) if scores is not None]),
             later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
+            later.drafted if self.drafted is None else self.drafted,
             later.stop_token if self.stop_token is None else self.stop_token,
             later.error if self.error is None else self.error,
         )
@@ -69,15 +72,22 @@ def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
     )
 
 
-def end_row(request: int, choice: int, finish: Finish, error: str | None = None) -> Rows:
+def end_row(
+    request: int,
+    choice: int,
+    finish: Finish,
+    error: str | None = None,
+    drafted: tuple[int, int] | None = None,
+) -> Rows:
     """A terminal row without tokens."""
+    silent = error is None and drafted is None
     return Rows(
         np.array([request], np.int64),
         np.array([choice], np.uint16),
         np.zeros(1, np.int32),
         np.array([finish], np.uint8),
         np.zeros(0, np.int32),
-        {} if error is None else {0: Note(error=error)},
+        {} if silent else {0: Note(error=error, drafted=drafted)},
     )
 
 

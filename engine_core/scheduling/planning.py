@@ -1,10 +1,13 @@
 """plan(): the work of the next step within the token budget. Running rows first, then whoever may enter.
 
+Drafts are guesses, so they yield: they leave half of the budget to prompts, and go before any row waits for a block.
+
 Nothing here frees what a step in flight touches: a preempted choice leaves through the fence.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,16 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.scheduling.admission import Admissions
+from engine_core.scheduling.drafting import draft_rows, launch_drafts
 from engine_core.scheduling.lifecycle import add_others, announce, retract, seal
+from engine_core.scheduling.masking import guided_rows
 from engine_core.scheduling.ration import ration
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Ints, Lane, joined
-from engine_core.scheduling.state import Chunk, Flight, State
+from engine_core.scheduling.state import Chunk, Drafts, Flight, State
 from protocol.steps import SlotStart, StepPlan, choice_seed
 
 
 @dataclass(slots=True)
-class Draft:
+class Outline:
     """A plan in the making."""
 
     pairs: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new blocks, 2]
@@ -31,37 +36,50 @@ class Draft:
 
 def plan(state: State) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes."""
-    slots, draft = state.slots, Draft()
+    slots, outline = state.slots, Outline()
     lane = slots.decoding()
     budget = state.options.max_num_batched_tokens - len(lane.slots)
+    drafts = None
+    if slots.drafters and len(lane.slots):
+        wanted = len(state.prefilling) or (len(state.queue) and slots.free)
+        drafts = draft_rows(state, lane, budget // 2 if wanted else budget)
+        budget -= drafts.total if drafts is not None else 0
     claims: list[tuple[Choice, int]] = []
     for choice in state.prefilling:
         if count := min(len(choice.tokens) - int(slots.planned[choice.slot]), budget):
             claims.append((choice, count))
             budget -= count
-    short = crossing(state, lane)
     needs = [blocks_needed(state, choice, count) for choice, count in claims]
-    tight = len(short) + sum(needs) > state.pool.available
+    if drafts is not None and int(growth(state, lane, drafts)[1].sum()) + sum(needs) > state.pool.available:
+        budget += drafts.total
+        drafts = None  # before anybody waits for a block
+    short, lacking = growth(state, lane, drafts)
+    tight = int(lacking.sum()) + sum(needs) > state.pool.available
     if tight:
         lane, claims = ration(state, short, claims, needs)
-        short = crossing(state, lane)
+        short, lacking = growth(state, lane, None)
     if len(short):
-        grow_rows(state, draft, short)
+        grow_rows(state, outline, short, lacking)
     for choice, count in claims:
-        extend_chunk(state, draft, choice, count)
-    stuck = not (len(lane.slots) or draft.chunks or state.flights)  # no result will come to call us again
+        extend_chunk(state, outline, choice, count)
+    stuck = not (len(lane.slots) or outline.chunks or state.flights)  # no result will come to call us again
     if len(state.queue) and (stuck or not tight):
         for choice, count in Admissions(state).admit(budget):
-            start_chunk(state, draft, choice, count)
-    if not len(lane.slots) and not draft.chunks:
+            start_chunk(state, outline, choice, count)
+    if not len(lane.slots) and not outline.chunks:
         return None
-    return close(state, draft, lane)
+    return close(state, outline, lane, drafts)
 
 
-def crossing(state: State, lane: Lane) -> Ints:
-    """Decoding slots whose next position needs a new block."""
-    rows = lane.slots
-    return rows[state.slots.planned[rows] >= state.slots.room[rows]]
+def growth(state: State, lane: Lane, drafts: Drafts | None) -> tuple[Ints, Ints]:
+    """Decoding slots whose next positions need new blocks, and how many each."""
+    slots, rows = state.slots, lane.slots
+    if drafts is None:
+        short = rows[slots.planned[rows] >= slots.room[rows]]
+        return short, np.ones(len(short), np.int64)
+    lacking = -(-(slots.planned[rows] + drafts.sizes(len(rows)) - slots.room[rows]) // state.options.block_size)
+    found = lacking > 0
+    return rows[found], lacking[found]
 
 
 def blocks_needed(state: State, choice: Choice, count: int) -> int:
@@ -70,17 +88,18 @@ def blocks_needed(state: State, choice: Choice, count: int) -> int:
     return max(0, -(-positions // state.options.block_size) - len(choice.blocks))
 
 
-def grow_rows(state: State, draft: Draft, rows: Ints) -> None:
-    """One new block for each of these slots."""
+def grow_rows(state: State, outline: Outline, rows: Ints, counts: Ints) -> None:
+    """New blocks for these slots."""
     slots = state.slots
-    taken = state.pool.take(len(rows))
-    for slot, block in zip(rows.tolist(), taken, strict=True):
+    owners = np.repeat(rows, counts)
+    taken = state.pool.take(len(owners))
+    for slot, block in zip(owners.tolist(), taken, strict=True):
         slots.tables[slot].append(block)
-    slots.held[rows] += 1
-    slots.room[rows] += state.options.block_size
+    slots.held[rows] += counts
+    slots.room[rows] += counts * state.options.block_size
     blocks = np.array(taken)
-    state.owners[blocks] = slots.life[rows]
-    draft.pairs.append(paired(rows, blocks))
+    state.owners[blocks] = slots.life[owners]
+    outline.pairs.append(paired(owners, blocks))
 
 
 def paired(slots: Ints | int, blocks: Ints) -> npt.NDArray[np.int32]:
@@ -101,21 +120,21 @@ def take_blocks(state: State, choice: Choice, count: int) -> list[int]:
     return taken
 
 
-def extend_chunk(state: State, draft: Draft, choice: Choice, count: int) -> None:
+def extend_chunk(state: State, outline: Outline, choice: Choice, count: int) -> None:
     """A further chunk of a choice that is in its slot already."""
     taken = take_blocks(state, choice, count)
     if taken:
-        draft.pairs.append(paired(choice.slot, np.array(taken)))
-    append_chunk(state, draft, choice, count)
+        outline.pairs.append(paired(choice.slot, np.array(taken)))
+    append_chunk(state, outline, choice, count)
 
 
-def start_chunk(state: State, draft: Draft, choice: Choice, count: int) -> None:
+def start_chunk(state: State, outline: Outline, choice: Choice, count: int) -> None:
     """The first chunk of a choice that has just entered its slot: everything about it crosses here, once."""
     take_blocks(state, choice, count)
     sampling = choice.request.message.sampling
     if choice.request.wants_scores and not choice.wants_scores:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
-    draft.starts.append(
+    outline.starts.append(
         SlotStart(
             slot=choice.slot,
             token_ids=choice.tokens.tobytes(),
@@ -126,40 +145,58 @@ def start_chunk(state: State, draft: Draft, choice: Choice, count: int) -> None:
             seed=choice_seed(sampling.seed, choice.index),
         )
     )
-    append_chunk(state, draft, choice, count)
+    append_chunk(state, outline, choice, count)
 
 
-def append_chunk(state: State, draft: Draft, choice: Choice, count: int) -> None:
+def append_chunk(state: State, outline: Outline, choice: Choice, count: int) -> None:
     start = int(state.slots.planned[choice.slot])
-    draft.chunks.append(Chunk(choice, start, count, sample=start + count == len(choice.tokens)))
+    outline.chunks.append(Chunk(choice, start, count, sample=start + count == len(choice.tokens)))
 
 
-def close(state: State, draft: Draft, lane: Lane) -> StepPlan:
+def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> StepPlan:
     """Number the step, move every planned position forward, remember what the result will answer."""
     slots, rows = state.slots, lane.slots
     state.planned += 1
     step = state.planned
     turned_on, turned_off = turn(state, lane)
-    slots.planned[rows] += 1
-    slots.last[rows] = step
-    spent = rows[slots.planned[rows] + 1 >= slots.limit[rows]]
-    if len(spent):
-        slots.pause(spent)  # the step's token is their last: a length stop is known ahead
-    columns = [close_chunk(state, chunk, step) for chunk in draft.chunks]
-    sampled = [chunk.choice.slot for chunk in draft.chunks if chunk.sample]
+    sampled = [chunk.choice.slot for chunk in outline.chunks if chunk.sample]
     if sampled:
         lane = joined(lane, slots.lane(np.array(sampled)))
-    state.flights.append(Flight(step, lane, tuple(draft.chunks)))
-    state.totals.scheduled_tokens += len(rows) + sum([chunk.count for chunk in draft.chunks])
+    guided, behind = guided_rows(state, lane, drafts) if slots.guides else ((), 0)
+    slots.planned[rows] += 1
+    slots.last[rows] = step
+    columns = {} if drafts is None else draft_columns(state, rows, drafts)
+    spent = rows[slots.planned[rows] + 1 >= slots.limit[rows]]
+    if len(spent):
+        slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
+    chunks = [close_chunk(state, chunk, step) for chunk in outline.chunks]
+    drafting = launch_drafts(state, lane, drafts) if slots.drafters else ()
+    flight = Flight(step, lane, tuple(outline.chunks), drafts, drafting, guided, behind)
+    state.flights.append(flight)
+    if guided:
+        state.unmasked.append(flight)
+    state.totals.scheduled_tokens += len(rows) + sum([chunk.count for chunk in outline.chunks])
     return StepPlan(
         step=step,
         epoch=state.epoch,
-        starts=tuple(draft.starts),
-        blocks=b"".join([pairs.tobytes() for pairs in draft.pairs]),
+        starts=tuple(outline.starts),
+        blocks=b"".join([pairs.tobytes() for pairs in outline.pairs]),
         decode_on=turned_on,
         decode_off=turned_off,
-        chunks=np.array(columns, np.int32).tobytes() if columns else b"",
+        chunks=np.array(chunks, np.int32).tobytes() if chunks else b"",
+        masked=np.array([row.choice.slot for row in guided], np.int32).tobytes() if guided else b"",
+        **columns,
     )
+
+
+def draft_columns(state: State, rows: Ints, drafts: Drafts) -> dict[str, bytes]:
+    """Suppose that every draft is accepted; what the plan says of them."""
+    drafted = rows[drafts.rows]
+    state.slots.planned[drafted] += drafts.counts
+    state.totals.scheduled_tokens += drafts.total
+    table = np.stack((drafted, drafts.counts), axis=1).astype(np.int32)
+    ids = np.fromiter(itertools.chain.from_iterable(drafts.ids), np.int32)
+    return {"drafts": table.tobytes(), "draft_ids": ids.tobytes()}
 
 
 def turn(state: State, lane: Lane) -> tuple[bytes, bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from engine_core.grammar.guide import Guide
+from engine_core.speculation.drafter import Drafter
 from protocol.messages import Logprobs, SubmitTokens
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, choice: smaller goes first
@@ -31,6 +33,10 @@ class Choice:
     told: bool = False  # they were delivered
     scores: list[Logprobs] = field(default_factory=list)
     behind: tuple[Choice, int, int] | None = None  # (choice, its life, blocks): a prefix that is being computed
+    guide: Guide | None = None  # has taken every token of the output
+    drafter: Drafter | None = None
+    accepted: int = 0  # drafts that stand in its output
+    rejected: int = 0  # the others that were verified for it
 
     @property
     def outputs(self) -> int:
@@ -41,6 +47,11 @@ class Choice:
         """Whether the logprobs of its prompt are still to be computed; then no position may come from the cache."""
         request = self.request
         return self.index == 0 and request.wants_scores and self.scored < request.prompt_tokens - 1
+
+    @property
+    def drafted(self) -> tuple[int, int] | None:
+        """Drafts accepted and rejected, None if it never had any."""
+        return (self.accepted, self.rejected) if self.accepted or self.rejected else None
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +65,7 @@ class Request:
     limit: int  # most tokens of a choice, prompt included
     root: bytes | None  # parent of the identity chain; None: its blocks have no identity
     ending: frozenset[int]  # token ids that end a choice
+    guide: Guide | None = None  # before any output; each choice has a copy
     choices: dict[int, Choice] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # choices 0..spawned-1 exist or have ended; the others wait for choice 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache

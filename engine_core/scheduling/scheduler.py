@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine_core.grammar.guide import Guide
 from engine_core.kv.pool import PoolReport
 from engine_core.scheduling.applying import apply
 from engine_core.scheduling.intake import longest, submit
 from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
+from engine_core.scheduling.masking import MaskWork, mask_work
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.planning import plan
 from engine_core.scheduling.state import new_state
@@ -51,11 +53,15 @@ class Scheduler:
     def epoch(self) -> int:
         return self._state.epoch
 
-    def submit(self, request: SubmitTokens, source: int, now: float) -> None:
-        """Queue a request that came from `source`. One that can never be served is answered with `Rejected`."""
+    def submit(self, request: SubmitTokens, source: int, now: float, guide: Guide | None = None) -> None:
+        """Queue a request that came from `source`. One that can never be served is answered with `Rejected`.
+
+        `guide` walks the request's automaton and has taken nothing yet; each choice gets a copy of it.
+        """
         assert source >= 0
+        assert (guide is None) == (request.automaton is None)
         self._state.totals.tick(now)
-        submit(self._state, request, source)
+        submit(self._state, request, source, guide)
 
     def abort(self, request: int) -> None:
         """End every choice of the request; its blocks are free within one step. Unknown ids are ignored."""
@@ -90,6 +96,12 @@ class Scheduler:
         apply(self._state, result)
         self._state.totals.tick(now)
 
+    def mask_work(self) -> MaskWork | None:
+        """What the masks of the next step that waits for some are made from, as soon as every token before it is known:
+        call it after each `plan` and each `apply` until it gives None. Its guides are the caller's until the step's
+        result is applied."""
+        return mask_work(self._state)
+
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
         return tuple([source for source, outbox in self._state.outboxes.items() if outbox])
@@ -107,6 +119,11 @@ class Scheduler:
         state.totals.tick(now)
         state.epoch = epoch
         state.flights.clear()
+        state.unmasked.clear()
+        for request in state.requests.values():
+            for choice in request.choices.values():
+                if choice.drafter is not None:
+                    choice.drafter.flying.clear()
         state.applied = state.planned
         for choice in [choice for choice in state.slots.choices if choice is not None]:
             preempt(state, choice)
@@ -159,5 +176,9 @@ class Scheduler:
             rejected=totals.rejected,
             preemptions=totals.preemptions,
             stale_results=totals.stale_results,
+            drafts=totals.drafts,
+            draft_tokens=totals.draft_tokens,
+            accepted_tokens=sum(totals.accepted_at),
+            accepted_at=tuple(totals.accepted_at),
             drain_rate=totals.drain_rate,
         )

@@ -58,7 +58,7 @@ class Slots:
         self.tables: list[list[int]] = [[] for _ in range(count)]
         self.life = np.zeros(count, np.int64)  # 0: nobody
         self.known = np.zeros(count, np.int64)  # tokens that the host knows
-        self.planned = np.zeros(count, np.int64)  # positions computed once all planned steps ran
+        self.planned = np.zeros(count, np.int64)  # positions computed once all planned steps ran, at most
         self.limit = np.zeros(count, np.int64)  # most tokens, prompt included
         self.room = np.zeros(count, np.int64)  # positions that the table can hold
         self.held = np.zeros(count, np.int64)  # blocks in the table
@@ -69,6 +69,9 @@ class Slots:
         self.numbers = np.zeros(count, np.uint16)
         self.sources = np.zeros(count, np.int64)
         self.ready = np.zeros(count, bool)
+        self.guided = np.zeros(count, bool)  # the choice follows a grammar
+        self.drafting = np.zeros(count, bool)  # the choice may have drafts
+        self.guides = self.drafters = 0  # how many are set
         self.committed = 0  # blocks that all occupants would hold at their limits if they shared none
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
@@ -101,6 +104,10 @@ class Slots:
         self.ids[slot] = choice.request.message.id
         self.numbers[slot] = choice.index
         self.sources[slot] = choice.request.source
+        self.guided[slot] = choice.guide is not None
+        self.drafting[slot] = choice.drafter is not None
+        self.guides += choice.guide is not None
+        self.drafters += choice.drafter is not None
         return slot
 
     def leave(self, choice: Choice, block_size: int) -> int:
@@ -112,6 +119,8 @@ class Slots:
         self.choices[slot] = None
         self.tables[slot] = []
         self.life[slot] = 0
+        self.guides -= choice.guide is not None
+        self.drafters -= choice.drafter is not None
         choice.last_step = int(self.last[slot])
         choice.slot, choice.life = -1, 0
         return slot

@@ -16,7 +16,7 @@ from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.outbox import Outbox
 from engine_core.scheduling.queue import Queue
 from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.slots import Lane, Slots
+from engine_core.scheduling.slots import Ints, Lane, Slots
 from engine_core.scheduling.statistics import Totals
 from engine_core.scheduling.stops import Suspects
 
@@ -32,12 +32,45 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """The drafts of one step. Rows are counted in its lane, where decoding slots come first."""
+
+    rows: Ints  # ascending
+    counts: Ints  # at least 1
+    ids: list[list[int]]
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def sizes(self, rows: int) -> Ints:
+        """Entries of each of so many rows."""
+        sizes = np.ones(rows, np.int64)
+        sizes[self.rows] += self.counts
+        return sizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """A planned step whose result has not come: its rows in the order of the result."""
 
     step: int
     lane: Lane
     chunks: tuple[Chunk, ...]
+    drafts: Drafts | None = None
+    drafting: tuple[Choice, ...] = ()  # those of its rows that have a drafter
+    guided: tuple[GuidedRow, ...] = ()
+    behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GuidedRow:
+    """A row that samples under a mask."""
+
+    choice: Choice
+    row: int  # in the step's lane
+    entry: int  # its first
+    drafts: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +93,7 @@ class State:
     prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
     coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
     flights: deque[Flight] = field(default_factory=deque)
+    unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
     totals: Totals = field(default_factory=Totals)
     planned: int = 0  # last planned step
     applied: int = 0  # last applied step

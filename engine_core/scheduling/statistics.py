@@ -40,6 +40,10 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int
     preemptions: int
     stale_results: int  # of another epoch
+    drafts: int  # rows that carried any
+    draft_tokens: int
+    accepted_tokens: int  # of those, the ones that stand in an output
+    accepted_at: tuple[int, ...]  # the same by place in the draft, from 0
     drain_rate: float  # choices ended per second, recent
 
 
@@ -59,11 +63,22 @@ class Totals:
     rejected: int = 0
     preemptions: int = 0
     stale_results: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
     ends: deque[tuple[float, int]] = field(default_factory=deque)  # (time, choices ended so far), every SAMPLE seconds
 
     @property
     def ended(self) -> int:
         return self.finished + self.aborted + self.failed
+
+    def count_drafts(self, drafted: int, accepted: int) -> None:
+        """One row's drafts, and how many of them stand."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_at += [0] * (drafted - len(self.accepted_at))
+        for place in range(accepted):
+            self.accepted_at[place] += 1
 
     def tick(self, now: float) -> None:
         if not self.ends or now - self.ends[-1][0] >= SAMPLE:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.request import Choice
+from engine_core.scheduling.request import Request
 from protocol.messages import Finish, Sampling
 
 NON_FINITE = -1  # the token of a row whose logits were not finite
@@ -44,11 +44,10 @@ def ending_tokens(sampling: Sampling, vocab_size: int) -> frozenset[int]:
     return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
-def verdict(choice: Choice, token: int) -> Finish:
-    """Whether `token`, already the last of the choice, ends it. An ending token beats the length."""
-    request = choice.request
-    if token in request.ending and choice.outputs >= request.message.sampling.min_tokens:
+def verdict(request: Request, token: int, length: int) -> Finish:
+    """Whether `token` ends a choice that has `length` tokens with it. An ending token beats the length."""
+    if token in request.ending and length - request.prompt_tokens >= request.message.sampling.min_tokens:
         return Finish.STOP
-    if len(choice.tokens) >= request.limit:
+    if length >= request.limit:
         return Finish.LENGTH
     return Finish.NONE

@@ -36,7 +36,8 @@ def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Choice:
     ],
 )
 def test_verdict(outputs: list[int], options: dict[str, int], expected: Finish) -> None:
-    assert verdict(choice(outputs, **options), outputs[-1]) == expected
+    one = choice(outputs, **options)
+    assert verdict(one.request, outputs[-1], len(one.tokens)) == expected
 
 
 def test_ids_outside_the_vocabulary_end_nothing() -> None:
