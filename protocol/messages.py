@@ -70,6 +70,7 @@ class Grammar(Part, frozen=True, kw_only=True):
     source: str = ""  # JSON text of the schema, tag or list of choices; the regex; the grammar in EBNF or Lark form
     whitespace: str = "bounded"  # between JSON tokens: none, bounded, or a regex
     lenient: bool = False  # approximate what has no exact form, and say so, instead of refusing it
+    param: str = ""  # the request's field that holds it, for errors
 
 
 class Automaton(Part, frozen=True, kw_only=True):

@@ -60,6 +60,7 @@ class GrammarTokens:
         self.words = -(-width // 32)  # of 32 bits, in one mask
         self.eos = frozenset(ends)
         self._split = TokenSplit(vocabulary, width, ends[0])
+        self.specials = {vocabulary.token(token_id): token_id for token_id in self._split.special_token_ids}
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
         assert self.tokenizer.vocab_size == width
 

@@ -1,0 +1,89 @@
+"""A grammar is compiled and tried, within limits on size here and on time and memory in the process that does it.
+
+What comes out is what the scheduler builds its own automaton from: the same source costs there what it cost here, so
+whatever would hang, abort or grow without end does it here first, where nobody else waits.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher
+
+from engine_core.grammar.guide import first_line
+from engine_core.grammar.sources import source_of
+from engine_core.grammar.tokens import GrammarTokens
+from protocol.errors import InvalidRequest
+from protocol.messages import Grammar
+
+STEPS = 24  # of the walk that tries the automaton
+SLOW = 0.1  # seconds of CPU; an automaton that takes as long for one step would keep a whole batch waiting
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """A grammar that compiled and walked within the limits."""
+
+    source: str  # serialised for llguidance
+    approximations: tuple[str, ...]
+    seconds: float  # of CPU, to compile
+    slowest: float  # seconds of CPU of the walk's slowest step after the first
+
+
+def compile_grammar(grammar: Grammar, tokens: GrammarTokens) -> Compiled:
+    """Raises InvalidRequest, its `param` the grammar's own, saying why the grammar cannot be followed."""
+    began = time.thread_time()
+    try:
+        source = source_of(grammar, tokens)
+        matcher = tokens.matcher(source.text)
+        sound(matcher)
+        compiled = time.thread_time() - began
+        return Compiled(source.text, source.approximations, compiled, walk(matcher, tokens))
+    except InvalidRequest as error:
+        error.param = grammar.param
+        raise
+    except RecursionError:
+        raise InvalidRequest("it is nested too deep", param=grammar.param, code="invalid_grammar") from None
+
+
+def walk(matcher: LLMatcher, tokens: GrammarTokens) -> float:
+    """Seconds of the slowest step of a walk along allowed tokens. Raises InvalidRequest where it fails."""
+    slowest = 0.0
+    for step in range(STEPS):
+        began = time.thread_time()
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        sound(matcher)
+        matcher.compute_ff_tokens()
+        if step:  # the first one fills tables that later ones share
+            slowest = max(slowest, time.thread_time() - began)
+        if slowest > SLOW:
+            raise InvalidRequest(
+                f"following it takes {slowest * 1000:.0f} ms a token; the limit is {SLOW * 1000:.0f} ms",
+                code="grammar_too_complex",
+            )
+        if matcher.is_stopped():
+            break
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        going = [token for token in allowed[:: max(1, len(allowed) // 64)].tolist() if token not in tokens.eos]
+        if not going:
+            break
+        matcher.consume_token(going[step * 7919 % len(going)])
+        sound(matcher)
+    return slowest
+
+
+def sound(matcher: LLMatcher) -> None:
+    """Raise InvalidRequest if the matcher is in error."""
+    if matcher.is_error():
+        raise InvalidRequest(f"it cannot be compiled: {reason(matcher)}", code="invalid_grammar")
+
+
+def reason(matcher: LLMatcher) -> str:
+    """The library's words, in one line and without what it says of its own state."""
+    text = matcher.get_error()
+    lines = [line.strip() for line in text.splitlines()]
+    told = [line for line in lines if line and not line.startswith(("<", "0:", "|")) and set(line) - set("^ ")]
+    detail = next((line for line in told[1:] if line.startswith("error:")), "")
+    head = first_line(text)
+    return f"{head} ({detail.removeprefix('error: ')})" if detail else head

@@ -1,0 +1,343 @@
+r"""EBNF as open servers take it (`root ::= "a" [0-9]+ rest?`, llama.cpp's GBNF) into what the automaton library takes.
+
+A grammar without recursion becomes one regular expression. One with recursion becomes Lark rules over single
+characters: the library's lexemes are greedy, and greed would refuse texts that an EBNF allows, or never let them end.
+
+Syntax: `name ::= alternatives`, "text" or 'text' with escapes \n \r \t \\ \" \' \] \xNN \uNNNN \UNNNNNNNN, [classes]
+and [^negated] ones, `.`, (groups), `|`, the repetitions * + ? {m} {m,} {m,n}, comments from # to the end of the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from engine_core.grammar.regexes import escaped, quoted
+from protocol.errors import InvalidRequest
+
+ROOT = "root"
+LONGEST_REGEX = 200_000  # characters that a grammar without recursion may grow to when its rules are put in place
+MOST_REPEATS = 10_000
+DEEPEST = 64  # groups within groups, and rules within rules when they are put in place
+
+TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r\n]+|\#[^\n]*) | (?P<define>(?P<rule>[A-Za-z][\w-]*)[ \t]*::=) | (?P<name>[A-Za-z][\w-]*)
+      | (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*') | (?P<chars>\[\^?(?:[^\]\\]|\\.)*\]) | (?P<mark>[().|*+?])
+      | \{(?P<low>\d{1,9})(?P<comma>,(?P<high>\d{1,9})?)?\}""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+DEFINITION = re.compile(r"^\s*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE | re.ASCII)
+ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])", re.DOTALL)
+LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+PLAIN = frozenset("\\\"'[]-^/.(){}*+?| ")
+
+
+@dataclass(frozen=True)
+class Text:
+    """These characters."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One character of these ranges, or of none of them."""
+
+    ranges: tuple[tuple[str, str], ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a rule says."""
+
+    rule: str
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One after the other; nothing at all when empty."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of these."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """At least `low` and at most `high` times; None: any number."""
+
+    part: Node
+    low: int
+    high: int | None
+
+
+Node = Text | Chars | Name | Sequence | Choice | Repeat
+
+
+class Words:
+    """The grammar's tokens, read from left to right."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._matches = self._split()
+        self.now: re.Match[str] | None = next(self._matches, None)
+
+    def next(self) -> None:
+        self.now = next(self._matches, None)
+
+    def at(self, *marks: str) -> bool:
+        return self.now is not None and self.now.lastgroup == "mark" and self.now[0] in marks
+
+    def wrong(self, what: str) -> InvalidRequest:
+        """The error of a grammar that has something else at this place."""
+        place = len(self._source) if self.now is None else self.now.start()
+        line = self._source.count("\n", 0, place) + 1
+        return InvalidRequest(f"the grammar, line {line}: {what}", code="invalid_grammar")
+
+    def _split(self) -> Iterator[re.Match[str]]:
+        place = 0
+        while place < len(self._source):
+            match = TOKEN.match(self._source, place)
+            if match is None:
+                self.now = None
+                line = self._source.count("\n", 0, place) + 1
+                found = self._source[place : place + 10]
+                raise InvalidRequest(f"the grammar, line {line}: {found!r} begins nothing", code="invalid_grammar")
+            place = match.end()
+            if match.lastgroup != "blank":
+                yield match
+
+
+def is_ebnf(source: str) -> bool:
+    """Whether a grammar defines its rules with `::=`; Lark defines them with a colon."""
+    return DEFINITION.search(source) is not None
+
+
+def translate(source: str) -> tuple[str, str]:
+    """("regex" or "lark", its text) of a grammar whose root rule is `root`. Raises InvalidRequest naming the line."""
+    rules = read(source)
+    if ROOT not in rules:
+        raise InvalidRequest(f"the grammar has no rule {ROOT}", code="invalid_grammar")
+    for name, node in rules.items():
+        for used in names(node):
+            if used not in rules:
+                raise InvalidRequest(
+                    f"the grammar: rule {name} uses {used}, which is not defined", code="invalid_grammar"
+                )
+    if not recursive(rules):
+        pattern = Inlined(rules).regex(rules[ROOT])
+        if len(pattern) <= LONGEST_REGEX:
+            return "regex", pattern
+    return "lark", lark(rules)
+
+
+def read(source: str) -> dict[str, Node]:
+    """Rules by name, in the order of the source."""
+    words = Words(source)
+    rules: dict[str, Node] = {}
+    while words.now is not None:
+        name = words.now["rule"]
+        if name is None:
+            raise words.wrong("expected `name ::=`")
+        if name in rules:
+            raise words.wrong(f"rule {name} is defined twice")
+        words.next()
+        rules[name] = alternatives(words, 0)
+    return rules
+
+
+def alternatives(words: Words, depth: int) -> Node:
+    if depth > DEEPEST:
+        raise words.wrong(f"groups are nested deeper than {DEEPEST} levels")
+    parts = [sequence(words, depth)]
+    while words.at("|"):
+        words.next()
+        parts.append(sequence(words, depth))
+    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+
+
+def sequence(words: Words, depth: int) -> Node:
+    parts: list[Node] = []
+    while words.now is not None and words.now["rule"] is None and not words.at("|", ")"):
+        parts.append(repeated(words, single(words, depth)))
+    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+
+def single(words: Words, depth: int) -> Node:
+    match = words.now
+    assert match is not None
+    found: Node
+    if match["name"]:
+        found = Name(match["name"])
+    elif match["text"]:
+        found = Text("".join(characters(words, match["text"][1:-1])))
+    elif match["chars"]:
+        found = character_class(words, match["chars"])
+    elif match["mark"] == ".":
+        found = Chars((), negated=True)
+    elif match["mark"] == "(":
+        words.next()
+        found = alternatives(words, depth + 1)
+        if not words.at(")"):
+            raise words.wrong("a group is not closed")
+    else:
+        raise words.wrong(f"{match[0]!r} has nothing to repeat")
+    words.next()
+    return found
+
+
+def repeated(words: Words, node: Node) -> Node:
+    """The node with the repetitions that follow it."""
+    while (match := words.now) is not None:
+        if words.at("*", "+", "?"):
+            node = Repeat(node, int(match[0] == "+"), 1 if match[0] == "?" else None)
+        elif match["low"]:
+            low = int(match["low"])
+            high = low if match["comma"] is None else int(match["high"]) if match["high"] else None
+            if max(low, high or 0) > MOST_REPEATS or (high is not None and high < low):
+                raise words.wrong(f"{match[0]} is no repetition of at most {MOST_REPEATS}")
+            node = Repeat(node, low, high)
+        else:
+            break
+        words.next()
+    return node
+
+
+def characters(words: Words, text: str) -> Iterator[str]:
+    """The characters that a literal or the inside of a class stands for."""
+    for match in ESCAPE.finditer(text):
+        code = match[1] or match[2] or match[3]
+        if code:
+            if int(code, 16) > 0x10FFFF or 0xD800 <= int(code, 16) < 0xE000:
+                raise words.wrong(f"{match[0]} is no character")
+            yield chr(int(code, 16))
+        elif match[4]:
+            if match[4] not in LETTERS and match[4] not in PLAIN:
+                raise words.wrong(f"{match[0]} is no escape")
+            yield LETTERS.get(match[4], match[4])
+        else:
+            yield match[5]
+
+
+def character_class(words: Words, text: str) -> Chars:
+    """[a-z_], with a hyphen standing for itself at either end or escaped."""
+    negated = text.startswith("[^")
+    inside = text[2 if negated else 1 : -1]
+    raw = [match[0] for match in ESCAPE.finditer(inside)]
+    found = list(characters(words, inside))
+    ranges: list[tuple[str, str]] = []
+    place = 0
+    while place < len(found):
+        if place + 2 < len(found) and raw[place + 1] == "-":
+            if found[place + 2] < found[place]:
+                raise words.wrong(f"the range {found[place]}-{found[place + 2]} is upside down")
+            ranges.append((found[place], found[place + 2]))
+            place += 3
+        else:
+            ranges.append((found[place], found[place]))
+            place += 1
+    if not ranges and not negated:
+        raise words.wrong("[] allows no character")
+    return Chars(tuple(ranges), negated)
+
+
+def names(node: Node) -> Iterator[str]:
+    """Rules that a node uses."""
+    match node:
+        case Name(rule):
+            yield rule
+        case Sequence(parts) | Choice(parts):
+            for part in parts:
+                yield from names(part)
+        case Repeat(part):
+            yield from names(part)
+
+
+def recursive(rules: Mapping[str, Node]) -> bool:
+    """Whether a rule that the root reaches comes back to itself, or lies too deep to be put in place."""
+    uses = {name: set(names(node)) for name, node in rules.items()}
+    ranks: dict[str, int] = {}
+    level = {ROOT}
+    for rank in range(DEEPEST):
+        if not level:
+            return False
+        ranks |= dict.fromkeys(level, rank)
+        level = {used for name in level for used in uses[name]}
+    return True
+
+
+class Inlined:
+    """Rules without recursion, put in place."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._known: dict[str, str] = {}
+
+    def regex(self, node: Node) -> str:
+        """A regular expression for the node; its length may pass LONGEST_REGEX by no more than one rule's."""
+        match node:
+            case Text(value):
+                return "".join(map(escaped, value))
+            case Chars():
+                return class_regex(node)
+            case Name(rule):
+                if rule not in self._known:
+                    self._known[rule] = f"(?:{self.regex(self._rules[rule])})"
+                return self._known[rule]
+            case Sequence(parts):
+                return self._joined("", parts)
+            case Choice(parts):
+                return f"(?:{self._joined('|', parts)})"
+            case Repeat(part, low, high):
+                return f"(?:{self.regex(part)}){{{low},{'' if high is None else high}}}"
+
+    def _joined(self, mark: str, parts: tuple[Node, ...]) -> str:
+        pieces, length = [], 0
+        for part in parts:
+            pieces.append(self.regex(part))
+            length += len(pieces[-1])
+            if length > LONGEST_REGEX:
+                break  # too long already: the caller takes the other form
+        return mark.join(pieces)
+
+
+def class_regex(node: Chars) -> str:
+    inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in node.ranges)
+    if not inside:
+        return "(?s:.)"
+    return f"[{'^' if node.negated else ''}{inside}]"
+
+
+def lark(rules: Mapping[str, Node]) -> str:
+    """The rules in Lark, one character to a lexeme; `root` becomes `start`, others r_0, r_1, ..."""
+    called = {name: "start" if name == ROOT else f"r_{number}" for number, name in enumerate(rules)}
+    return "\n".join(f"{called[name]}: {lark_of(node, called)}" for name, node in rules.items())
+
+
+def lark_of(node: Node, called: Mapping[str, str]) -> str:
+    match node:
+        case Text(value):
+            return " ".join(quoted(character) for character in value) or '""'
+        case Chars():
+            return f"/{class_regex(node)}/"
+        case Name(rule):
+            return called[rule]
+        case Sequence(parts):
+            return " ".join(grouped(part, called) for part in parts) or '""'
+        case Choice(parts):
+            return " | ".join(lark_of(part, called) for part in parts)
+        case Repeat(part, low, high):
+            mark = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
+            return grouped(part, called) + (mark or f"{{{low},{'' if high is None else high}}}")
+
+
+def grouped(node: Node, called: Mapping[str, str]) -> str:
+    text = lark_of(node, called)
+    return text if isinstance(node, Name | Chars) else f"({text})"

@@ -1,0 +1,113 @@
+"""What a client asked for as the source that the automaton library compiles."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import msgspec
+from llguidance import LLMatcher
+
+from engine_core.grammar import ebnf
+from engine_core.grammar.regexes import any_of
+from engine_core.grammar.schema import rewrite
+from engine_core.grammar.tags import TagGrammar
+from engine_core.grammar.tokens import GrammarTokens
+from protocol.errors import InvalidRequest
+from protocol.messages import Grammar
+
+# At one place: a space, or a line break and its indentation. A model that could idle would idle to the token limit.
+BOUNDED = r" |\r?\n[ \t]{0,64}"
+OPTIONS = "x-guidance"  # a schema's key for options of the library
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A serialised grammar of llguidance, and what it does not hold exactly."""
+
+    text: str
+    approximations: tuple[str, ...] = ()
+
+
+class SchemaForm:
+    """What schemas of one request become: rewritten, with the request's whitespace."""
+
+    def __init__(self, whitespace: str, *, lenient: bool) -> None:
+        self._lenient = lenient
+        self._approximations: list[str] = []
+        match whitespace:
+            case "none":
+                self._options: dict[str, Any] = {"whitespace_flexible": False}
+            case "bounded":
+                self._options = {"whitespace_pattern": BOUNDED}
+            case pattern:
+                self._options = {"whitespace_pattern": pattern}
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        """Of all schemas so far."""
+        return tuple(dict.fromkeys(self._approximations))
+
+    def form(self, schema: object) -> dict[str, Any]:
+        """Raises UnsupportedSchema, and InvalidRequest for a schema that nothing satisfies."""
+        found = rewrite(schema, lenient=self._lenient)
+        if found.schema is False:
+            raise InvalidRequest("no value satisfies this schema", code="invalid_grammar")
+        self._approximations += found.approximations
+        rewritten = {} if found.schema is True else dict(found.schema)
+        return rewritten | {OPTIONS: self._options}
+
+
+def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
+    """Raises InvalidRequest where the grammar is malformed or asks for what no automaton holds."""
+    schemas = SchemaForm(grammar.whitespace, lenient=grammar.lenient)
+    match grammar.kind:
+        case "json_object":
+            text = schema_source(schemas, {"type": "object"})
+        case "json_schema":
+            text = schema_source(schemas, read_json(grammar.source))
+        case "regex":
+            text = LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            text = LLMatcher.grammar_from_regex(any_of(read_choices(grammar.source)))
+        case "grammar":
+            text = grammar_source(grammar.source)
+        case "structural_tag":
+            text = TagGrammar(schemas, tokens.specials).source(read_json(grammar.source))
+        case other:
+            raise InvalidRequest(f"{other!r} is no kind of grammar", code="invalid_grammar")
+    return Source(text, schemas.approximations)
+
+
+def schema_source(schemas: SchemaForm, schema: object) -> str:
+    """A grammar of one schema."""
+    return json.dumps({"grammars": [{"name": "json", "json_schema": schemas.form(schema)}]})
+
+
+def grammar_source(text: str) -> str:
+    """A grammar in EBNF or in Lark."""
+    if not ebnf.is_ebnf(text):
+        return LLMatcher.grammar_from_lark(text)
+    kind, found = ebnf.translate(text)
+    return LLMatcher.grammar_from_regex(found) if kind == "regex" else LLMatcher.grammar_from_lark(found)
+
+
+def read_choices(source: str) -> list[str]:
+    """Raises InvalidRequest unless it is a list of strings, at least one."""
+    found = read_json(source)
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        raise InvalidRequest("choices are a list of strings, at least one", code="invalid_grammar")
+    return list(dict.fromkeys(found))
+
+
+def read_json(source: str) -> Any:
+    """Raises InvalidRequest for what is no JSON (RFC 8259)."""
+    try:
+        return json.loads(source, parse_constant=no_number)
+    except RecursionError:
+        raise InvalidRequest("the JSON is nested too deep", code="invalid_grammar") from None
+    except ValueError as error:
+        raise InvalidRequest(f"not JSON: {error}", code="invalid_json") from None
+
+
+def no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,219 @@
+"""Structural tags into grammars: free text with structures between markers, as tool calls are written.
+
+Two spellings are taken. The older one: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. The newer one:
+{"format": FORMAT}, where a format is one of const_string, json_schema, regex, grammar, any_text, sequence, or, tag,
+triggered_tags and tags_with_separator. Source: XGrammar's documentation of structural tags; vLLM's `structural_tag`.
+
+Text before a trigger ends where the trigger first stands, so a trigger cannot be written without its structure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from engine_core.grammar import ebnf
+from engine_core.grammar.regexes import lark_regex, quoted
+from protocol.errors import InvalidRequest
+
+DEEPEST = 32
+MOST_TAGS = 1000
+JSON = Mapping[str, Any]
+
+T = TypeVar("T")
+
+WORDS = {"dict": "an object", "list": "a list", "str": "a string"}
+
+
+class SchemaForm(Protocol):
+    """What a schema becomes."""
+
+    def form(self, schema: object) -> dict[str, Any]: ...
+
+
+class TagGrammar:
+    """Collects the Lark rules of one structural tag and the grammars that they refer to.
+
+    `specials` has control tokens by their text.
+    """
+
+    def __init__(self, schemas: SchemaForm, specials: Mapping[str, int]) -> None:
+        self._schemas = schemas
+        self._rules: list[str] = ["TEXT: /(?s:.*)/"]
+        self._others: list[dict[str, Any]] = []
+        names = sorted(specials, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._ids = specials
+
+    def source(self, tag: object) -> str:
+        """The serialised grammar. Raises InvalidRequest naming the place."""
+        found = expect(tag, dict, "structural_tag")
+        if "format" in found:
+            body = self._format(found["format"], "format", 0)
+        else:
+            body = self._triggered(older(found), "structural_tag", 0)
+        text = "\n".join([f"start: {body}", *self._rules])
+        return json.dumps({"grammars": [{"name": "tag", "lark_grammar": text}, *self._others]})
+
+    def _format(self, value: object, path: str, depth: int) -> str:
+        """A Lark expression in brackets."""
+        if depth > DEEPEST:
+            raise wrong(path, f"formats are nested deeper than {DEEPEST} levels")
+        found = expect(value, dict, path)
+        match found.get("type"):
+            case "const_string":
+                return self._text(expect(found.get("value"), str, f"{path}.value"))
+            case "json_schema":
+                return self._schema(found.get("json_schema"), f"{path}.json_schema")
+            case "regex":
+                return self._terminal(f"/{lark_regex(expect(found.get('pattern'), str, f'{path}.pattern'))}/")
+            case "grammar":
+                return self._grammar(expect(found.get("grammar"), str, f"{path}.grammar"))
+            case "any_text":
+                return "TEXT"
+            case "sequence":
+                return self._sequence(items(found, "elements", path), f"{path}.elements", depth)
+            case "or":
+                elements = items(found, "elements", path)
+                parts = [self._format(e, f"{path}.elements[{n}]", depth + 1) for n, e in enumerate(elements)]
+                return f"({' | '.join(parts)})"
+            case "tag":
+                return self._tag(found, path, depth)
+            case "triggered_tags":
+                return self._triggered(found, path, depth)
+            case "tags_with_separator":
+                return self._separated(found, path, depth)
+            case other:
+                raise wrong(f"{path}.type", f"{other!r} is no format that is served")
+
+    def _sequence(self, elements: Sequence[object], path: str, depth: int) -> str:
+        for number, element in enumerate(elements[:-1]):
+            if isinstance(element, dict) and element.get("type") in ("any_text", "triggered_tags"):
+                raise wrong(f"{path}[{number}]", "free text must come last, or within a tag that ends")
+        return f"({' '.join(self._format(e, f'{path}[{n}]', depth + 1) for n, e in enumerate(elements))})"
+
+    def _tag(self, tag: JSON, path: str, depth: int, trigger: str = "") -> str:
+        """A tag without the trigger that has been written before it."""
+        begin = expect(tag.get("begin"), str, f"{path}.begin")
+        ends = tag.get("end", "")
+        ends = ends if isinstance(ends, list) and ends else [ends]
+        texts = [expect(end, str, f"{path}.end") for end in ends]
+        content = tag["schema"] if "schema" in tag else tag.get("content")
+        if "schema" in tag:
+            content = {"type": "json_schema", "json_schema": content}
+        kind = content.get("type") if isinstance(content, dict) else None
+        pieces = [self._text(begin[len(trigger) :])]
+        if kind == "any_text" and all(texts):
+            pieces.append(self._until(texts))
+        elif kind == "regex" and all(texts) and not any(map(self._special.search, texts)):
+            pattern = lark_regex(expect(expect(content, dict, path).get("pattern"), str, f"{path}.content.pattern"))
+            pieces.append(self._terminal(f"/{pattern}/ ({' | '.join(map(quoted, texts))})"))
+        else:
+            if kind in ("any_text", "triggered_tags") and any(texts):
+                raise wrong(f"{path}.content", "free text needs an end that is not empty")
+            pieces.append(self._format(content, f"{path}.content", depth + 1))
+            pieces.append(f"({' | '.join(map(self._text, texts))})")
+        return f"({' '.join(pieces)})"
+
+    def _triggered(self, value: JSON, path: str, depth: int) -> str:
+        triggers = [expect(text, str, f"{path}.triggers") for text in items(value, "triggers", path)]
+        tags = items(value, "tags", path)
+        groups: dict[str, list[str]] = {}
+        for number, entry in enumerate(tags):
+            place = f"{path}.tags[{number}]"
+            tag = expect(entry, dict, place)
+            begin = expect(tag.get("begin"), str, f"{place}.begin")
+            trigger = min((text for text in triggers if text and begin.startswith(text)), key=len, default=None)
+            if trigger is None:
+                raise wrong(f"{place}.begin", "it starts with none of the triggers")
+            groups.setdefault(trigger, []).append(self._tag(tag, place, depth, trigger))
+        parts = [f"{self._until([text])} ({' | '.join(rest)})" for text, rest in groups.items()]
+        tag_rule = self._rule(" | ".join(parts))
+        once, least = bool(value.get("stop_after_first")), bool(value.get("at_least_one"))
+        if once:
+            return tag_rule if least else f"({tag_rule} | TEXT)"
+        return f"({tag_rule}{'+' if least else '*'} TEXT)"
+
+    def _separated(self, value: JSON, path: str, depth: int) -> str:
+        tags = items(value, "tags", path)
+        parts = [self._tag(expect(tag, dict, f"{path}.tags[{n}]"), f"{path}.tags[{n}]", depth + 1)
+                 for n, tag in enumerate(tags)]  # fmt: skip
+        rule = self._rule(" | ".join(parts))
+        separator = self._text(expect(value.get("separator", ""), str, f"{path}.separator"))
+        many = rule if value.get("stop_after_first") else f"{rule} ({separator} {rule})*"
+        return f"({many})" if value.get("at_least_one") else f"({many})?"
+
+    def _until(self, texts: Sequence[str]) -> str:
+        """Free text that ends where one of these first stands."""
+        controls = [text for text in texts if self._special.fullmatch(text)]
+        plain = [text for text in texts if not self._special.search(text)]
+        if len(controls) + len(plain) < len(texts):
+            raise wrong("structural_tag", "what ends free text is a control token or a text, not both")
+        parts = [f"TEXT ({' | '.join(map(self._text, controls))})"] if controls else []
+        if plain:
+            name = f"until_{len(self._rules)}"
+            self._rules.append(f"{name}[lazy]: TEXT ({' | '.join(map(quoted, plain))})")
+            parts.append(name)
+        return f"({' | '.join(parts)})"
+
+    def _text(self, text: str) -> str:
+        """A literal in which control tokens stand for themselves."""
+        parts, place = [], 0
+        for match in self._special.finditer(text):
+            if match.start() > place:
+                parts.append(quoted(text[place : match.start()]))
+            parts.append(f"<[{self._ids[match[0]]}]>")
+            place = match.end()
+        if place < len(text) or not parts:
+            parts.append(quoted(text[place:]))
+        return " ".join(parts)
+
+    def _rule(self, body: str) -> str:
+        name = f"rule_{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = f"T_{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _schema(self, schema: object, path: str) -> str:
+        if not isinstance(schema, dict | bool):
+            raise wrong(path, "a schema is an object or a boolean")
+        return self._other({"json_schema": self._schemas.form(schema)})
+
+    def _grammar(self, text: str) -> str:
+        kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)
+        return self._other({"lark_grammar": found if kind == "lark" else f"start: /{found}/"})
+
+    def _other(self, grammar: dict[str, Any]) -> str:
+        name = f"g{len(self._others)}"
+        self._others.append({"name": name, **grammar})
+        return f"@{name}"
+
+
+def older(tag: JSON) -> JSON:
+    """The older spelling as triggered tags."""
+    structures = items(tag, "structures", "structural_tag")
+    return {"triggers": tag.get("triggers"), "tags": structures}
+
+
+def items(value: JSON, key: str, path: str) -> Sequence[object]:
+    """A list that is not empty."""
+    found = expect(value.get(key), list, f"{path}.{key}")
+    if not 0 < len(found) <= MOST_TAGS:
+        raise wrong(f"{path}.{key}", f"it must hold 1 to {MOST_TAGS} entries")
+    return found
+
+
+def expect(value: object, kind: type[T], path: str) -> T:
+    if not isinstance(value, kind):
+        raise wrong(path, f"it must be {WORDS[kind.__name__]}")
+    return value
+
+
+def wrong(path: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"structural tag, {path}: {what}", code="invalid_grammar")
