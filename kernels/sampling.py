@@ -1,19 +1,22 @@
-"""From logits to tokens: the plain-torch reference of the sampler, one path whose parameters are per row.
+"""From logits to tokens, one path whose parameters are per row: kernels on a GPU, plain torch and numpy on a CPU.
 
-What is done to a row, in this order (the order of vLLM, whose clients expect it):
+What is done to an entry, in this order (the order of vLLM, whose clients expect it):
 
-1. allowed_token_ids, bad_words, min_tokens and logit_bias are added to the logits (a forbidden token gets -inf);
+1. the grammar's mask, allowed_token_ids, bad_words, min_tokens and logit_bias are added to the logits (a forbidden
+   token gets -inf);
 2. penalties: repetition over prompt and output (positive logits are divided by it, negative ones multiplied), then
    frequency and presence over the output;
-3. a greedy row takes its best token, the lowest id among equals; any other is divided by its temperature;
+3. a greedy entry takes its best token, the lowest id among equals; any other is divided by its temperature;
 4. min_p keeps tokens at least min_p times as likely as the best; top_k the k best; top_p, over what those two left and
    renormalised, the smallest set of best tokens whose mass reaches p. A token equal to the last one kept is kept too,
    so a set is `logits >= floor` and never depends on how a sort treats equals;
-5. the row takes the kept token with the largest logit plus Gumbel noise (Gumbel-max: an exact draw), the noise being
+5. the entry takes the kept token with the largest logit plus Gumbel noise (Gumbel-max: an exact draw), the noise being
    the counter RNG's for (seed, position, token); see kernels/random.py.
 
-A row's token depends on nothing but the row: work for a feature is skipped when no row of the step uses it, and that
-changes no row. A row with a logit that is NaN or infinite, or with every token forbidden, gives token -1.
+An entry's token depends on nothing but the entry: work for a feature is skipped where nobody uses it, and the way a
+vocabulary is cut among programs follows from its size alone. So the sampler is the same whatever shares the batch, and
+a batch-invariant server needs no other. An entry with a logit that is NaN or infinite, or with every token forbidden,
+gives token -1.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import adjustment
+from kernels.logprobs import logprobs as logprobs
 from kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
+from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Entries, SlotHistory, SlotSampling
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
 RANKED_ROWS = 64  # rows ranked at once on a GPU: a bound on the memory of sorting
@@ -43,6 +49,56 @@ class Draws:
     top_p: Tensor  # float32 [draws]
     largest_top_k: int  # over the rows, 0 when none has one
     nucleus: bool  # whether any row has top_p below 1
+
+
+def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> Tensor:
+    """The token of every entry, -1 where there is none: int32 [entries].
+
+    logits: [entries, vocabulary] in the model's type, which stay as they are. On a GPU nothing waits for the device or
+    depends in size on data, so that a graph may hold it.
+    """
+    return sample_rows(logits, entries, sampling, history)
+
+
+def sample_rows(logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> Tensor:
+    """The reference of `sample_entries`, on a CPU: it looks at what the slots use and leaves out the rest."""
+    slots, masks = entries.slots.numpy(), entries.masks.numpy()
+    uses = sampling.uses.numpy()[slots]
+    given, logits = logits, logits.float()
+    peak = logits.amax(-1)  # [entries]
+    alive = (peak - logits.amin(-1)).isfinite()  # NaN and either infinity end up in the difference
+    if (uses & ADJUSTED).any() or (masks != NO_MASK).any():
+        logits = logits.clone() if logits is given else logits
+        adjustment.adjust(logits, uses, masks, entries, sampling, history)
+        peak = logits.amax(-1)
+        alive &= peak > -math.inf
+    chosen = torch.empty(len(logits), dtype=torch.int64)
+    greedy, drawn = (torch.from_numpy((uses & DRAWS == want).nonzero()[0]) for want in (0, DRAWS))
+    if not len(drawn):
+        return torch.where(alive, logits.max(-1).indices, -1).int()
+    if len(greedy):
+        chosen[greedy] = logits[greedy].max(-1).indices
+    slots_drawn = entries.slots.index_select(0, drawn)
+    draws = slot_draws(drawn, slots_drawn, sampling)
+    relative = (logits[drawn] - peak[drawn, None]).div_(draws.temperature[:, None])  # [draws, vocabulary]
+    positions = (history.known[slots_drawn] + entries.depth[drawn]).long()
+    chosen[drawn] = draw(relative, draws, positions)
+    return torch.where(alive, chosen, -1).int()
+
+
+def slot_draws(rows: Tensor, slots: Tensor, sampling: SlotSampling) -> Draws:
+    """The parameters of some entries, `rows`, from their slots."""
+    top_k, top_p = sampling.top_k.index_select(0, slots).long(), sampling.top_p.index_select(0, slots)
+    return Draws(
+        rows=rows,
+        seeds=sampling.seed.index_select(0, slots),
+        temperature=sampling.temperature.index_select(0, slots),
+        min_p=sampling.min_p.index_select(0, slots),
+        top_k=top_k,
+        top_p=top_p,
+        largest_top_k=int(top_k.max()),
+        nucleus=bool((top_p < 1.0).any()),
+    )
 
 
 @dataclass(frozen=True)
@@ -220,16 +276,3 @@ def descending(logits: Tensor) -> Tensor:
     if logits.is_cuda:
         return logits.sort(-1, descending=True).values
     return torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
-
-
-def logprobs(logits: Tensor, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the chosen token and of the `width` best, from raw logits.
-
-    logits: float32 [rows, vocabulary]. chosen: int64 [rows]. Returns token ids int64 [rows, 1 + width], values float32
-    [rows, 1 + width] and the chosen token's rank int64 [rows], 1 for the best; tokens equal to it do not count.
-    """
-    own = logits.gather(1, chosen[:, None])
-    ranks = (logits > own).sum(-1) + 1
-    best = logits.topk(width)
-    values = torch.cat([own, best.values], 1) - logits.logsumexp(-1, keepdim=True)
-    return torch.cat([chosen[:, None], best.indices], 1), values, ranks

@@ -5,152 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from kernels import sampling
 from kernels.random import gumbel_rows
-from kernels.sampling import Allowed, BadWords, Draws, Edits, History, Penalties, SamplingBatch
+from kernels.sampling import Draws, sample_entries
+from tests.kernels.sampling_scene import Row, chi_square, distribution, scene
 
 VOCABULARY = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One row's parameters as a request states them."""
-
-    temperature: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    seed: int = 1
-    bias: tuple[tuple[int, float], ...] = ()
-    forbidden_until: tuple[tuple[int, int], ...] = ()  # token, position
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = (1, 2, 3)
-    prompt: int = 1
-
-
-def batch_of(rows: list[Row]) -> tuple[SamplingBatch, History, torch.Tensor]:
-    """What the sampler is given for these rows, row i in slot i."""
-
-    def pick(test: list[bool]) -> torch.Tensor:
-        return torch.tensor([at for at, yes in enumerate(test) if yes], dtype=torch.int64)
-
-    def floats(at: torch.Tensor, name: str) -> torch.Tensor:
-        return torch.tensor([getattr(rows[i], name) for i in at], dtype=torch.float32)
-
-    width = max(len(row.tokens) for row in rows) + 1
-    tokens = torch.zeros(len(rows), width, dtype=torch.int32)
-    counts = torch.zeros(len(rows), VOCABULARY, dtype=torch.int32)
-    for slot, row in enumerate(rows):
-        tokens[slot, : len(row.tokens)] = torch.tensor(row.tokens)
-        for token in set(row.tokens[: row.prompt]):
-            counts[slot, token] |= 1
-        for token in row.tokens[row.prompt :]:
-            counts[slot, token] += 2
-    history = History(tokens, torch.tensor([row.prompt for row in rows]), counts)
-    drawn = pick([row.temperature > 0 for row in rows])
-    greedy = pick([row.temperature == 0 for row in rows])
-    edits = [(i, token, value, 1 << 40) for i, row in enumerate(rows) for token, value in row.bias]
-    edits += [(i, token, -math.inf, until) for i, row in enumerate(rows) for token, until in row.forbidden_until]
-    words = [(i, word) for i, row in enumerate(rows) for word in row.bad_words]
-    longest = max((len(word) for _, word in words), default=1)
-    prefixes = torch.full((len(words), longest - 1), -1)
-    for at, (_, word) in enumerate(words):
-        prefixes[at, : len(word) - 1] = torch.tensor(word[:-1][::-1], dtype=torch.int64)
-    allowed = [(i, token) for i, row in enumerate(rows) for token in row.allowed]
-    penalised = pick([(row.repetition, row.presence, row.frequency) != (1, 0, 0) for row in rows])
-    top_k = torch.tensor([rows[i].top_k for i in drawn], dtype=torch.int64)
-    batch = SamplingBatch(
-        greedy=greedy if len(drawn) else None,
-        draws=Draws(
-            drawn, torch.tensor([rows[i].seed for i in drawn]), floats(drawn, "temperature"), floats(drawn, "min_p"),
-            top_k, floats(drawn, "top_p"), int(top_k.max()),
-            any(rows[i].top_p < 1 for i in drawn),
-        ) if len(drawn) else None,
-        edits=Edits(
-            *(torch.tensor([edit[at] for edit in edits]) for at in (0, 1)),
-            torch.tensor([edit[2] for edit in edits], dtype=torch.float32), torch.tensor([edit[3] for edit in edits]),
-        ) if edits else None,
-        words=BadWords(
-            torch.tensor([i for i, _ in words]), torch.tensor([i for i, _ in words]),
-            torch.tensor([word[-1] for _, word in words]), prefixes,
-        ) if words else None,
-        allowed=Allowed(
-            torch.tensor(sorted({i for i, _ in allowed})), *(torch.tensor([e[at] for e in allowed]) for at in (0, 1))
-        ) if allowed else None,
-        penalties=Penalties(
-            penalised, penalised, floats(penalised, "repetition"), floats(penalised, "presence"),
-            floats(penalised, "frequency"),
-        ) if len(penalised) else None,
-    )  # fmt: skip
-    return batch, history, torch.tensor([len(row.tokens) for row in rows])
-
-
-def sample(logits: torch.Tensor, rows: list[Row]) -> list[int]:
-    batch, history, positions = batch_of(rows)
-    return [int(token) for token in sampling.sample(logits.clone(), batch, history, positions)]
-
-
-def adjusted(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
-    """Steps 1 and 2 of kernels/sampling.py written again, one row, plainly, in float64."""
-    output = list(row.tokens[row.prompt :])
-    logits = logits.copy()
-    if row.allowed:
-        logits[[token for token in range(len(logits)) if token not in row.allowed]] = -math.inf
-    for word in row.bad_words:
-        prefix = list(word[:-1])
-        if not prefix or output[-len(prefix) :] == prefix:
-            logits[word[-1]] = -math.inf
-    for token, until in row.forbidden_until:
-        if len(row.tokens) < until:
-            logits[token] = -math.inf
-    for token, value in row.bias:
-        logits[token] += value
-    for token in set(row.tokens):
-        logits[token] = logits[token] / row.repetition if logits[token] > 0 else logits[token] * row.repetition
-    for token in set(output):
-        logits[token] -= row.frequency * output.count(token) + row.presence
-    return logits
-
-
-def distribution(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
-    """The probabilities that a row is sampled with."""
-    logits = adjusted(logits, row)
-    if row.temperature == 0:
-        return (np.arange(len(logits)) == logits.argmax()).astype(float)
-    weights = np.exp((logits - logits.max()) / row.temperature)
-    weights[weights < row.min_p * weights.max()] = 0
-    if row.top_k:
-        weights[weights < np.sort(weights)[::-1][min(row.top_k, len(weights)) - 1]] = 0
-    if row.top_p < 1:
-        ranked = np.sort(weights)[::-1]
-        reached = np.cumsum(ranked)
-        weights[weights < ranked[int((reached - ranked < row.top_p * weights.sum()).sum()) - 1]] = 0
-    probabilities: NDArray[np.float64] = weights / weights.sum()
-    return probabilities
-
-
-def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> tuple[float, float]:
-    """The statistic over bins merged to at least 5 expected, and its limit for one false alarm in 100,000."""
-    order = np.argsort(expected)
-    seen, due, bins = 0.0, 0.0, []
-    for at in order:
-        seen, due = seen + counts[at], due + expected[at]
-        if due >= 5:
-            bins.append((seen, due))
-            seen, due = 0.0, 0.0
-    freedom = max(1, len(bins) - 1)
-    limit = freedom * (1 - 2 / (9 * freedom) + 4.265 * math.sqrt(2 / (9 * freedom))) ** 3
-    return sum((seen - due) ** 2 / due for seen, due in bins), limit
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    """The token of each row's last entry."""
+    found = scene(rows, logits.shape[1])
+    tokens = sample_entries(logits[found.row_of], found.entries, found.sampling, found.history)
+    return tokens[found.lasts].tolist()
 
 
 FILTERS = [
@@ -169,6 +42,8 @@ FILTERS = [
     Row(allowed=(3, 9, 27, 40)),
     Row(bad_words=((4,), (2, 3, 5), (3, 6), (1, 2, 3, 7)), tokens=(1, 2, 3), prompt=1),
     Row(forbidden_until=((10, 99), (11, 2)), temperature=0.9),
+    Row(mask=(1, 2, 3, 31, 32, 63), allowed=(2, 3, 32, 33, 63)),
+    Row(bad_words=((5, 6, 4), (6, 8)), repetition=1.5, frequency=0.5, drafts=(5, 6), forbidden_until=((9, 6), (7, 5))),
 ]
 
 
@@ -199,19 +74,21 @@ def test_random_rows_match_the_plain_reference_noise_included(case: int) -> None
             presence=float(chance.choice([0.0, -0.5, 1.0])),
             frequency=float(chance.choice([0.0, 0.3])),
             seed=int(chance.integers(-(2**63), 2**63)),
-            bias=tuple((int(token), float(chance.normal())) for token in chance.integers(0, VOCABULARY, 2)),
+            bias=tuple((int(token), float(chance.normal())) for token in chance.choice(VOCABULARY, 2, False)),
             forbidden_until=((0, int(chance.integers(0, 20))),),
             bad_words=tuple(
                 tuple(int(token) for token in chance.integers(0, 12, chance.integers(1, 4))) for _ in range(3)
             ),
             allowed=() if chance.random() < 0.7 else tuple(int(t) for t in chance.choice(VOCABULARY, 30, False)),
+            mask=None if chance.random() < 0.7 else tuple(int(t) for t in chance.choice(VOCABULARY, 50, False)),
             tokens=tokens,
             prompt=int(chance.integers(1, len(tokens) + 1)),
+            drafts=tuple(int(token) for token in chance.integers(0, 12, chance.choice([0, 0, 1, 4]))),
         ))  # fmt: skip
     logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(case)) * 2
     found = sample(logits, rows)
     for at, row in enumerate(rows):
-        noise = gumbel_rows(torch.tensor([row.seed]), torch.tensor([len(row.tokens)]), VOCABULARY)[0].double().numpy()
+        noise = gumbel_rows(torch.tensor([row.seed]), torch.tensor([len(row.sequence)]), VOCABULARY)[0].double().numpy()
         probabilities = distribution(logits[at].double().numpy(), row)
         scores = np.full(VOCABULARY, -math.inf)
         scores[probabilities > 0] = np.log(probabilities[probabilities > 0])
@@ -294,29 +171,47 @@ def test_a_nucleus_is_the_smallest_set_that_reaches_its_mass(top_k: int) -> None
             assert float(kept.sum()) > p * float(left.sum()) * (1 - 1e-6)
 
 
-def test_logprobs_are_of_the_raw_distribution() -> None:
-    logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(4))
-    chosen = torch.tensor([0, 5, 9, 63, int(logits[4].argmax())])
-    expected = torch.log_softmax(logits.double(), -1)
-    for width in (0, 1, 20):
-        ids, values, ranks = sampling.logprobs(logits, chosen, width)
-        assert ids.shape == values.shape == (5, 1 + width)
-        assert torch.equal(ids[:, 0], chosen)
-        assert torch.allclose(values.double(), expected.gather(1, ids), atol=1e-5)
-        assert torch.equal(ids[:, 1:], logits.topk(width).indices)
-        assert ranks.tolist() == [1 + int((row > row[at]).sum()) for row, at in zip(logits, chosen, strict=True)]
-    assert ranks[4] == 1
-
-
 @pytest.mark.parametrize("row", [Row(temperature=0), Row(), Row(temperature=0.8, top_p=0.95, top_k=40)], ids=str)
 def test_sixty_four_rows_of_a_small_vocabulary_take_few_milliseconds(row: Row) -> None:
     vocabulary, rows = 4096, 64
     logits = torch.randn(rows, vocabulary) * 3
-    batch, history, positions = batch_of([dataclasses.replace(row, seed=seed) for seed in range(rows)])
+    found = scene([dataclasses.replace(row, seed=seed) for seed in range(rows)], vocabulary)
     best = math.inf
     for _ in range(5):
-        copy = logits.clone()
         start = time.perf_counter()
-        sampling.sample(copy, batch, history, positions)
+        sample_entries(logits, found.entries, found.sampling, found.history)
         best = min(best, time.perf_counter() - start)
     assert best < 0.1  # 1 to 9 ms on one idle core; the margin is for busy machines
+
+
+def test_logits_stay_as_they_are() -> None:
+    logits = torch.randn(2, VOCABULARY)
+    before = logits.clone()
+    sample(logits, [Row(bias=((3, 5.0),), presence=1.0), Row(mask=(3,))])
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_the_models_type_is_taken(kind: torch.dtype) -> None:
+    logits = (torch.randn(len(FILTERS), VOCABULARY, generator=torch.Generator().manual_seed(9)) * 3).to(kind)
+    assert sample(logits, FILTERS) == sample(logits.float(), FILTERS)
+
+
+def test_entries_behind_drafts_sample_as_if_the_drafts_stood_there() -> None:
+    chance = np.random.default_rng(4)
+    for row in [row for row in FILTERS if not row.drafts]:
+        drafts = tuple(int(token) for token in chance.integers(1, 9, 3))
+        logits = torch.from_numpy(chance.normal(size=(1, VOCABULARY)) * 2).float()
+        found = scene([dataclasses.replace(row, drafts=drafts)], VOCABULARY)
+        tokens = sample_entries(logits.expand(4, -1), found.entries, found.sampling, found.history)
+        plain = [dataclasses.replace(row, tokens=row.tokens + drafts[:depth]) for depth in range(4)]
+        assert tokens.tolist() == [sample(logits, [one])[0] for one in plain]
+
+
+def test_padding_changes_nothing() -> None:
+    logits = torch.randn(len(FILTERS), VOCABULARY, generator=torch.Generator().manual_seed(6))
+    found = scene(FILTERS, VOCABULARY, padding=3)
+    padded = torch.cat([logits[found.row_of[:-3]], torch.full((3, VOCABULARY), math.nan)])
+    tokens = sample_entries(padded, found.entries, found.sampling, found.history)
+    assert tokens[found.lasts].tolist() == sample(logits, FILTERS)
+    assert tokens[-3:].tolist() == [-1] * 3

@@ -1,0 +1,94 @@
+"""A step's inputs against a loop over its tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.gather import DECODING, InputRows, Inputs, gather_inputs
+from tests.kernels.sampling_scene import moved
+
+SLOTS, BLOCK, BLOCKS = 6, 4, 5
+LENGTH = BLOCK * BLOCKS + 1
+
+
+def plainly(rows: InputRows, tokens: torch.Tensor, known: torch.Tensor, tables: torch.Tensor) -> Inputs:
+    """One token after the other."""
+    total, count = len(rows.draft_ids), len(rows.slots)
+    ids, positions, places, context = [0] * total, [0] * total, [0] * total, [0] * count
+    for row in range(count):
+        slot, low, high = int(rows.slots[row]), int(rows.query_start[row]), int(rows.query_start[row + 1])
+        first = int(rows.starts[row])
+        if first == DECODING:
+            first = max(int(known[slot]) - 1, 0)
+        for at in range(low, high):
+            position, draft = first + at - low, int(rows.draft_ids[at])
+            ids[at] = draft if draft >= 0 else int(tokens[slot, position]) if position < LENGTH else 0
+            positions[at] = position
+            if position < BLOCK * BLOCKS:
+                places[at] = int(tables[slot, position // BLOCK]) * BLOCK + position % BLOCK
+        context[row] = first + high - low if high > low else 0
+    return Inputs(
+        torch.tensor(ids, dtype=torch.int32), torch.tensor(positions), torch.tensor(places),
+        torch.tensor(context, dtype=torch.int32),
+    )  # fmt: skip
+
+
+def slot_tables(chance: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tokens = torch.from_numpy(chance.integers(1, 1000, (SLOTS, LENGTH))).int()
+    known = torch.from_numpy(chance.integers(1, BLOCK * BLOCKS - 5, SLOTS)).int()
+    known[-1] = 0  # scratch
+    return tokens, known, torch.from_numpy(chance.integers(1, 99, (SLOTS, BLOCKS))).int()
+
+
+def step(rows: list[tuple[int, int, tuple[int, ...], int]], padding: tuple[int, int] = (0, 0)) -> InputRows:
+    """Rows of slot, start, drafts and tokens beside them; then as many padding rows and tokens."""
+    counts = [count + len(drafts) for _, _, drafts, count in rows] + [0] * padding[0]
+    ids = [token for _, _, drafts, count in rows for token in (*[-1] * count, *drafts)] + [-1] * padding[1]
+    scratch = [(SLOTS - 1, DECODING)] * padding[0]
+    columns = np.concatenate(([0], np.cumsum(counts))), *zip(*((r[0], r[1]) for r in rows), *scratch, strict=True), ids
+    return InputRows(*(torch.tensor(np.array(column), dtype=torch.int32) for column in columns))
+
+
+def same(found: Inputs, expected: Inputs) -> None:
+    for name in ("input_ids", "positions", "slot_mapping", "context"):
+        mine, other = getattr(found, name).cpu(), getattr(expected, name)
+        assert mine.dtype == other.dtype
+        assert mine.tolist() == other.tolist(), name
+
+
+CASES = [
+    [(0, DECODING, (), 1)],
+    [(slot, DECODING, (), 1) for slot in range(5)],
+    [(1, DECODING, (7, 8), 1), (2, DECODING, (), 1), (4, DECODING, (3,), 1), (3, 2, (), 6)],
+    [(3, 0, (), 16), (0, 5, (), 1)],
+    [(2, BLOCK * BLOCKS - 2, (), 4)],  # runs past the tables' end
+]
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (0, 3), (3, 0), (2, 5)])
+@pytest.mark.parametrize("case", CASES)
+def test_inputs_of_a_step(
+    case: list[tuple[int, int, tuple[int, ...], int]], padding: tuple[int, int], device: str
+) -> None:
+    tokens, known, tables = slot_tables(np.random.default_rng(3))
+    rows = step(case, padding)
+    expected = plainly(rows, tokens, known, tables)
+    same(gather_inputs(rows, tokens, known, tables, BLOCK), expected)
+    found = gather_inputs(moved(rows, device), tokens.to(device), known.to(device), tables.to(device), BLOCK)
+    same(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_steps(seed: int, device: str) -> None:
+    chance = np.random.default_rng(seed)
+    tokens, known, tables = slot_tables(chance)
+    rows = []
+    for slot in chance.permutation(SLOTS - 1).tolist():
+        if chance.random() < 0.5:
+            rows.append((slot, DECODING, tuple(chance.integers(0, 99, chance.integers(0, 4)).tolist()), 1))
+        else:
+            rows.append((slot, int(chance.integers(0, 9)), (), int(chance.integers(1, 9))))
+    given = step(rows, (int(chance.integers(0, 3)), int(chance.integers(0, 9))))
+    same(gather_inputs(given, tokens, known, tables, BLOCK), plainly(given, tokens, known, tables))
