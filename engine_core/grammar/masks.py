@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -66,7 +67,8 @@ class MaskStore:
     def __init__(self, tokens: GrammarTokens, places: int, threads: int) -> None:
         assert places >= 2
         self.most = places // 2  # entries of constrained rows that one step may have
-        self._eos_row = eos_row(tokens)
+        self._ends = bits_of(tokens, tokens.eos)
+        self._others = bits_of(tokens, set(range(tokens.width)) - tokens.eos)
         self._executor = LLExecutor(threads)
         self._masks = np.zeros((places, tokens.words), np.int32)
         self._last = np.zeros(places, np.int64)  # last step that reads each place
@@ -86,15 +88,14 @@ class MaskStore:
     def fill(self, step: int, applied: int, rows: Sequence[MaskRow]) -> FilledMasks:
         """Masks of a step whose rows' guides have taken all tokens before it; steps up to `applied` are over.
 
-        A row whose automaton fails may only end, and its guide raises when it advances next.
+        A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
         began = time.perf_counter()
         masks = self._fill(rows)
-        entries = np.concatenate([np.arange(row.entry, row.entry + len(row.drafts) + 1) for row in rows])
+        ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
+        entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
         places, fresh = self._place(masks, step, applied)
-        filled = FilledMasks(
-            entries.astype(np.int32).tobytes(), places.tobytes(), fresh.tobytes(), self._masks[fresh].tobytes()
-        )
+        filled = FilledMasks(entries.tobytes(), places.tobytes(), fresh.tobytes(), self._masks[fresh].tobytes())
         seconds = time.perf_counter() - began
         self._fills += 1
         self._rows += len(rows)
@@ -123,7 +124,7 @@ class MaskStore:
             free = row.guide.free_before(row.drafts)
             end = start + len(row.drafts) + 1
             if row.guide.ended:
-                masks[start:end] = self._eos_row
+                masks[start:end] = self._ends
             elif start + free < end:
                 jobs.append((row.guide, start + free, row.guide.before_end(row.drafts[free:])))
             start = end
@@ -148,7 +149,7 @@ class MaskStore:
                 guide.fail(first_line(guide.matcher.get_error()))
             if guide.failed:
                 self._failures += 1
-                masks[entry : entry + len(drafts) + 1] = self._eos_row
+                masks[entry : entry + len(drafts) + 1] = self._others
 
     def _call(self, jobs: list[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
         fill_next_token_bitmask_par_with_draft_tokens(self._executor, jobs, masks)
@@ -181,8 +182,8 @@ class MaskStore:
         return place
 
 
-def eos_row(tokens: GrammarTokens) -> Masks32:
-    """The mask that allows the end alone. # [words]"""
+def bits_of(tokens: GrammarTokens, allowed: Iterable[int]) -> Masks32:
+    """The mask that allows these tokens alone. # [words]"""
     bits = np.zeros(tokens.words * 32, np.uint8)
-    bits[sorted(tokens.eos)] = 1
+    bits[list(allowed)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
