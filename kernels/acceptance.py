@@ -23,7 +23,12 @@ def accept(tokens: Tensor, entries: Entries, sampling: SlotSampling, history: Sl
     added to its penalty counts where its request has penalties, and counted as known. The scratch slot stays as it is.
     One launch on a GPU, which waits for nothing.
     """
-    accept_entries(tokens, entries, sampling, history)
+    if tokens.is_cuda:
+        from kernels.acceptance_triton import accept_rows
+
+        accept_rows(tokens, entries, sampling, history)
+    else:
+        accept_entries(tokens, entries, sampling, history)
 
 
 def accept_entries(tokens: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> None:

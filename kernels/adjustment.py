@@ -22,7 +22,6 @@ from kernels.sampling_tables import (
 )
 
 Numbers = NDArray[np.int32]
-BYTE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
 
 
 def adjust(
@@ -46,7 +45,7 @@ def adjust(
 
 def forbid(logits: Tensor, rows: NDArray[np.int64], bits: Numbers) -> None:
     """Give -inf to the tokens of `rows` whose bit is 0 in `bits`, int32 [rows, ceil(vocabulary / 32)]."""
-    allowed = BYTE_BITS[bits.view(np.uint8)].reshape(len(rows), -1)[:, : logits.shape[1]]
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little").view(bool)
     values = logits.numpy()
     for row, kept in zip(rows.tolist(), allowed, strict=True):
         np.copyto(values[row], -np.inf, where=~kept)

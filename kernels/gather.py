@@ -38,6 +38,10 @@ def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
     the last row's end has id 0, position 0 and place 0, which is scratch; a row without tokens has context 0. A
     position past the end of its slot's tables writes to scratch.
     """
+    if tokens.is_cuda:
+        from kernels.gather_triton import gather_tokens
+
+        return gather_tokens(rows, tokens, known, block_tables, block_size)
     return gather_rows(rows, tokens, known, block_tables, block_size)
 
 

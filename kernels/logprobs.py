@@ -52,7 +52,7 @@ def logprobs(logits: Tensor, chosen: Tensor, width: int) -> tuple[Tensor, Tensor
 
 
 def ordered(logits: Tensor) -> Tensor:
-    """Numbers in the order of the logits, the lower id the larger among equals: int64, 2**32 - 1 - id in its low half."""
+    """Numbers in the order of the logits, the lower id the larger of equals: int64, 2**32 - 1 - id in its low half."""
     bits = (logits + 0.0).view(torch.int32)  # there is one zero now
     keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
     return keys + (0xFFFFFFFF - torch.arange(logits.shape[1], device=logits.device))

@@ -1,4 +1,4 @@
-"""What a step leaves in the slots, against a loop over its rows."""
+"""What a step leaves in the slots, by acceptance.py and acceptance_triton.py, against a loop over its rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.acceptance import REJECTED, accept
+from kernels.acceptance_triton import accept_rows
 from protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, scene
 
@@ -36,13 +37,14 @@ def plainly(tokens: list[int], given: Scene, rows: list[Row]) -> tuple[list[int]
 
 def check(tokens: list[int], given: Scene, rows: list[Row], device: str) -> list[int]:
     expected, after = plainly(tokens, given, rows)
-    moved = given.on(device)
-    found = torch.tensor(tokens, dtype=torch.int32, device=device)
-    accept(found, moved.entries, moved.sampling, moved.history)
     count = int(given.entries.start[len(rows)])
-    assert found.tolist()[:count] == expected[:count]
-    for name in ("tokens", "known", "counts"):
-        assert torch.equal(getattr(moved.history, name).cpu(), getattr(after.history, name)), name
+    for take, place in ((accept, "cpu"), (accept_rows, device)):
+        moved = given.on(place)
+        found = torch.tensor(tokens, dtype=torch.int32, device=place)
+        take(found, moved.entries, moved.sampling, moved.history)
+        assert found.tolist()[:count] == expected[:count]
+        for name in ("tokens", "known", "counts"):
+            assert torch.equal(getattr(moved.history, name).cpu(), getattr(after.history, name)), name
     return expected
 
 

@@ -1,4 +1,4 @@
-"""A step's inputs against a loop over its tokens."""
+"""A step's inputs by gather.py and gather_triton.py against a loop over its tokens."""
 
 from __future__ import annotations
 
@@ -58,6 +58,13 @@ def same(found: Inputs, expected: Inputs) -> None:
         assert mine.tolist() == other.tolist(), name
 
 
+def on_device(rows: InputRows, tokens: torch.Tensor, known: torch.Tensor, tables: torch.Tensor, device: str) -> Inputs:
+    """By the kernel."""
+    from kernels.gather_triton import gather_tokens
+
+    return gather_tokens(moved(rows, device), tokens.to(device), known.to(device), tables.to(device), BLOCK)
+
+
 CASES = [
     [(0, DECODING, (), 1)],
     [(slot, DECODING, (), 1) for slot in range(5)],
@@ -76,8 +83,7 @@ def test_inputs_of_a_step(
     rows = step(case, padding)
     expected = plainly(rows, tokens, known, tables)
     same(gather_inputs(rows, tokens, known, tables, BLOCK), expected)
-    found = gather_inputs(moved(rows, device), tokens.to(device), known.to(device), tables.to(device), BLOCK)
-    same(found, expected)
+    same(on_device(rows, tokens, known, tables, device), expected)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -91,4 +97,13 @@ def test_random_steps(seed: int, device: str) -> None:
         else:
             rows.append((slot, int(chance.integers(0, 9)), (), int(chance.integers(1, 9))))
     given = step(rows, (int(chance.integers(0, 3)), int(chance.integers(0, 9))))
-    same(gather_inputs(given, tokens, known, tables, BLOCK), plainly(given, tokens, known, tables))
+    expected = plainly(given, tokens, known, tables)
+    same(gather_inputs(given, tokens, known, tables, BLOCK), expected)
+    same(on_device(given, tokens, known, tables, device), expected)
+
+
+def test_many_rows_and_tokens(device: str) -> None:
+    """More than one program takes of each."""
+    tokens, known, tables = slot_tables(np.random.default_rng(1))
+    rows = step([(at % 5, DECODING if at % 3 else at % 7, (), 1 + at % 2) for at in range(300)], (150, 70))
+    same(on_device(rows, tokens, known, tables, device), plainly(rows, tokens, known, tables))

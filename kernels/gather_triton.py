@@ -1,0 +1,82 @@
+"""The inputs of a step in one launch: a token finds its row by binary search."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gather import DECODING, InputRows, Inputs
+
+TILE = 128  # tokens or rows of one program
+CHUNKLESS = tl.constexpr(DECODING)
+
+
+def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
+    """`kernels.gather.gather_inputs` by the kernel, without waiting for the device."""
+    total, count = len(rows.draft_ids), len(rows.slots)
+    device = tokens.device
+    assert tokens.is_contiguous()
+    found = Inputs(
+        input_ids=torch.empty(total, dtype=torch.int32, device=device),
+        positions=torch.empty(total, dtype=torch.int64, device=device),
+        slot_mapping=torch.empty(total, dtype=torch.int64, device=device),
+        context=torch.empty(count, dtype=torch.int32, device=device),
+    )
+    token_tiles = triton.cdiv(total, TILE)
+    gather_kernel[(token_tiles + triton.cdiv(count, TILE),)](
+        rows.query_start, rows.slots, rows.starts, rows.draft_ids, tokens, known, block_tables,
+        found.input_ids, found.positions, found.slot_mapping, found.context,
+        total, count, token_tiles, tokens.shape[1], block_tables.stride(0), block_tables.shape[1],
+        BLOCK_SIZE=block_size, TILE=TILE, STEPS=count.bit_length(), num_warps=4,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit
+def first_position(slots, starts, known, row, there):
+    """Of rows: where a chunk starts, or a decoding slot's last known token."""
+    start = tl.load(starts + row, mask=there, other=0)
+    slot = tl.load(slots + row, mask=there, other=0)
+    last = tl.load(known + slot, mask=there & (start == CHUNKLESS), other=1) - 1
+    return tl.where(start == CHUNKLESS, tl.maximum(last, 0), start), slot.to(tl.int64)
+
+
+@triton.jit(do_not_specialize=("total", "count", "token_tiles"))
+def gather_kernel(
+    query_start, slots, starts, draft_ids, tokens, known, block_tables, input_ids, positions, slot_mapping, context,
+    total, count, token_tiles, row_length, table_stride, table_blocks,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The first programs take tokens, the others rows."""
+    tile = tl.program_id(0)
+    lanes = tl.arange(0, TILE)
+    if tile >= token_tiles:
+        row = (tile - token_tiles) * TILE + lanes
+        there = row < count
+        first, _ = first_position(slots, starts, known, row, there)
+        low = tl.load(query_start + row, mask=there, other=0)
+        high = tl.load(query_start + row + 1, mask=there, other=0)
+        tl.store(context + row, tl.where(high > low, first + high - low, 0), mask=there)
+        return
+    token = tile * TILE + lanes
+    there = token < total
+    low = lanes * 0  # how many of query_start are known not to lie past the token
+    high = low + count + 1
+    for _ in range(STEPS + 1):
+        middle = (low + high) // 2
+        before = tl.load(query_start + middle, mask=low < high, other=0) <= token
+        low, high = tl.where((low < high) & before, middle + 1, low), tl.where((low < high) & ~before, middle, high)
+    row = low - 1
+    used = there & (row < count)
+    first, slot = first_position(slots, starts, known, row, used)
+    position = tl.where(used, first + token - tl.load(query_start + row, mask=used, other=0), 0)
+    draft = tl.load(draft_ids + token, mask=used, other=-1)
+    own = tl.load(tokens + slot * row_length + position, mask=used & (position < row_length), other=0)
+    block = position // BLOCK_SIZE
+    held = used & (block < table_blocks)
+    page = tl.load(block_tables + slot * table_stride + block, mask=held, other=0).to(tl.int64)
+    tl.store(input_ids + token, tl.where(draft >= 0, draft, own), mask=there)
+    tl.store(positions + token, position.to(tl.int64), mask=there)
+    tl.store(slot_mapping + token, tl.where(held, page * BLOCK_SIZE + position % BLOCK_SIZE, 0), mask=there)

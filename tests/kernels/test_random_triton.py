@@ -1,0 +1,61 @@
+"""The kernels' randomness against the reference: words bit for bit, noise within float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import random
+from kernels.random_triton import gumbel_noise, tile_noise, token_noise
+
+FULL = 0xFFFFFFFF
+
+
+@triton.jit
+def tile_kernel(noise, seeds, position, first, TILE: tl.constexpr):
+    """Noise of a tile of tokens."""
+    lanes = tl.arange(0, TILE)
+    tl.store(noise + lanes, tile_noise(tl.load(seeds), position, first, TILE))
+
+
+@triton.jit
+def token_kernel(noise, seeds, position, tokens, TILE: tl.constexpr):
+    """Noise of some tokens."""
+    lanes = tl.arange(0, TILE)
+    tl.store(noise + lanes, token_noise(tl.load(seeds), position, tl.load(tokens + lanes)))
+
+
+@triton.jit
+def noise_kernel(noise, words, TILE: tl.constexpr):
+    """Noise of some words."""
+    lanes = tl.arange(0, TILE)
+    tl.store(noise + lanes, gumbel_noise(tl.load(words + lanes).to(tl.uint32)))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within a few units in the last place, of the noise or of the 1 that it is made around."""
+    assert torch.allclose(found.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0x1234567_89ABCDEF])
+@pytest.mark.parametrize("position", [0, 77, 2**31 - 1])
+def test_tiles_and_single_tokens_have_the_references_noise(seed: int, position: int, device: str) -> None:
+    seeds, tile, first = torch.tensor([seed], device=device), 256, 3 * 256
+    expected = random.gumbel_rows(torch.tensor([seed]), torch.tensor([position]), first + tile)[0]
+    noise = torch.empty(tile, device=device)
+    tile_kernel[(1,)](noise, seeds, position, first, TILE=tile)
+    close(noise, expected[first:])
+    tokens = torch.randint(first + tile, (tile,), generator=torch.Generator().manual_seed(1)).int()
+    token_kernel[(1,)](noise, seeds, position, tokens.to(device), TILE=tile)
+    close(noise, expected[tokens.long()])
+
+
+def test_extreme_words_are_within_the_bounds(device: str) -> None:
+    words = torch.tensor([0, 1, 2, 255, 256, 2**24, 2**31, FULL - 2**8, FULL - 1, FULL] * 2)[:16]
+    noise = torch.empty(16, device=device)
+    noise_kernel[(1,)](noise, words.to(device), TILE=16)
+    close(noise, random.gumbel(words))
+    assert noise.min() >= random.GUMBEL_MIN
+    assert noise.max() <= random.GUMBEL_MAX
