@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.grammar.guide import Guide
 from engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
 from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
-from engine_core.scheduling.request import Choice
+from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Lane
 from engine_core.scheduling.state import Chunk, Flight, State
 from engine_core.scheduling.stops import NON_FINITE, verdict
@@ -143,8 +142,10 @@ def judge_rows(
 
 
 def judge(choice: Choice, tokens: list[int]) -> Judged:
-    """Whether the choice ends with one of its last tokens, which are these; its guide takes them if it goes on."""
-    request, before = choice.request, len(choice.tokens) - len(tokens)
+    """Whether the choice ends with one of its last tokens, which are these; its guide takes them as long as it goes
+    on. Token by token, so that how many came at once makes no difference."""
+    request, guide = choice.request, choice.guide
+    before = len(choice.tokens) - len(tokens)
     for count, token in enumerate(tokens, 1):
         if token == NON_FINITE:
             return Judged(choice, count - 1, Finish.ERROR, error=NOT_FINITE)
@@ -152,26 +153,25 @@ def judge(choice: Choice, tokens: list[int]) -> Judged:
         if finish != Finish.NONE:
             named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
             return Judged(choice, count, finish, token if named else None)
-    if choice.guide is None:
-        return Judged(choice, len(tokens))
-    try:
-        over = follow(choice, choice.guide, tokens)
-    except GrammarFailure as error:  # guard: design 7, one request's automaton
-        return Judged(choice, 0, Finish.ERROR, error=error.message)
-    return Judged(choice, len(tokens), Finish.STOP if over else Finish.NONE)
-
-
-def follow(choice: Choice, guide: Guide, tokens: list[int]) -> bool:
-    """Let the guide take the tokens. Returns whether the choice is over: its structure is complete, and it will not end
-    by an end-of-sequence token, because that ends nothing for this request or because min_tokens keeps it away."""
-    guide.advance(tokens)
-    if choice.drafter is not None:
+        if guide is None:
+            continue
+        try:
+            guide.advance([token])
+        except GrammarFailure as error:  # guard: design 7, one request's automaton
+            return Judged(choice, count - 1, Finish.ERROR, error=error.message)
+        if guide.ended or (guide.finished and not can_end(request, before + count)):
+            return Judged(choice, count, Finish.STOP)
+    if guide is not None and choice.drafter is not None:
         choice.drafter.forced = guide.forced()
-    if guide.ended:
-        return True
-    request = choice.request
-    early = choice.outputs < request.message.sampling.min_tokens
-    return guide.finished and (early or request.ending.isdisjoint(request.message.sampling.eos_token_ids))
+    return Judged(choice, len(tokens))
+
+
+def can_end(request: Request, length: int) -> bool:
+    """Whether a choice of so many tokens, whose structure is complete, ends by an end-of-sequence token: for some
+    requests that ends nothing, and min_tokens may keep it away."""
+    sampling = request.message.sampling
+    early = length - request.prompt_tokens < sampling.min_tokens
+    return not early and not request.ending.isdisjoint(sampling.eos_token_ids)
 
 
 def shortened(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.request import Choice
+from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Ints, Lane
 from engine_core.scheduling.state import Drafts, Flight, State
-from engine_core.speculation.drafter import Drafter, Proposer
+from engine_core.speculation.drafter import Drafter
+from engine_core.speculation.lookup import PromptLookup
 from engine_core.speculation.options import SpeculationOptions
+from engine_core.speculation.prediction import Prediction
+from engine_core.speculation.proposer import Proposer
 
 Counts = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -20,11 +23,21 @@ def equip(choice: Choice, options: SpeculationOptions) -> None:
     request = choice.request
     if request.guide is not None:
         choice.guide = request.guide.copy()
-    proposers: tuple[Proposer, ...] = ()
-    if choice.guide is not None or proposers:
-        choice.drafter = Drafter(proposers, request.ending)
+    found = proposers(request, options) if request.message.speculate else ()
+    if choice.guide is not None or found:
+        choice.drafter = Drafter(found, request.ending)
     if choice.guide is not None and choice.drafter is not None:
         choice.drafter.forced = choice.guide.forced()
+
+
+def proposers(request: Request, options: SpeculationOptions) -> tuple[Proposer, ...]:
+    """For one choice, in the order in which they are asked."""
+    found: list[Proposer] = []
+    if request.message.prediction:
+        found.append(Prediction(request.message.prediction, request.prompt_tokens))
+    if options.method == "ngram":
+        found.append(PromptLookup(request.limit, options.prompt_lookup_min, options.prompt_lookup_max))
+    return tuple(found)
 
 
 def draft_rows(state: State, lane: Lane, budget: int) -> Drafts | None:

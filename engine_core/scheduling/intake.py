@@ -35,6 +35,11 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
     if len(message.token_ids) % 4:
         raise InvalidRequest("the prompt is not an array of 32-bit token ids", param="prompt")
     tokens = np.frombuffer(message.token_ids, np.int32)
+    if len(message.prediction) % 4:
+        raise InvalidRequest("the prediction is not an array of 32-bit token ids", param="prediction")
+    predicted = np.frombuffer(message.prediction, np.int32)
+    if len(predicted) and not 0 <= int(predicted.min()) <= int(predicted.max()) < options.vocab_size:
+        raise InvalidRequest(f"the prediction holds token ids outside 0..{options.vocab_size - 1}", param="prediction")
     if int(tokens.min()) < 0 or int(tokens.max()) >= options.vocab_size:
         raise InvalidRequest(f"the prompt holds token ids outside 0..{options.vocab_size - 1}", param="prompt")
     if len(tokens) + 1 > options.max_model_len:

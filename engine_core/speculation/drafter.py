@@ -11,18 +11,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
-
-class Proposer(Protocol):
-    """One way to guess how a sequence goes on."""
-
-    def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
-        """At most `most` token ids that may follow `tokens` and then `ahead`; fewer, or none, where nothing is known.
-
-        `tokens` are those of one choice, prompt and output: between calls they grow at their end and nothing else.
-        """
-        ...
+from engine_core.speculation.proposer import Proposer
 
 
 class Drafter:

@@ -3,6 +3,9 @@
 Every KV cell holds the hash of the whole prefix it was computed from. Before a row is computed, every cell that it
 would attend to is compared with the hash of the slot's own tokens: a wrong block table, a block reused too early, a
 stale prefix hit and a wrong start position all show at once.
+
+A plan's diffs are taken when it arrives; its work waits for the work before it and, if rows of it are masked, for their
+masks. Drafts are computed as if they were accepted and judged against what the model says.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protocol.messages import Logprobs, Sampling
-from protocol.steps import RowLogprobs, StepPlan, StepResult
-from tests.sim.model import Nature, cells, choose, logprob
+from protocol.steps import REJECTED, RowLogprobs, StepMasks, StepPlan, StepResult
+from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
 
 @dataclass(slots=True)
@@ -28,6 +31,15 @@ class Slot:
     seed: int
     nature: Nature
     hashes: list[int] = field(default_factory=list)  # of its own tokens, computed from nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A plan as it stood when it arrived."""
+
+    plan: StepPlan
+    decoding: list[tuple[int, Slot, list[int]]]  # slot number, slot, drafts
+    chunks: list[tuple[int, Slot]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,9 @@ class FakeExecutor:
         self._slots: dict[int, Slot] = {}
         self._decoding: set[int] = set()
         self._flying: deque[Touched] = deque()
+        self._waiting: deque[Work] = deque()
+        self._masks: StepMasks | None = None
+        self._store: dict[int, frozenset[int]] = {}
         self._step = 0
         self.rows = 0
 
@@ -72,7 +87,8 @@ class FakeExecutor:
         """The scheduler has applied this step: its fence is open."""
         assert self._flying.popleft().step == step
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> list[StepResult]:
+        """Take a plan; returns the results that are complete now."""
         assert plan.epoch == self.epoch
         assert plan.step > self._step
         self._step = plan.step
@@ -86,7 +102,33 @@ class FakeExecutor:
             assert 1 <= block < len(self._pages)
             self._slots[slot].table.append(block)
         self._turn(plan)
-        return self._compute(plan)
+        self._waiting.append(self._receive(plan))
+        return self._work()
+
+    def mask(self, masks: StepMasks) -> list[StepResult]:
+        """Take the masks of the oldest step that waits for some."""
+        assert masks.epoch == self.epoch
+        assert self._masks is None, "one message for each masked plan"
+        assert masks.step == next(work.plan.step for work in self._waiting if work.plan.masked)
+        words = np.frombuffer(masks.bits, np.uint32).reshape(-1, VOCAB // 32)
+        for (place,), row in zip(ints(masks.fresh), words, strict=True):
+            self._store[place] = frozenset(np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist())
+        self._masks = masks
+        return self._work()
+
+    def _work(self) -> list[StepResult]:
+        found = []
+        while self._waiting:
+            plan = self._waiting[0].plan
+            if plan.masked and (self._masks is None or self._masks.step != plan.step):
+                break
+            masks: dict[int, frozenset[int]] = {}
+            if plan.masked and self._masks is not None:
+                places = zip(ints(self._masks.entries), ints(self._masks.places), strict=True)
+                masks = {entry: self._store[place] for (entry,), (place,) in places}
+                self._masks = None
+            found.append(self._compute(self._waiting.popleft(), masks))
+        return found
 
     def _start(self, start, fenced_blocks: frozenset[int]) -> None:  # type: ignore[no-untyped-def]
         tokens = ints(start.token_ids)
@@ -116,70 +158,118 @@ class FakeExecutor:
             assert slot not in self._decoding
             self._decoding.add(slot)
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        chunks = ints(plan.chunks, 4)
+    def _receive(self, plan: StepPlan) -> Work:
+        chunks, counts = ints(plan.chunks, 4), dict(map(tuple, ints(plan.drafts, 2)))
         used = [*sorted(self._decoding), *[row[0] for row in chunks]]
         assert used, "a step without work"
         assert len(set(used)) == len(used), "one row per slot"
         assert {start.slot for start in plan.starts} <= {row[0] for row in chunks}
-        assert len(self._decoding) + sum(row[2] for row in chunks) <= self._budget
-        tokens: list[int] = []
-        scores: list[RowLogprobs] = []
+        ids = [token for (token,) in ints(plan.draft_ids)]
+        assert list(counts) == sorted(counts)
+        assert set(counts) <= self._decoding
+        assert all(count >= 1 for count in counts.values())
+        assert sum(counts.values()) == len(ids)
+        assert len(self._decoding) + len(ids) + sum(row[2] for row in chunks) <= self._budget
+        decoding, place = [], 0
+        for slot in sorted(self._decoding):
+            count = counts.get(slot, 0)
+            decoding.append((slot, self._slots[slot], ids[place : place + count]))
+            place += count
+        sampling = self._decoding | {row[0] for row in chunks if row[3]}
+        assert {slot for (slot,) in ints(plan.masked)} <= sampling
+        blocks = frozenset(block for slot in used for block in self._slots[slot].table)
+        self._flying.append(Touched(plan.step, frozenset(used), blocks))
+        self.rows += len(used)
+        return Work(plan, decoding, [(row[0], self._slots[row[0]]) for row in chunks])
+
+    def _compute(self, work: Work, masks: Mapping[int, frozenset[int]]) -> StepResult:
+        plan = work.plan
+        sampler = Sampler(self._longest, {slot for (slot,) in ints(plan.masked)}, masks)
         prompt_scores: list[RowLogprobs] = []
-        for index in sorted(self._decoding):
-            slot = self._slots[index]
+        for index, slot, drafts in work.decoding:
             assert slot.computed == len(slot.tokens) - 1, "a decoding slot runs its last token"
-            self._positions(slot, 1)
-            self._sample(slot, tokens, scores)
-        for row, (index, start, count, sample) in enumerate(chunks):
-            slot = self._slots[index]
+            lasts = self._positions(slot, 1, drafts)
+            sampler.sample(index, slot, lasts, drafts)
+        for row, ((index, slot), (_, start, count, sample)) in enumerate(
+            zip(work.chunks, ints(plan.chunks, 4), strict=True)
+        ):
             assert start == slot.computed, "a chunk starts where the slot stands"
             assert count >= 1
-            self._positions(slot, count)
+            lasts = self._positions(slot, count, [])
             assert bool(sample) == (slot.computed == len(slot.tokens)), "the last chunk samples, no other does"
             if slot.sampling.prompt_logprobs >= 0:
                 last = min(start + count, slot.prompt_tokens - 1)
                 if part := score_positions(slot, start + 1, last):
                     prompt_scores.append(RowLogprobs(row=row, logprobs=part))
             if sample:
-                self._sample(slot, tokens, scores)
-        blocks = frozenset(block for index in used for block in self._slots[index].table)
-        self._flying.append(Touched(plan.step, frozenset(used), blocks))
-        self.rows += len(used)
+                sampler.sample(index, slot, lasts, [])
+        sampler.close()
         return StepResult(
             step=plan.step,
             epoch=plan.epoch,
-            token_ids=np.array(tokens, np.int32).tobytes(),
-            logprobs=tuple(scores),
+            token_ids=np.array(sampler.tokens, np.int32).tobytes(),
+            logprobs=tuple(sampler.scores),
             prompt_logprobs=tuple(prompt_scores),
         )
 
-    def _positions(self, slot: Slot, count: int) -> None:
-        """Attend to everything before, then write the KV of `count` positions."""
+    def _positions(self, slot: Slot, count: int, drafts: list[int]) -> list[int]:
+        """Attend to everything before, then write the KV of `count` positions and of the drafts. Returns the KV that
+        each entry is sampled from, read back from the pages. Drafts leave the slot as it was."""
         size, end = self._size, slot.computed + count
         assert end <= len(slot.tokens), "positions of unknown tokens"
-        assert end <= len(slot.table) * size, "positions beyond the block table"
+        assert end + len(drafts) <= len(slot.table) * size, "positions beyond the block table"
         for start in range(0, slot.computed, size):
             stop = min(start + size, slot.computed)
             page = self._pages[slot.table[start // size]]
             assert page[: stop - start] == slot.hashes[start:stop], "KV of another prefix"
-        for position in range(slot.computed, end):
-            self._pages[slot.table[position // size]][position % size] = slot.hashes[position]
+        written = slot.hashes[slot.computed : end]
+        for token in drafts:
+            written.append(cell(written[-1], token))
+        for position, value in enumerate(written, slot.computed):
+            self._pages[slot.table[position // size]][position % size] = value
         slot.computed = end
+        return [
+            self._pages[slot.table[position // size]][position % size]
+            for position in range(end - 1, end + len(drafts))
+        ]
 
-    def _sample(self, slot: Slot, tokens: list[int], scores: list[RowLogprobs]) -> None:
-        last = self._pages[slot.table[(slot.computed - 1) // self._size]][(slot.computed - 1) % self._size]
+
+class Sampler:
+    """What one step samples, entry by entry."""
+
+    def __init__(self, longest: int, masked: set[int], masks: Mapping[int, frozenset[int]]) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[RowLogprobs] = []
+        self._longest, self._masked, self._masks = longest, masked, masks
+        self._used: set[int] = set()
+
+    def sample(self, index: int, slot: Slot, lasts: list[int], drafts: list[int]) -> None:
+        """The row's entries: each token as if the drafts before it stood; those after the first other one are void."""
         outputs = len(slot.tokens) - slot.prompt_tokens
         assert slot.sampling.max_tokens is not None
-        assert outputs < slot.sampling.max_tokens, "a length stop is known ahead"
-        assert len(slot.tokens) < self._longest, "a length stop is known ahead"
-        token = choose(last, slot.seed, slot.sampling, outputs, slot.nature)
-        if slot.sampling.logprobs >= 0:
-            value, rank = logprob(last, token)
-            scores.append(RowLogprobs(row=len(tokens), logprobs=one_row([token], [value], [rank])))
-        tokens.append(token)
-        slot.tokens.append(token)
-        slot.hashes.append(hash((last, token, 0x5EED)))
+        assert outputs + len(drafts) < slot.sampling.max_tokens, "a length stop is known ahead"
+        assert len(slot.tokens) + len(drafts) < self._longest, "a length stop is known ahead"
+        alive = True
+        for depth, last in enumerate(lasts):
+            entry = len(self.tokens)
+            if entry in self._masks:
+                assert index in self._masked, "a mask for a row that has none"
+                self._used.add(entry)
+            if not alive:
+                self.tokens.append(REJECTED)
+                continue
+            token = choose(last, slot.seed, slot.sampling, outputs + depth, slot.nature, self._masks.get(entry))
+            if slot.sampling.logprobs >= 0:
+                value, rank = logprob(last, token)
+                self.scores.append(RowLogprobs(row=entry, logprobs=one_row([token], [value], [rank])))
+            self.tokens.append(token)
+            slot.tokens.append(token)
+            slot.hashes.append(cell(last, token))
+            alive = depth < len(drafts) and drafts[depth] == token
+            slot.computed += alive
+
+    def close(self) -> None:
+        assert self._used == set(self._masks), "a mask for an entry that does not exist"
 
 
 def one_row(tokens: list[int], values: list[float], ranks: list[int]) -> Logprobs:

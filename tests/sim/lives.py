@@ -6,9 +6,12 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
-from protocol.messages import Sampling, SubmitTokens
-from tests.sim.model import EOS, VOCAB, Nature
+from engine_core.speculation.options import SpeculationOptions
+from protocol.messages import Automaton, Sampling, SubmitTokens
+from tests.sim.grammar import FakeGuide
+from tests.sim.model import EOS, VOCAB, Nature, rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class World:
     lazy: float = 0.0  # chance that an outbox is not emptied in one turn
     expected_share: float = 1.0
     growing: bool = False  # short prompts, long outputs
+    speculation: SpeculationOptions = SpeculationOptions()
+    guided: float = 0.0  # share of lives that follow a grammar
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
 
@@ -69,6 +74,13 @@ def random_world(rng: random.Random) -> World:
         expected_share=rng.choice((0.0, 0.2, 1.0)),
         growing=rng.random() < 0.12,
         careless=rng.random() < 0.4,
+        speculation=SpeculationOptions(
+            method=rng.choice(("none", "ngram")),
+            num_speculative_tokens=rng.choice((1, 3, 8)),
+            prompt_lookup_min=rng.choice((1, 2)),
+            max_step_drafts=rng.choice((2, 1000)),
+        ),
+        guided=rng.choice((0.0, 0.3, 1.0)),
     )
 
 
@@ -108,6 +120,17 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         logprobs=rng.choice((-1, -1, -1, -1, 0)),
         prompt_logprobs=rng.choice((-1,) * 6 + (0,)),
     )
+    nature = Nature(
+        len(salt), fails_at=rng.choice((0, 1, 4)) if rng.random() < 0.02 else -1, period=rng.choice((0, 0, 3, 5))
+    )
+    automaton = random_automaton(rng) if rng.random() < world.guided else None
+    if automaton is not None:
+        sampling = replace(sampling, min_tokens=0)
+    prediction: list[int] = []
+    if rng.random() < 0.3 and not invalid:
+        guide = None if automaton is None else FakeGuide(automaton)
+        output, _ = rollout(prompt, sampling, sampling.seed, nature, world.max_model_len, guide)
+        prediction = misremembered(rng, output)
     fate = rng.random()
     return Life(
         message=SubmitTokens(
@@ -117,11 +140,32 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
             n=rng.choice((1,) * 12 + (2, 5)),
             priority=rng.choice((0, 0, -3, 7)),
             cache_salt=salt,
+            automaton=automaton,
+            prediction=np.array(prediction, np.int32).tobytes(),
+            speculate=rng.random() < 0.9,
             arrival=arrival,
         ),
         source=rng.randrange(world.sources),
-        nature=Nature(len(salt), fails_at=rng.choice((0, 1, 4)) if rng.random() < 0.02 else -1),
+        nature=nature,
         abort_after=rng.expovariate(0.2) if fate < 0.15 else None,
         stop_at=rng.randint(1, 6) if 0.15 < fate < 0.3 else None,
         invalid=invalid,
     )
+
+
+def random_automaton(rng: random.Random) -> Automaton:
+    """Some begin in the middle of the output, few fail."""
+    after = rng.randrange(VOCAB).to_bytes(4, "little") if rng.random() < 0.2 else b""
+    fails_at = rng.choice((1, 3, 9)) if rng.random() < 0.03 else 0
+    return Automaton(source=f"{rng.randrange(1000)} {rng.choice((1, 5, 30))} {fails_at}", after=after)
+
+
+def misremembered(rng: random.Random, output: list[int]) -> list[int]:
+    """The output with some of its tokens changed, left out or put in."""
+    share, found = rng.choice((0.0, 0.1, 0.5, 1.0)), []
+    for token in output:
+        if rng.random() >= share:
+            found.append(token)
+        elif rng.random() < 0.7:
+            found += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))]
+    return found

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from typing import Protocol
+
+from protocol.errors import GrammarFailure
 from protocol.messages import Finish, Sampling
 
 VOCAB = 64
@@ -20,6 +23,20 @@ class Nature:
 
     root: int = 0
     fails_at: int = -1  # output number (from 0) whose logits are not finite
+    period: int = 0  # the output mostly repeats itself after so many tokens
+
+
+class Walk(Protocol):
+    """What a rollout asks of a guide."""
+
+    ended: bool
+
+    @property
+    def finished(self) -> bool: ...
+
+    def allowed(self) -> frozenset[int]: ...
+
+    def advance(self, token_ids: list[int]) -> None: ...
 
 
 def cell(before: int, token: int) -> int:
@@ -35,13 +52,17 @@ def cells(root: int, tokens: list[int]) -> list[int]:
     return found
 
 
-def choose(last: int, seed: int, sampling: Sampling, outputs: int, nature: Nature) -> int:
-    """The token that follows a prefix whose last KV is `last`, as output number `outputs`."""
+def choose(
+    last: int, seed: int, sampling: Sampling, outputs: int, nature: Nature, allowed: frozenset[int] | None = None
+) -> int:
+    """The token that follows a prefix whose last KV is `last`, as output number `outputs`, out of those `allowed`."""
     if outputs == nature.fails_at:
         return -1
-    key = hash((last, seed if sampling.temperature else 0))
+    own = seed if sampling.temperature else 0
+    repeats = nature.period and hash((last, 3)) % 8
+    key = hash((outputs % nature.period, own)) if repeats else hash((last, own))
     banned = {*sampling.eos_token_ids, *sampling.stop_token_ids} if outputs < sampling.min_tokens else set()
-    while (token := key % VOCAB) in banned:
+    while (token := key % VOCAB) in banned or (allowed is not None and token not in allowed):
         key = hash((key, 1))
     return token
 
@@ -52,15 +73,20 @@ def logprob(last: int, token: int) -> tuple[float, int]:
     return -value / 64.0, value % 61 + 1
 
 
-def rollout(prompt: list[int], sampling: Sampling, seed: int, nature: Nature, max_model_len: int) -> tuple[
-    list[int], Finish
-]:
+def rollout(
+    prompt: list[int],
+    sampling: Sampling,
+    seed: int,
+    nature: Nature,
+    max_model_len: int,
+    guide: Walk | None = None,
+) -> tuple[list[int], Finish]:
     """What one choice must give when nobody interferes: its output tokens and why it ends."""
     assert sampling.max_tokens is not None
     last, output = cells(nature.root, prompt)[-1], []
     ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(sampling.eos_token_ids))
     while True:
-        token = choose(last, seed, sampling, len(output), nature)
+        token = choose(last, seed, sampling, len(output), nature, guide and guide.allowed())
         if token < 0:
             return output, Finish.ERROR
         output.append(token)
@@ -69,6 +95,13 @@ def rollout(prompt: list[int], sampling: Sampling, seed: int, nature: Nature, ma
             return output, Finish.STOP
         if len(output) == sampling.max_tokens or len(prompt) + len(output) == max_model_len:
             return output, Finish.LENGTH
+        if guide is not None:
+            try:
+                guide.advance([token])
+            except GrammarFailure:
+                return output[:-1], Finish.ERROR
+            if guide.ended or (guide.finished and EOS not in ends):
+                return output, Finish.STOP
 
 
 def with_root(nature: Nature, root: int) -> Nature:

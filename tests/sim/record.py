@@ -8,6 +8,7 @@ import numpy as np
 
 from protocol.messages import Finish, Logprobs, Rejected, TokenBatch
 from protocol.steps import choice_seed
+from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World
 from tests.sim.model import cells, logprob, rollout
 
@@ -23,6 +24,7 @@ class Seen:
     prompt_scores: list[float] | None = None
     stop_token: int | None = None
     error: str | None = None
+    drafted: tuple[int, int] | None = None
 
 
 class Record:
@@ -66,6 +68,9 @@ class Record:
             if extra.prompt_logprobs is not None:
                 assert seen.prompt_scores is None
                 seen.prompt_scores = floats(extra.prompt_logprobs)
+            if extra.drafted is not None:
+                assert seen.finish != Finish.NONE, "drafts are told with the last row"
+                seen.drafted = extra.drafted
             seen.stop_token = extra.stop_token if extra.stop_token is not None else seen.stop_token
             seen.error = extra.error or seen.error
         return keys
@@ -88,7 +93,8 @@ class Record:
         for index in range(message.n):
             seen = self.seen[message.id, index]
             seed = choice_seed(message.sampling.seed, index)
-            tokens, finish = rollout(life.prompt, message.sampling, seed, life.nature, world.max_model_len)
+            guide = None if message.automaton is None else FakeGuide(message.automaton)
+            tokens, finish = rollout(life.prompt, message.sampling, seed, life.nature, world.max_model_len, guide)
             assert seen.finish != Finish.NONE, "a choice without an end"
             hit = stopped and index == 0
             if seen.finish == finish and (finish != Finish.STOP or not hit):

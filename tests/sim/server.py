@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Sampling, SubmitTokens
+from protocol.messages import Automaton, Sampling, SubmitTokens
 from protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
+from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World
+from tests.sim.masks import MaskDesk
 from tests.sim.model import EOS, VOCAB, Nature
 from tests.sim.record import Record, Seen
 
@@ -34,12 +37,14 @@ class Server:
                 prefix_caching=world.prefix_caching,
                 policy=world.policy,
                 expected_share=world.expected_share,
+                speculation=world.speculation,
             )
         )
         self.natures: dict[int, Nature] = {}
         self.executor = self.new_executor(0)
         self.results: deque[StepResult] = deque()
         self.record = Record()
+        self.desk = MaskDesk()
         self.lives: dict[int, Life] = {}
 
     def new_executor(self, epoch: int, blocks: int | None = None) -> FakeExecutor:
@@ -63,6 +68,10 @@ class Server:
         salt: str = "",
         source: int = 0,
         fails_at: int = -1,
+        period: int = 0,
+        automaton: Automaton | None = None,
+        prediction: Sequence[int] = (),
+        speculate: bool = True,
         max_tokens: int | None = 4,
         **sampling: object,
     ) -> int:
@@ -76,23 +85,34 @@ class Server:
             n=n,
             priority=priority,
             cache_salt=salt,
+            automaton=automaton,
+            prediction=np.array(prediction, np.int32).tobytes(),
+            speculate=speculate,
         )
-        self.natures[message.sampling.seed] = Nature(len(salt), fails_at)
+        self.natures[message.sampling.seed] = Nature(len(salt), fails_at, period)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])
-        self.scheduler.submit(message, source, 0.0)
+        self.scheduler.submit(message, source, 0.0, None if automaton is None else FakeGuide(automaton))
         return number
 
     def plan(self) -> StepPlan | None:
         plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.results.append(self.executor.run(plan))
+            self.results += self.executor.run(plan)
+            self.mask()
         return plan
+
+    def mask(self) -> None:
+        """Make the masks that can be made."""
+        self.desk.collect(self.scheduler)
+        while self.desk:
+            self.results += self.executor.mask(self.desk.make())
 
     def apply(self) -> None:
         """Apply the oldest result and take what it gives to every source."""
         result = self.results.popleft()
         self.scheduler.apply(result, 0.0)
         self.executor.applied(result.step)
+        self.mask()
         self.deliver()
 
     def deliver(self) -> None:

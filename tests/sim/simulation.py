@@ -14,7 +14,9 @@ from engine_core.scheduling.statistics import SchedulerStatistics
 from protocol.messages import StopHit
 from protocol.steps import StepResult
 from tests.sim.executor import FakeExecutor
+from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World
+from tests.sim.masks import MaskDesk
 from tests.sim.model import VOCAB
 from tests.sim.record import Record
 
@@ -62,6 +64,7 @@ class Simulation:
                 prefix_caching=world.prefix_caching,
                 policy=world.policy,
                 expected_share=world.expected_share,
+                speculation=world.speculation,
                 epoch=1,
             )
         )
@@ -70,6 +73,7 @@ class Simulation:
         self.natures = {life.message.sampling.seed: life.nature for life in lives}
         self.executor = self._executor(1)
         self.results: deque[StepResult] = deque()
+        self.desk = MaskDesk()
         self.stale: list[StepResult] = []
         self.aborts: list[tuple[float, int]] = []
         self.by_id = {life.message.id: life for life in lives}
@@ -115,7 +119,9 @@ class Simulation:
     def _arrive(self, coming: deque[Life]) -> None:
         while coming and coming[0].message.arrival <= self.clock.now:
             life = coming.popleft()
-            self.scheduler.submit(life.message, life.source, self.clock.now)
+            automaton = life.message.automaton
+            guide = None if automaton is None else FakeGuide(automaton)
+            self.scheduler.submit(life.message, life.source, self.clock.now, guide)
             self.submitted.add(life.message.id)
             if life.abort_after is not None:
                 heapq.heappush(self.aborts, (self.clock.now + life.abort_after, life.message.id))
@@ -137,6 +143,7 @@ class Simulation:
             self.stale += self.results
             self.results.clear()
             self.executor = self._executor(epoch)
+            self.desk.clear()
             self.scheduler.restart(epoch, self.clock.now)
             self._check()
 
@@ -148,14 +155,19 @@ class Simulation:
             if plan is None:
                 break
             busy = True
-            self.results.append(self.executor.run(plan))
+            self.results += self.executor.run(plan)
+            self.desk.collect(self.scheduler)
             if self.rng.random() < 0.1:
                 self._interfere()
+        while self.desk and (not self.results or self.rng.random() < 0.5):
+            self.results += self.executor.mask(self.desk.make())
+            busy = True
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
         if self.results and (not busy or self.rng.random() < 0.9):
             result = self.results.popleft()
             self.scheduler.apply(result, self.clock.now)
             self.executor.applied(result.step)
+            self.desk.collect(self.scheduler)
             busy = True
         if self.stale and self.rng.random() < 0.5:
             self.scheduler.apply(self.stale.pop(), self.clock.now)

@@ -86,7 +86,7 @@ def test_the_drain_rate_is_that_of_the_last_seconds() -> None:
         server.submit([3], max_tokens=1)
         plan = server.scheduler.plan(float(second))
         assert plan is not None
-        server.scheduler.apply(server.executor.run(plan), float(second))
+        server.scheduler.apply(server.executor.run(plan)[0], float(second))
         server.executor.applied(plan.step)
     assert server.scheduler.statistics().drain_rate == pytest.approx(1.0, rel=0.15)
     assert len(server.scheduler._state.totals.ends) < 50

@@ -1,0 +1,79 @@
+"""A made-up automaton: which tokens may come next is a pure function of those that came, so its outputs are known."""
+
+from __future__ import annotations
+
+from protocol.errors import GrammarFailure
+from protocol.messages import Automaton
+from tests.sim.model import EOS, VOCAB
+
+
+class FakeGuide:
+    """Speaks as `engine_core.grammar.guide.Guide` does. While it is lent out for mask work nobody may call it."""
+
+    def __init__(self, automaton: Automaton) -> None:
+        seed, length, fails_at = (int(word) for word in automaton.source.split())
+        self.bound, self.ended, self.lent = not automaton.after, False, False
+        self._after = automaton.after
+        self._state, self._left, self._fails_at = hash((seed, 0)), length, fails_at
+        self._taken = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.bound and self._left == 0
+
+    def allowed(self) -> frozenset[int]:
+        """A third of the states leaves one token, some leave a few, some nearly all."""
+        if not self.bound:
+            return frozenset(range(VOCAB))
+        if self.ended or not self._left:
+            return frozenset((EOS,))
+        first, kind = abs(self._state) % VOCAB, abs(self._state) // VOCAB % 6
+        count = (1, 1, 2, 3, 20, VOCAB)[kind]
+        found = {(first + step) % VOCAB for step in range(count)}
+        found = found if count == VOCAB and self._state % 2 else found - {EOS}
+        return frozenset(found or {EOS + 1})
+
+    def advance(self, token_ids: list[int]) -> None:
+        assert not self.lent, "a guide is called while its masks are being made"
+        for token in token_ids:
+            self._taken += 1
+            if self._taken == self._fails_at:
+                raise GrammarFailure("made to fail")
+            if not self.bound:
+                self.bound = self._after == token.to_bytes(4, "little")
+                continue
+            assert token in self.allowed(), "a token that the mask forbids"
+            if token == EOS:
+                self.ended = True
+            else:
+                self._left -= 1
+                self._state = hash((self._state, token))
+
+    def forced(self) -> list[int]:
+        assert not self.lent, "a guide is called while its masks are being made"
+        run, guide = [], self.copy()
+        guide._fails_at = 0
+        while guide.bound and not guide.ended and len(run) < 20:
+            allowed = guide.allowed()
+            if len(allowed) > 1:
+                break
+            run += allowed
+            guide.advance(list(allowed))
+        return run
+
+    def copy(self) -> FakeGuide:
+        twin = object.__new__(FakeGuide)
+        twin.__dict__.update(self.__dict__)
+        twin.lent = False
+        return twin
+
+    def walk(self, drafts: list[int]) -> list[frozenset[int]]:
+        """What each entry of a row may take; all, where no mask can matter any more."""
+        guide, found = self.copy(), []
+        guide._fails_at = 0
+        for token in drafts:
+            found.append(guide.allowed())
+            if token not in found[-1] or guide.ended:
+                return found + [frozenset(range(VOCAB))] * (len(drafts) + 1 - len(found))
+            guide.advance([token])
+        return [*found, guide.allowed()]

@@ -1,0 +1,64 @@
+"""Mask work as a thread pool would do it: at some later moment, with the guides lent out meanwhile."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from engine_core.scheduling.masking import MaskWork
+from engine_core.scheduling.scheduler import Scheduler
+from protocol.steps import StepMasks
+from tests.sim.model import VOCAB
+
+PLACES = 512
+
+
+class MaskDesk:
+    """Owner of the mask work that was taken and is not done."""
+
+    def __init__(self) -> None:
+        self._work: deque[MaskWork] = deque()
+        self._next = 0
+        self.made = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._work)
+
+    def collect(self, scheduler: Scheduler) -> None:
+        """Take what there is; the guides belong to the desk from now on."""
+        while (work := scheduler.mask_work()) is not None:
+            assert work.epoch == scheduler.epoch
+            self._work.append(work)
+            for row in work.rows:
+                row.guide.lent = True  # type: ignore[attr-defined]
+
+    def make(self) -> StepMasks:
+        """Do the oldest work."""
+        work = self._work.popleft()
+        entries, bits = [], []
+        for row in work.rows:
+            row.guide.lent = False  # type: ignore[attr-defined]
+            for entry, allowed in enumerate(row.guide.walk(row.drafts), row.entry):  # type: ignore[attr-defined]
+                flags = np.zeros(VOCAB, np.uint8)
+                flags[list(allowed)] = 1
+                entries.append(entry)
+                bits.append(np.packbits(flags, bitorder="little").tobytes())
+        places = [(self._next + number) % PLACES for number in range(len(entries))]
+        self._next += len(entries)
+        self.made += len(entries)
+        return StepMasks(
+            step=work.step,
+            epoch=work.epoch,
+            entries=np.array(entries, np.int32).tobytes(),
+            places=np.array(places, np.int32).tobytes(),
+            fresh=np.array(places, np.int32).tobytes(),
+            bits=b"".join(bits),
+        )
+
+    def clear(self) -> None:
+        """The epoch is over: what was taken is of no use, its guides are free."""
+        for work in self._work:
+            for row in work.rows:
+                row.guide.lent = False  # type: ignore[attr-defined]
+        self._work.clear()
