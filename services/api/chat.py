@@ -12,6 +12,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import SubmitText
 from services.api import exchange, refusals
 from services.api.answers import Identity, chat_answer
+from services.api.connection import outlet_of
 from services.api.conversation import conversation
 from services.api.decoding import decode, read_body
 from services.api.delivery import attended, stream, whole
@@ -48,7 +49,8 @@ class ChatCompletions:
         service.pipeline.submit([submit], reply, now)
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:
-                await stream(reply, Frames(identity, chat=True, choices=n, usage=usage), send, usage=usage)
+                frames = Frames(identity, chat=True, choices=n, usage=usage)
+                await stream(reply, frames, send, outlet_of(scope), usage=usage)
                 return
             await whole(reply)
             answer = chat_answer(

@@ -14,6 +14,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import SubmitText
 from services.api import exchange, refusals
 from services.api.answers import Identity, completion_answer
+from services.api.connection import outlet_of
 from services.api.decoding import decode, read_body
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
@@ -56,7 +57,7 @@ class Completions:
             if streaming:
                 count = len(reply.choices)
                 frames = Frames(identity, chat=False, choices=count, usage=usage, echo_logprobs=echo and logprobs)
-                await stream(reply, frames, send, usage=usage)
+                await stream(reply, frames, send, outlet_of(scope), usage=usage)
                 return
             await whole(reply)
             answer = completion_answer(

@@ -1,6 +1,8 @@
 """From a reply to the client: as one body or as a stream, watching meanwhile whether the client is still there.
 
-A response begins with the reply's first news, so what a later part refuses still gets its own HTTP status.
+A response begins with the reply's first news, so what a later part refuses still gets its own HTTP status. From then on
+a stream flows through its outlet: the batch that brings tokens is written on the spot. Its task wakes up for the end,
+for errors, and when the client is slow: it then waits for the connection, while deltas merge in the reply.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Send
 
+from services.api.connection import Outlet
 from services.api.departure import ClientLeft, departure
 from services.api.exchange import Exchange
 from services.api.frames import DONE, Frames, error_frames
@@ -36,7 +39,25 @@ async def whole(reply: Reply) -> None:
         raise reply.error
 
 
-async def stream(reply: Reply, frames: Frames, send: Send, *, usage: bool) -> None:
+class Flow:
+    """The tap of a stream that has begun."""
+
+    __slots__ = ("_frames", "_outlet")
+
+    def __init__(self, frames: Frames, outlet: Outlet) -> None:
+        self._frames = frames
+        self._outlet = outlet
+
+    def flow(self, reply: Reply) -> bool:
+        """As `services.api.reply.Tap.flow`."""
+        if not self._outlet.open:
+            return False
+        if body := self._frames.take(reply, reply.take_news()):
+            self._outlet.write(body)
+        return True
+
+
+async def stream(reply: Reply, frames: Frames, send: Send, outlet: Outlet | None, *, usage: bool) -> None:
     """Send the reply as it grows, one write for all that has come since the last one.
 
     Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
@@ -46,6 +67,7 @@ async def stream(reply: Reply, frames: Frames, send: Send, *, usage: bool) -> No
         raise reply.error
     if not reply.left:
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+    flow = Flow(frames, outlet) if outlet is not None else None
     while not reply.left:
         ended, error = reply.ended, reply.error
         body = frames.take(reply, news)
@@ -57,7 +79,7 @@ async def stream(reply: Reply, frames: Frames, send: Send, *, usage: bool) -> No
             await send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:
             return
-        news = await reply.news()
+        news = await reply.news(flow)
     raise ClientLeft
 
 

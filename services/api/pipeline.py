@@ -236,16 +236,20 @@ class Pipeline:
         tokens = struct.unpack(f"<{rows}i", batch.tokens)
         extras = {extra.row: extra for extra in batch.extras} if batch.extras else {}
         tickets = self._tickets
+        replies: dict[Reply, None] = {}  # those with news, once each
         columns = zip(ids, choices, batch.text, tokens, batch.finish, strict=True)
         for row, (number, choice, text, count, finish) in enumerate(columns):
             ticket = tickets.get(number)
             if ticket is not None:
                 extra = extras.get(row) if extras else None
                 ticket.reply.push(ticket.first + choice, text, count, finish, extra, now)
+                replies[ticket.reply] = None
                 if finish:
                     ticket.open -= 1
                     if not ticket.open:
                         del tickets[number]
+        for reply in replies:
+            reply.pushed()
 
     def _rejected(self, rejected: Rejected) -> None:
         error = from_rejected(rejected)

@@ -1,12 +1,14 @@
 """The answer to one HTTP request while it grows: what came and was not sent yet, per choice.
 
 Deltas are kept, not frames: when the client's connection is slow they merge, so what waits is never longer than the
-answer itself. The pipeline pushes; one task of the request waits and takes.
+answer itself. The pipeline pushes a batch's rows, then says that they are all there. One task of the request waits and
+takes; of a stream that flows, a tap takes meanwhile, without waking the task.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import msgspec
 
@@ -63,6 +65,13 @@ class Choice:
         return taken
 
 
+class Tap(Protocol):
+    """Takes what a stream has to give and sends it on at once."""
+
+    def flow(self, reply: Reply) -> bool:
+        """False when that cannot be done now: nothing was taken, and the request's task must see to it."""
+
+
 class Reply:
     """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
 
@@ -79,6 +88,7 @@ class Reply:
         self._timings = timings
         self._began = now
         self._news: list[Choice] = []
+        self._tap: Tap | None = None  # while the task waits
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -119,7 +129,14 @@ class Reply:
         if not choice.news:
             choice.news = True
             self._news.append(choice)
-        if self._waiter is not None and (self.stream or self.ended):
+
+    def pushed(self) -> None:
+        """The rows of a batch have been pushed: whoever waits gets what they brought."""
+        if self._waiter is None:
+            return
+        over = self._open == 0 or self.error is not None
+        flowed = not over and self._tap is not None and self._tap.flow(self)
+        if over or (self.stream and not flowed):
             self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -133,17 +150,18 @@ class Reply:
         self.left = True
         self._wake()
 
-    async def news(self) -> list[Choice]:
+    async def news(self, tap: Tap | None = None) -> list[Choice]:
         """Wait until choices have something to take, or all is over; then the choices concerned, in order of arrival.
 
-        For an answer that is not streamed: wait until all is over.
+        For an answer that is not streamed: wait until all is over. What `tap` takes meanwhile is no news.
         """
         while not self.ended and not (self.stream and self._news):
             self._waiter = asyncio.get_running_loop().create_future()
+            self._tap = tap
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._tap = None
         return self.take_news()
 
     def take_news(self) -> list[Choice]:

@@ -22,12 +22,63 @@ async def test_a_stream_wakes_for_every_step_and_a_whole_answer_for_its_end() ->
     await asyncio.sleep(0)
     for each in (streamed, whole):
         each.push(0, "a", 1, Finish.NONE, None, 11.0)
+        each.pushed()
     await asyncio.sleep(0)
     assert [task.done() for task in waiting] == [True, False]
     whole.push(0, "b", 1, Finish.LENGTH, None, 12.0)
+    whole.pushed()
     (choice,) = await waiting[1]
     assert choice.take_text() == "ab"
     assert (choice.tokens, choice.finish) == (2, Finish.LENGTH)
+
+
+class Bucket:
+    """A tap whose client reads, or does not."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.text = ""
+
+    def flow(self, reply: Reply) -> bool:
+        if self.open:
+            self.text += "".join(choice.take_text() for choice in reply.take_news())
+        return self.open
+
+
+async def test_a_tap_takes_what_comes_and_the_task_sleeps_on() -> None:
+    streamed, bucket = reply(stream=True, n=2), Bucket()
+    waiting = asyncio.ensure_future(streamed.news(bucket))
+    await asyncio.sleep(0)
+    for text in ("a", "b"):
+        streamed.push(0, text, 1, Finish.NONE, None, 11.0)
+        streamed.push(1, text.upper(), 1, Finish.NONE, None, 11.0)
+        assert bucket.text in ("", "aA")  # not before the batch is complete
+        streamed.pushed()
+    await asyncio.sleep(0)
+    assert (bucket.text, waiting.done()) == ("aAbB", False)
+    streamed.push(0, "c", 1, Finish.STOP, None, 11.0)
+    streamed.pushed()
+    assert bucket.text == "aAbBc"  # the other choice goes on
+    streamed.push(1, "C", 1, Finish.STOP, None, 11.0)
+    streamed.pushed()
+    (choice,) = await waiting  # the end is the task's
+    assert (choice.index, choice.take_text(), bucket.text) == (1, "C", "aAbBc")
+
+
+async def test_a_tap_that_is_shut_wakes_the_task() -> None:
+    streamed, bucket = reply(stream=True), Bucket()
+    bucket.open = False
+    waiting = asyncio.ensure_future(streamed.news(bucket))
+    await asyncio.sleep(0)
+    streamed.push(0, "a", 1, Finish.NONE, None, 11.0)
+    streamed.pushed()
+    (choice,) = await waiting
+    assert (choice.take_text(), bucket.text) == ("a", "")
+    bucket.open = True
+    streamed.push(0, "b", 1, Finish.NONE, None, 11.0)
+    streamed.pushed()  # the task is about its own business: it finds the news itself
+    assert bucket.text == ""
+    assert [choice.take_text() for choice in await streamed.news(bucket)] == ["b"]
 
 
 async def test_news_that_came_before_anybody_waited() -> None:

@@ -1,0 +1,255 @@
+"""Streams over real sockets: they flow past their tasks, and a client that does not read holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from protocol.messages import Abort, Finish, Message, SubmitText
+from services.api import connection
+from services.api.app import application
+from services.api.connection import Connection
+from services.api.service import Service
+from tests.services.api.pipe import FakePort, Row, batch, service, silent
+
+BODY = json.dumps(
+    {"prompt": "a", "stream": True, "max_tokens": 100, "stream_options": {"include_usage": True}}
+).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+PIECE = "x" * 4096
+LIMIT = 20.0  # seconds
+
+
+class Client:
+    """One connection that has sent a request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def head(self) -> bytes:
+        return await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), LIMIT)
+
+    async def chunk(self) -> bytes:
+        """The next chunk of the body: what one write of the server held; empty at its end."""
+        size = int(await asyncio.wait_for(self._reader.readuntil(b"\r\n"), LIMIT), 16)
+        data = await asyncio.wait_for(self._reader.readexactly(size + 2), LIMIT)
+        return data[:-2]
+
+    async def rest(self) -> list[bytes]:
+        """All chunks up to the end."""
+        found = []
+        while data := await self.chunk():
+            found.append(data)
+        return found
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class World:
+    """A server on a real socket whose tokenizer the test plays."""
+
+    def __init__(self, parts: Service, port: FakePort, address: tuple[str, int]) -> None:
+        self.parts = parts
+        self.port = port
+        self.address = address
+        self.sent: asyncio.Queue[Message] = asyncio.Queue()  # by the api, to the tokenizer
+        port.script = lambda _, message: self.sent.put_nowait(message)
+        self._clients: list[Client] = []
+
+    async def ask(self, *, buffer: int = 0) -> tuple[Client, int]:
+        """A client and the id of its request. `buffer` bounds what its socket takes unread."""
+        peer = socket.socket()
+        if buffer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        peer.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(peer, self.address)
+        reader, writer = await asyncio.open_connection(sock=peer, limit=1 << 16)
+        client = Client(reader, writer)
+        self._clients.append(client)
+        return client, await self.request(client)
+
+    async def request(self, client: Client) -> int:
+        """Send a request; its id once it is here."""
+        client.send(HEAD + BODY)
+        message = await self.message()
+        assert isinstance(message, SubmitText)
+        return message.id
+
+    async def message(self) -> Message:
+        """The next message that the api sends."""
+        return await asyncio.wait_for(self.sent.get(), LIMIT)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    port = FakePort(silent)
+    parts = service(port)
+    config = uvicorn.Config(application(parts), http=Connection, ws="none", lifespan="off", log_config=None,
+                            access_log=False)  # fmt: skip
+    config.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    found = World(parts, port, server.sockets[0].getsockname())
+    try:
+        yield found
+    finally:
+        found.close()
+        server.close()
+        for task in tuple(state.tasks):
+            task.cancel()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+        for open_connection in tuple(state.connections):
+            open_connection.transport.abort()
+        await asyncio.sleep(0)
+
+
+def text_of(chunks: list[bytes]) -> str:
+    events = [event[6:] for event in b"".join(chunks).split(b"\n\n") if event and event != b"data: [DONE]"]
+    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+
+
+async def test_each_batch_is_one_chunk_on_the_spot() -> None:
+    async with world() as found:
+        client, number = await found.ask()
+        found.port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
+        assert b"200 OK" in await client.head()
+        assert b'"one"' in await client.chunk()
+        task_turns = asyncio.all_tasks()
+        for word in ("two", "three"):
+            found.port.arrive(batch([(number, Row(text=word))]))
+            chunk = await client.chunk()
+            assert f'"text":"{word}"'.encode() in chunk
+            assert chunk.endswith(b"\n\n")
+        assert asyncio.all_tasks() == task_turns
+        found.port.arrive(batch([(number, Row(text="!", finish=Finish.STOP))]))
+        last = b"".join(await client.rest())
+        assert b'"finish_reason":"stop"' in last
+        assert b'"completion_tokens":4' in last
+        assert last.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody_and_gets_everything_merged() -> None:
+    """Its deltas wait as text, bounded by the answer; what the server has buffered for it is bounded by much less."""
+    async with world() as found:
+        slow, slow_id = await found.ask(buffer=4096)
+        fast = [await found.ask() for _ in range(3)]
+        rows = [(slow_id, Row(text="-", extra={"prompt_tokens": 1}))]
+        rows += [(number, Row(text="-", extra={"prompt_tokens": 1})) for _, number in fast]
+        found.port.arrive(batch(rows))
+        for client, _ in fast:
+            await client.head()
+            await client.chunk()
+        steps = 2000  # 8 MB for the client that does not read
+        for step in range(steps):
+            rows = [(slow_id, Row(text=PIECE)), *((number, Row(text=f" {step}")) for _, number in fast)]
+            found.port.arrive(batch(rows))
+            for client, _ in fast:
+                assert f'" {step}"'.encode() in await client.chunk()  # in this very step
+        buffered = max(task.transport.get_write_buffer_size() for task in connections(found))
+        assert buffered < 300_000
+        found.port.arrive(batch([(slow_id, Row(text="end", finish=Finish.STOP))]))
+        await slow.head()
+        chunks = await slow.rest()
+        assert text_of(chunks) == "-" + PIECE * steps + "end"
+        assert len(chunks) < steps / 2  # many deltas came in one chunk
+        usage = json.loads(chunks[-1].split(b"\n\n")[-3][6:])["usage"]
+        assert usage["completion_tokens"] == steps + 2
+
+
+def connections(found: World) -> list[Connection]:
+    """The server's ends of all connections."""
+    return [one for one in CONNECTIONS if not one.transport.is_closing()]
+
+
+CONNECTIONS: list[Connection] = []
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note every connection that is made."""
+    CONNECTIONS.clear()
+    made = Connection.connection_made
+
+    def noted(self: Connection, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        CONNECTIONS.append(self)
+
+    monkeypatch.setattr(Connection, "connection_made", noted)
+
+
+async def test_a_client_that_goes_while_it_is_behind_is_aborted() -> None:
+    async with world() as found:
+        slow, number = await found.ask(buffer=4096)
+        for _ in range(200):
+            found.port.arrive(batch([(number, Row(text=PIECE))]))
+            await asyncio.sleep(0)
+        slow.close()
+        assert await found.message() == Abort(number)
+        assert found.parts.pipeline.statistics().unfinished == 0
+        found.port.arrive(batch([(number, Row(text="late"))]))
+
+
+async def test_a_body_that_is_not_chunked_takes_the_long_way() -> None:
+    """uvicorn chunks every stream; an outlet that finds one it did not chunk says so."""
+    async with world() as found:
+        client, number = await found.ask()
+        found.port.arrive(batch([(number, Row(text="one"))]))
+        await client.head()
+        (server,) = connections(found)
+        outlet = connection.outlet_of(server.scope)
+        assert outlet is not None
+        assert outlet.open
+        server.cycle.chunked_encoding = None
+        assert not outlet.open
+        server.cycle.chunked_encoding = True
+        server.pause_writing()
+        assert not outlet.open
+        server.resume_writing()
+        assert outlet.open
+
+
+def test_a_server_without_the_short_way_out() -> None:
+    assert connection.outlet_of({"type": "http"}) is None
+
+
+async def test_two_requests_on_one_connection_have_an_outlet_each() -> None:
+    async with world() as found:
+        client, number = await found.ask()
+        found.port.arrive(batch([(number, Row(text="one", finish=Finish.STOP))]))
+        await client.head()
+        assert text_of(await client.rest()) == "one"
+        number = await found.request(client)
+        for row in (Row(text="t"), Row(text="w"), Row(text="o", finish=Finish.STOP)):
+            found.port.arrive(batch([(number, row)]))
+            await asyncio.sleep(0)
+        await client.head()
+        assert text_of(await client.rest()) == "two"
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        for _ in range(80):
+            writer.write(b"x: " + b"y" * 1000)
+        answer = await asyncio.wait_for(reader.read(), LIMIT)
+        assert answer.startswith(b"HTTP/1.1 431")
+        writer.close()
