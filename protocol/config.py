@@ -71,6 +71,15 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     tokenizer_processes: Annotated[int, Option("tokenizer processes; requests are sharded over them", 1, 64)] = 1
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
+    grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
+    grammar_compile_timeout: Annotated[
+        float, Option("CPU seconds that compiling one grammar may take; beyond it 400", 0.1, 60.0)
+    ] = 2.0
+    grammar_compile_memory: Annotated[
+        int, Option("bytes that compiling one grammar may take; beyond it 400", 16 << 20, 1 << 40)
+    ] = 512 << 20
+    grammar_max_bytes: Annotated[int, Option("longest schema, regex or grammar of a request", 64, 1 << 26)] = 2 << 20
+    grammar_cache_entries: Annotated[int, Option("compiled grammars that are remembered", 1, 1 << 20)] = 1024
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +90,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str, Option("order of waiting requests: fcfs, or the request's priority first", choices=("fcfs", "priority"))
     ] = "fcfs"
     overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
+    mask_threads: Annotated[
+        int, Option("threads that fill the masks of structured output; 0: half the cores, at most 8", 0, 256)
+    ] = 0
     status_interval: Annotated[float, Option("seconds between heartbeats", 0.05, 10.0)] = 0.5
 
 

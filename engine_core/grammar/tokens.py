@@ -7,8 +7,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from engine_core.folder import read_generation
 from engine_core.models.spec import read_spec
+from engine_core.text.ends import end_tokens
 from engine_core.text.vocabulary import Vocabulary
 
 # Finite everywhere: they are the guard against bombs, in the worker that compiles and in the scheduler that runs. The
@@ -29,12 +29,6 @@ def read_tokens(folder: Path, vocabulary: Vocabulary) -> GrammarTokens | None:
     """The tokens of a model folder; None if nothing there says which token ends an output. Raises ModelError."""
     ends = end_tokens(folder, vocabulary)
     return GrammarTokens(vocabulary, read_spec(folder).vocab_size, ends) if ends else None
-
-
-def end_tokens(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Ids that end an output, by the model's files and by its tokenizer's."""
-    ends = read_generation(folder).eos_token_ids
-    return ends if vocabulary.eos is None else tuple(dict.fromkeys((*ends, vocabulary.eos)))
 
 
 class TokenSplit:

@@ -31,6 +31,7 @@ class Choice:
     """
 
     __slots__ = (
+        "_approximations",
         "_detokenizer",
         "_first",
         "_include_stop",
@@ -53,6 +54,7 @@ class Choice:
         prompt_tokens: int,
         min_tokens: int,
         include_stop: bool,
+        approximations: tuple[str, ...] = (),
     ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = stream
@@ -62,6 +64,7 @@ class Choice:
         self._prompt_tokens = prompt_tokens
         self._min_tokens = min_tokens
         self._include_stop = include_stop
+        self._approximations = approximations  # told with the first delta
         self.tokens = 0  # output tokens so far
         self.ended = False
 
@@ -147,5 +150,6 @@ class Choice:
             cached_tokens=extra.cached_tokens if extra is not None else None,
             logprobs=tuple(logprobs),
             stop_reason=match.stop if match is not None else stop_token,
+            approximations=self._approximations if first else (),
             error=extra.error if extra is not None and match is None else None,
         )

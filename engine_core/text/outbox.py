@@ -76,6 +76,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         cached_tokens=first.cached_tokens if first.cached_tokens is not None else second.cached_tokens,
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
+        approximations=first.approximations or second.approximations,
         stop_reason=second.stop_reason,
         error=second.error,
     )

@@ -32,6 +32,7 @@ class Prepared(msgspec.Struct, frozen=True):
     request: SubmitTokens
     token_ids: Sequence[int]
     echo: str  # the prompt's text when the request wants it back
+    approximations: tuple[str, ...] = ()  # what the request's grammar does not hold exactly
 
 
 class Prompter:

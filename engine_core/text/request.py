@@ -46,6 +46,7 @@ class Kept:
             cached_tokens=first.cached_tokens,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
+            approximations=first.approximations,
             stop_reason=last.extra.stop_reason if last.extra is not None else None,
             error=last.extra.error if last.extra is not None else None,
         )
@@ -91,6 +92,7 @@ class Request:
                 prompt_tokens=len(prepared.token_ids),
                 min_tokens=text.sampling.min_tokens,
                 include_stop=text.include_stop,
+                approximations=prepared.approximations,
             )
             for _ in range(text.n)
         )

@@ -16,17 +16,20 @@ import zmq
 
 from engine_core import folder
 from engine_core.models.spec import read_spec
+from engine_core.text.ends import end_tokens
 from engine_core.text.frontend import Frontend
 from engine_core.text.prompts import Prompter, PromptLimits
 from engine_core.text.template import read_template
-from engine_core.text.vocabulary import read_vocabulary
+from engine_core.text.vocabulary import Vocabulary, read_vocabulary
 from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from services import journal
 from services.notify import notify
 from services.process import ExitCode
+from services.tokenizer.compiler import Compiler
 from services.tokenizer.relay import Relay
+from services.tokenizer.structure import Structure
 from services.watch import Watch
 from services.wire import Port, Self
 
@@ -54,7 +57,10 @@ def run(config: Config, index: int) -> int:
 async def serve(config: Config, index: int) -> int:
     """The process's whole life."""
     notify("STATUS=reading the tokenizer")
-    frontend = read_frontend(config)
+    path = folder.resolve(config.model.model, config.model.revision)
+    vocabulary = read_vocabulary(path)
+    frontend = read_frontend(config, path, vocabulary)
+    compiler = Compiler(path, config.tokenizer)
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
@@ -62,7 +68,7 @@ async def serve(config: Config, index: int) -> int:
     text = Watch(Port.bind(context, TEXT, me, run_dir))
     tokens = Watch(Port.connect(context, TOKENS, me, run_dir))
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
-    relay = Relay(frontend, text, tokens, threads)
+    relay = Relay(frontend, text, tokens, threads, Structure(vocabulary, compiler))
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
@@ -75,6 +81,7 @@ async def serve(config: Config, index: int) -> int:
         await relay.drain(config.run.drain_timeout)
     finally:
         relay.close()
+        compiler.close()
         text.close()
         tokens.close()
         threads.shutdown(wait=False, cancel_futures=True)
@@ -84,17 +91,14 @@ async def serve(config: Config, index: int) -> int:
     return ExitCode.ORDERLY
 
 
-def read_frontend(config: Config) -> Frontend:
-    """Everything that the model folder says about text. Raises ModelError and ConfigError."""
-    path = folder.resolve(config.model.model, config.model.revision)
+def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> Frontend:
+    """What the model folder says about text, beside its vocabulary. Raises ModelError and ConfigError."""
     spec = read_spec(path)
-    vocabulary = read_vocabulary(path)
     template = read_template(path, vocabulary.names, config.tokenizer.chat_template)
-    eos = folder.read_generation(path).eos_token_ids
-    if vocabulary.eos is not None:
-        eos = tuple(dict.fromkeys((*eos, vocabulary.eos)))
     limits = PromptLimits(
-        vocab_size=spec.vocab_size, max_model_len=folder.model_length(spec, config.model), eos_token_ids=eos
+        vocab_size=spec.vocab_size,
+        max_model_len=folder.model_length(spec, config.model),
+        eos_token_ids=end_tokens(path, vocabulary),
     )
     return Frontend(vocabulary, Prompter(vocabulary, template, limits))
 

@@ -29,6 +29,7 @@ from protocol.messages import (
     Tokenize,
 )
 from services import journal
+from services.tokenizer.structure import Structure
 from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,14 @@ class RelayStatistics(msgspec.Struct, frozen=True):
 class Relay:
     """Moves messages on the running loop. Owns the threads' work that it started."""
 
-    def __init__(self, frontend: Frontend, text: Link, tokens: Link, threads: Executor) -> None:
+    def __init__(
+        self, frontend: Frontend, text: Link, tokens: Link, threads: Executor, structure: Structure | None = None
+    ) -> None:
         self._frontend = frontend
         self._text = text
         self._tokens = tokens
         self._threads = threads
+        self._structure = structure
         self._loop = asyncio.get_running_loop()
         self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
         self._joined = 0
@@ -175,7 +179,7 @@ class Relay:
         self.flush()
 
     def _take(self, peer: Peer, question: Question) -> None:
-        if length(question) <= LONG_PROMPT:
+        if length(question) <= LONG_PROMPT and not structured(question):
             self._short.append((peer, question))
             return
         task = self._loop.create_task(self._in_thread(peer, question))
@@ -219,6 +223,9 @@ class Relay:
 
     async def _in_thread(self, peer: Peer, question: Question) -> None:
         made = await self._loop.run_in_executor(self._threads, self._make, peer, question)
+        if isinstance(made, Prepared) and isinstance(question, SubmitText) and question.grammar is not None:
+            assert self._structure is not None
+            made = await self._structure.complete(question, made)
         self._finish(peer, question, made)
         self.flush()
 
@@ -226,6 +233,11 @@ class Relay:
         self._work.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._loop.call_exception_handler({"message": "a prompt's end failed", "exception": task.exception()})
+
+
+def structured(question: Question) -> bool:
+    """Whether it waits for its grammar to be compiled."""
+    return isinstance(question, SubmitText) and question.grammar is not None
 
 
 def length(message: Question) -> int:

@@ -190,7 +190,8 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model")
     code = (
         "import sys, services.tokenizer.main as main; from protocol.config import Config, ModelConfig\n"
-        f"main.read_frontend(Config(model=ModelConfig(model={str(folder)!r})))\n"
+        f"path = main.Path({str(folder)!r})\n"
+        "main.read_frontend(Config(model=ModelConfig(model=str(path))), path, main.read_vocabulary(path))\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

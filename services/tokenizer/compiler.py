@@ -1,0 +1,254 @@
+"""Grammars are compiled in worker processes, each once, and remembered. A request waits for its own alone.
+
+Workers are started when the first grammar comes and stay. One that passes a limit is ended and replaced, and what it
+worked on is refused from then on. What is remembered is bounded in number and in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import hashlib
+import logging
+import os
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from protocol.config import TokenizerConfig
+from protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from protocol.messages import Grammar
+from services import journal
+from services.tokenizer.orders import LENGTH, OUTCOME, TIME_SIGNAL, Done, Refusal
+
+log = logging.getLogger(__name__)
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 5  # times the CPU limit that a compilation may take by the clock, on a machine that is busy
+START_LIMIT = 60.0  # seconds until a worker has read the model's tokens
+ATTEMPTS = 3
+MOST_WAITING = 1024  # compilations; beyond it 429
+MOST_BYTES = 64 << 20  # of remembered sources
+
+
+# Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
+OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, os.EX_UNAVAILABLE)
+
+
+class End(enum.Enum):
+    """Why a worker ended during a compilation."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    OTHER = "other"  # nothing that the grammar did
+
+
+class CompilerStatistics(msgspec.Struct, frozen=True):
+    """Counters since start, and what stands now."""
+
+    workers: int  # now
+    waiting: int  # now: compilations without a worker
+    remembered: int  # now: grammars, refused ones included
+    compiled: int
+    refused: int
+    hits: int  # requests whose grammar was remembered or on its way
+    replaced: int  # workers that passed a limit or died
+    slowest: float  # seconds of CPU of one compilation
+
+
+class Worker:
+    """One worker process. Used by one task at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, folder: Path, options: TokenizerConfig) -> Worker:
+        """A worker that has read the model's tokens. Raises EngineFailure when it does not come up."""
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.tokenizer.worker", str(folder), str(os.getpid()),
+            str(options.grammar_compile_timeout), str(options.grammar_compile_memory),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths},
+        )  # fmt: skip
+        worker = cls(process)
+        try:
+            await asyncio.wait_for(worker._read(), START_LIMIT)
+        except (TimeoutError, asyncio.IncompleteReadError) as error:
+            await worker.end()
+            journal.error(log, "compile_worker_failed", exit_code=process.returncode)
+            raise EngineFailure("grammars cannot be compiled at this time") from error
+        return worker
+
+    async def ask(self, body: bytes, seconds: float) -> Done | Refusal | End:
+        """The outcome of one grammar, or why there is none and no worker any more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(LENGTH.pack(len(body)) + body)
+            return OUTCOME.decode(await asyncio.wait_for(self._read(), seconds))
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            return await self.end(late=isinstance(error, TimeoutError))
+
+    async def end(self, *, late: bool = False) -> End:
+        """End it, if it has not ended by itself; why it did, or that it was `late`."""
+        with contextlib.suppress(TimeoutError):  # its streams close a moment before the process is gone
+            await asyncio.wait_for(self._process.wait(), 0.0 if late else 1.0)
+        code = self._process.returncode
+        self.kill()
+        await self._process.wait()
+        if late or code == -TIME_SIGNAL:
+            return End.TIME
+        return End.MEMORY if code in OUT_OF_MEMORY else End.OTHER
+
+    def kill(self) -> None:
+        """End it at once; its owner is gone or does not wait."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        head = await self._process.stdout.readexactly(LENGTH.size)
+        return await self._process.stdout.readexactly(LENGTH.unpack(head)[0])
+
+
+class Compiler:
+    """Owner of the workers and of what they found. Lives on one asyncio loop."""
+
+    def __init__(self, folder: Path, options: TokenizerConfig) -> None:
+        self._folder = folder
+        self._options = options
+        self._known: OrderedDict[bytes, Done | Refusal] = OrderedDict()  # least recently used first
+        self._bytes = 0
+        self._flights: dict[bytes, asyncio.Task[Done | Refusal]] = {}
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._seats = asyncio.Semaphore(options.grammar_workers)
+        self._compiled = self._refused = self._hits = self._replaced = self._waiting = 0
+        self._slowest = 0.0
+
+    async def compile(self, grammar: Grammar) -> Done:
+        """Raises InvalidRequest naming the grammar's field and why it is refused, Overloaded, EngineFailure."""
+        most = self._options.grammar_max_bytes
+        if len(grammar.source) + len(grammar.whitespace) > most:
+            message = f"{grammar.param} is longer than {most} characters (--grammar-max-bytes)"
+            raise InvalidRequest(message, param=grammar.param, code="grammar_too_complex")
+        key = content_key(grammar)
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+            self._hits += 1
+        else:
+            found = await asyncio.shield(self._flight(key, grammar))
+        if isinstance(found, Refusal):
+            raise InvalidRequest(f"{grammar.param}: {found.message}", param=grammar.param, code=found.code)
+        return found
+
+    def close(self) -> None:
+        """End the workers and whoever waits for them."""
+        for flight in self._flights.values():
+            flight.cancel()
+        for worker in self._all:
+            worker.kill()
+
+    def statistics(self) -> CompilerStatistics:
+        """Counters for metrics and tests."""
+        return CompilerStatistics(
+            workers=len(self._all),
+            waiting=self._waiting,
+            remembered=len(self._known),
+            compiled=self._compiled,
+            refused=self._refused,
+            hits=self._hits,
+            replaced=self._replaced,
+            slowest=self._slowest,
+        )
+
+    def _flight(self, key: bytes, grammar: Grammar) -> asyncio.Task[Done | Refusal]:
+        """The one compilation of this grammar that is on its way."""
+        flight = self._flights.get(key)
+        if flight is not None:
+            self._hits += 1
+            return flight
+        if self._waiting >= MOST_WAITING:
+            raise Overloaded("too many grammars wait to be compiled")
+        flight = self._flights[key] = asyncio.get_running_loop().create_task(self._compile(key, grammar))
+        flight.add_done_callback(forget(self._flights, key))
+        return flight
+
+    async def _compile(self, key: bytes, grammar: Grammar) -> Done | Refusal:
+        self._waiting += 1
+        try:
+            await self._seats.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            found = await self._outcome(msgspec.msgpack.encode(grammar))
+        finally:
+            self._seats.release()
+        if isinstance(found, Done):
+            self._compiled += 1
+            self._slowest = max(self._slowest, found.seconds)
+        else:
+            self._refused += 1
+        self._remember(key, found)
+        return found
+
+    async def _outcome(self, body: bytes) -> Done | Refusal:
+        """What a worker says of it. A limit that it passes is a refusal; a worker that is killed costs time only."""
+        options = self._options
+        for _ in range(ATTEMPTS):
+            worker = self._idle.pop() if self._idle else await self._start()
+            found = await worker.ask(body, options.grammar_compile_timeout * PATIENCE)
+            if not isinstance(found, End):
+                self._idle.append(worker)
+                return found
+            self._all.discard(worker)
+            self._replaced += 1
+            journal.warning(log, "compile_worker_ended", reason=found.value)
+            if found is End.TIME:
+                limit = f"{options.grammar_compile_timeout:g} s (--grammar-compile-timeout)"
+                return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
+            if found is End.MEMORY:
+                limit = f"{options.grammar_compile_memory >> 20} MiB (--grammar-compile-memory)"
+                return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
+        raise EngineFailure("grammars cannot be compiled at this time")
+
+    async def _start(self) -> Worker:
+        worker = await Worker.start(self._folder, self._options)
+        self._all.add(worker)
+        return worker
+
+    def _remember(self, key: bytes, found: Done | Refusal) -> None:
+        self._known[key] = found
+        self._bytes += size_of(found)
+        while len(self._known) > self._options.grammar_cache_entries or self._bytes > MOST_BYTES:
+            _, oldest = self._known.popitem(last=False)
+            self._bytes -= size_of(oldest)
+
+
+def content_key(grammar: Grammar) -> bytes:
+    """The same for grammars that mean the same, whichever field they came in."""
+    content = (grammar.kind, grammar.source, grammar.whitespace, grammar.lenient)
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
+
+
+def size_of(found: Done | Refusal) -> int:
+    return len(found.source) if isinstance(found, Done) else len(found.message)
+
+
+def forget(flights: dict[bytes, asyncio.Task[Done | Refusal]], key: bytes) -> Callable[[object], None]:
+    """What takes a flight off the list when it has landed, its failure looked at."""
+
+    def landed(task: object) -> None:
+        del flights[key]
+        assert isinstance(task, asyncio.Task)
+        if not task.cancelled():
+            task.exception()
+
+    return landed

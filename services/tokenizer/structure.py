@@ -1,0 +1,49 @@
+"""Structured output on its way through the tokenizer process: a prompt that is made, and the automaton it goes with."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from engine_core.grammar.reasoning import ReasoningMarkers
+from engine_core.text.frontend import failure
+from engine_core.text.prompts import Prepared
+from engine_core.text.vocabulary import Vocabulary
+from protocol.errors import Overloaded, RequestError
+from protocol.messages import Automaton, Grammar, Rejected, SubmitText
+from services.tokenizer.orders import Done
+
+log = logging.getLogger(__name__)
+
+
+class GrammarCompiler(Protocol):
+    """`services.tokenizer.compiler.Compiler` and test doubles."""
+
+    async def compile(self, grammar: Grammar) -> Done: ...
+
+
+class Structure:
+    """Completes prompts with automata."""
+
+    def __init__(self, vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
+        self._markers = ReasoningMarkers(vocabulary)
+        self._compiler = compiler
+
+    async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
+        """The prompt with the automaton of the request's grammar, or why there is none."""
+        assert text.grammar is not None
+        try:
+            found = await self._compiler.compile(text.grammar)
+        except RequestError as error:
+            return Rejected(
+                id=text.id, status=error.status, message=error.message, param=error.param, code=error.code,
+                retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+            )  # fmt: skip
+        except Exception:  # guard: design 7, one request ends and its neighbours go on
+            log.exception("request %x: its grammar could not be compiled", text.id)
+            return failure(text.id)
+        after = self._markers.after(made.token_ids) if text.messages is not None else b""
+        request = msgspec.structs.replace(made.request, automaton=Automaton(source=found.source, after=after))
+        return msgspec.structs.replace(made, request=request, approximations=found.approximations)

@@ -1,0 +1,102 @@
+"""A compile worker: a process that compiles grammars one after the other, so that a bomb harms nobody else.
+
+It bounds itself: CPU seconds by a timer whose signal ends the process, memory by its address space, the stack by a
+thread smaller than any that runs the same automaton later. Its owner (`services.tokenizer.compiler`) replaces it when
+it ends. They talk over its standard streams.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from engine_core.grammar.compilation import compile_grammar
+from engine_core.grammar.tokens import GrammarTokens, read_tokens
+from engine_core.text.vocabulary import read_vocabulary
+from protocol.errors import InvalidRequest
+from protocol.messages import Grammar
+from services.process import PARENT, follow_parent
+from services.tokenizer.orders import LENGTH, Done, Refusal
+
+STACK = 1 << 20  # bytes; the scheduler's threads have more
+NICE = 10  # streams come first
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What one compilation may use."""
+
+    seconds: float  # of CPU
+    memory: int  # bytes beyond what the worker has when it begins
+
+
+GRAMMAR = msgspec.msgpack.Decoder(Grammar)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """FOLDER PARENT SECONDS MEMORY: tell that the model's tokens are read, then answer until the input ends."""
+    folder, parent, seconds, memory = arguments
+    follow_parent(signal.SIGKILL, {PARENT: parent})
+    os.nice(NICE)
+    path = Path(folder)
+    tokens = read_tokens(path, read_vocabulary(path))
+    write_frame(sys.stdout.buffer, b"")
+    threading.stack_size(STACK)
+    bounds = Bounds(float(seconds), int(memory))
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(bounded(frame, tokens, bounds)))
+
+
+def bounded(frame: bytes, tokens: GrammarTokens | None, bounds: Bounds) -> Done | Refusal:
+    """The outcome of one compilation, unless a limit ends this process first."""
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + bounds.memory, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
+    outcomes: list[Done | Refusal] = []
+    thread = threading.Thread(target=lambda: outcomes.append(outcome(GRAMMAR.decode(frame), tokens)))
+    thread.start()
+    thread.join()
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return outcomes[0]
+
+
+def outcome(grammar: Grammar, tokens: GrammarTokens | None) -> Done | Refusal:
+    """What came of a grammar."""
+    if tokens is None:
+        return Refusal("this model names no token that ends an output, so none can be structured", "unsupported")
+    try:
+        found = compile_grammar(grammar, tokens)
+    except InvalidRequest as error:
+        return Refusal(error.message, error.code)
+    except MemoryError:
+        os._exit(os.EX_UNAVAILABLE)  # the owner reads it as the memory limit; what is left here cannot be trusted
+    except Exception as error:  # guard: design 7, one request's grammar
+        return Refusal(f"it cannot be compiled ({type(error).__name__})", "invalid_grammar")
+    return Done(found.source, found.approximations, found.seconds, found.slowest)
+
+
+def address_space() -> int:
+    """Bytes of address space of this process. Source: proc(5), statm."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The next frame; None at the end."""
+    head = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
+
+
+def write_frame(stream: BinaryIO, body: bytes) -> None:
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
