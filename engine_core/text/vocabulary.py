@@ -9,7 +9,6 @@ How ids become text depends on the tokenizer's decoder, which is one of three sh
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ class Spelling(msgspec.Struct, frozen=True):
 
 
 class Vocabulary:
-    """One tokenizer. Encoding is safe in threads; tables of tokens fill as tokens are seen."""
+    """One tokenizer. Encoding is safe in threads; other tables than `texts` fill as tokens are seen."""
 
     def __init__(self, codec: Codec, names: Mapping[str, str], spelling: Spelling | None = None) -> None:
         codec.mark_special(names.values())
@@ -56,12 +55,15 @@ class Vocabulary:
         self.size = codec.size
         self.special = codec.special
         self.eos = codec.token_id(names["eos_token"]) if "eos_token" in names else None
-        self.texts: dict[int, str] = {}  # BYTES: tokens that are whole UTF-8; filled by `raw`
+        self.texts: dict[int, str] = {}  # BYTES: of every token that is whole UTF-8
         self._raw: dict[int, bytes] = {}
         self._pieces: dict[int, str | int] = {}
         self._alphabet = byte_alphabet()
+        tokens = [self.token(token_id) for token_id in range(self.size)]
         # No token stands for more characters of a text than it is written with.
-        self.longest = max((len(self.token(token_id)) for token_id in range(self.size)), default=1)
+        self.longest = max(map(len, tokens), default=1)
+        if self.spelling.shape is Shape.BYTES:
+            self._spell_all(tokens)
         # WINDOW: an ordinary word, if there is one. What follows it is decoded as within a text.
         self.anchor = self._find_anchor() if self.spelling.shape is Shape.WINDOW else None
         self._anchor_text = codec.decode([self.anchor]) if self.anchor is not None else ""
@@ -85,8 +87,6 @@ class Vocabulary:
         raw = self._raw.get(token_id)
         if raw is None:
             raw = self._raw[token_id] = self._spell(token_id)
-            with contextlib.suppress(UnicodeDecodeError):  # part of a character has no text of its own
-                self.texts[token_id] = raw.decode()
         return raw
 
     def piece(self, token_id: int) -> str | int:
@@ -106,6 +106,15 @@ class Vocabulary:
             return None
         piece = self.piece(token_id)
         return piece if isinstance(piece, int) else None
+
+    def _spell_all(self, tokens: Sequence[str]) -> None:
+        """The texts of all tokens, now rather than in the midst of the first streams that bring them."""
+        alphabet, texts = self._alphabet, self.texts
+        for token_id, token in enumerate(tokens):
+            try:
+                texts[token_id] = spell_bytes(token, alphabet).decode()
+            except UnicodeDecodeError:  # part of a character has no text of its own
+                continue
 
     def _spell(self, token_id: int) -> bytes:
         if self.spelling.shape is Shape.BYTES:
