@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sampling import logprobs
+from kernels.logprobs import TokenLogprobs
 from protocol.messages import Logprobs
 from protocol.steps import RowLogprobs
 
 
 @dataclass(frozen=True)
-class LogprobRows:
-    """Log-probabilities of equal width: `positions` of them, one after the other, for each entry of `rows`."""
+class PromptScores:
+    """Of the prompt positions of one chunk, in order."""
 
-    rows: tuple[int, ...]  # index as in RowLogprobs
-    positions: int
-    token_ids: Tensor  # int32 [rows * positions, width]
-    values: Tensor  # float32 [rows * positions, width]
-    ranks: Tensor  # int32 [rows * positions]
+    chunk: int  # index among the plan's chunks
+    scores: TokenLogprobs
+    width: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """The tensors of a result, on the device or on the host."""
+
+    tokens: Tensor | None  # int32 [entries], -1 where there is none, REJECTED behind a wrong draft; None: no entries
+    scores: TokenLogprobs | None  # of the entries
+    prompts: tuple[PromptScores, ...]
+
+    def tensors(self) -> list[Tensor]:
+        found = [] if self.tokens is None else [self.tokens]
+        for part in (self.scores, *(prompt.scores for prompt in self.prompts)):
+            if part is not None:
+                found += [part.ids, part.values, part.ranks]
+        return found
+
+    def replaced(self, tensors: Sequence[Tensor]) -> Output:
+        """The same output over other tensors, in the order of `tensors()`."""
+        rest = iter(tensors)
+        tokens = None if self.tokens is None else next(rest)
+        scores = None if self.scores is None else TokenLogprobs(next(rest), next(rest), next(rest))
+        prompts = (replace(prompt, scores=TokenLogprobs(next(rest), next(rest), next(rest))) for prompt in self.prompts)
+        return Output(tokens, scores, tuple(prompts))
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A step on its way. `fetched` are on the host once `done` has happened; `held` keeps their device originals."""
+    """A step on its way. `fetched` is on the host once `done` has happened; `held` keeps its device originals."""
 
     step: int
     epoch: int
-    fetched: Columns
-    held: Columns
+    widths: NDArray[np.int64] | None  # [entries], of the log-probabilities that each wants, -1 none; None: nobody
+    fetched: Output
+    held: Output
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None  # None: already
 
@@ -41,48 +66,26 @@ class Launched:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The tensors of a result, on the device or on the host."""
-
-    tokens: Tensor  # int32 [sampled rows], -1 where there is none
-    logprobs: tuple[LogprobRows, ...] = ()
-    prompt_logprobs: tuple[LogprobRows, ...] = ()
-
-    def tensors(self) -> list[Tensor]:
-        parts = (*self.logprobs, *self.prompt_logprobs)
-        return [self.tokens, *(tensor for part in parts for tensor in (part.token_ids, part.values, part.ranks))]
-
-    def replaced(self, tensors: list[Tensor]) -> Columns:
-        """The same columns over other tensors, in the order of `tensors()`."""
-        rest = iter(tensors[1:])
-        return Columns(
-            tensors[0],
-            tuple(LogprobRows(part.rows, part.positions, next(rest), next(rest), next(rest)) for part in self.logprobs),
-            tuple(
-                LogprobRows(part.rows, part.positions, next(rest), next(rest), next(rest))
-                for part in self.prompt_logprobs
-            ),
-        )
+def entry_logprobs(launched: Launched, tokens: NDArray[np.int32]) -> Iterator[RowLogprobs]:
+    """The message form of the entries that want it and have a token."""
+    widths, scores = launched.widths, launched.fetched.scores
+    if widths is None or scores is None:
+        return
+    for entry in ((widths >= 0) & (tokens >= 0)).nonzero()[0].tolist():
+        yield RowLogprobs(entry, message(scores, slice(entry, entry + 1), int(widths[entry])))
 
 
-def logprob_rows(rows: tuple[int, ...], positions: int, logits: Tensor, tokens: Tensor, width: int) -> LogprobRows:
-    """Log-probabilities of `tokens` int [n] and of the `width` best under raw `logits` [n, vocabulary]."""
-    ids, values, ranks = logprobs(logits, tokens.long().clamp(min=0), width)
-    return LogprobRows(rows, positions, ids.int(), values, ranks.int())
+def prompt_logprobs(prompts: Sequence[PromptScores]) -> Iterator[RowLogprobs]:
+    """The message form of prompt positions."""
+    for prompt in prompts:
+        yield RowLogprobs(prompt.chunk, message(prompt.scores, slice(None), prompt.width))
 
 
-def row_logprobs(parts: tuple[LogprobRows, ...]) -> Iterator[RowLogprobs]:
-    """The message form, a row each."""
-    for part in parts:
-        for at, row in enumerate(part.rows):
-            span = slice(at * part.positions, (at + 1) * part.positions)
-            yield RowLogprobs(
-                row=row,
-                logprobs=Logprobs(
-                    width=part.token_ids.shape[1],
-                    token_ids=part.token_ids[span].numpy().tobytes(),
-                    values=part.values[span].numpy().tobytes(),
-                    ranks=part.ranks[span].numpy().tobytes(),
-                ),
-            )
+def message(scores: TokenLogprobs, lines: slice, width: int) -> Logprobs:
+    """Some lines, with the `width` best of each."""
+    return Logprobs(
+        width=1 + width,
+        token_ids=scores.ids[lines, : 1 + width].numpy().tobytes(),
+        values=scores.values[lines, : 1 + width].numpy().tobytes(),
+        ranks=scores.ranks[lines].numpy().tobytes(),
+    )

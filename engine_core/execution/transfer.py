@@ -58,6 +58,13 @@ class Upload:
             tensors.append(packed[start : start + array.nbytes].view(kind).view(array.shape))
         return tensors
 
+    def put(self, array: NDArray[Any], target: Tensor) -> None:
+        """Overwrite the first of `target`, a device tensor of the array's type, with the array."""
+        staging = self._buffer(array.nbytes)
+        staging.memory.numpy()[: array.nbytes] = array.reshape(-1).view(np.uint8)
+        target[: len(array)].copy_(staging.memory[: array.nbytes].view(target.dtype), non_blocking=True)
+        staging.copied.record()
+
     def _buffer(self, size: int) -> Staging:
         self._turn = (self._turn + 1) % len(self._ring)
         staging = self._ring[self._turn]
@@ -78,13 +85,14 @@ class Download:
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """Host tensors, readable once the event (None: at once) has happened.
 
-        The caller keeps the device tensors until then.
+        The caller keeps the device tensors until then, and calls `guard` before it enqueues what overwrites them.
         """
         if self._stream is None:
             return list(tensors), None
@@ -94,6 +102,11 @@ class Download:
             for tensor in tensors:
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 fetched.append(host.copy_(tensor, non_blocking=True))
-            done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        return fetched, done
+            self._done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._done.record(self._stream)
+        return fetched, self._done
+
+    def guard(self) -> None:
+        """Let the device's next work begin only when what was fetched last has left it."""
+        if self._stream is not None and self._done is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._done)

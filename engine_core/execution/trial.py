@@ -28,15 +28,17 @@ def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: i
     return StepPlan(step=0, epoch=0, starts=(start,), chunks=chunks.tobytes())
 
 
-def warm_steps(sizes: SlotSizes) -> list[StepPlan]:
-    """A small prompt and a token, drawn with every filter; then single tokens, early and late in their sequence.
+def warm_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
+    """A small prompt and a token, drawn with every filter; a chunk of `longest` tokens; single tokens, late and early
+    in their sequence, the last of which leaves the scratch slot asking for nothing.
 
     On a GPU each takes another form of attention, which is compiled here rather than under a request.
     """
-    sampling = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01)
-    mixed = trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], sampling)
+    drawn = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01)
+    mixed = trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], drawn)
+    long = trial_step(sizes, [min(longest, sizes.max_model_len)], drawn)
     late = min(FAR, sizes.max_model_len) - 1
-    return [mixed, trial_step(sizes, [1], sampling), trial_step(sizes, [1], sampling, late)]
+    return [mixed, long, trial_step(sizes, [1], drawn, late), trial_step(sizes, [1], Sampling(temperature=0.0))]
 
 
 def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:

@@ -18,9 +18,10 @@ from engine_core.execution.capacity import (
     given_blocks,
     gpu_blocks,
 )
+from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.memory import available_memory, step_peak, used_memory
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import warm_steps
+from engine_core.execution.trial import WARM_TOKENS, warm_steps
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
@@ -71,6 +72,7 @@ def start(config: Config, index: int) -> Engine:
         block_size=config.model.block_size,
         max_model_len=length,
         max_num_seqs=config.model.max_num_seqs,
+        graphs=choose_graphs(config, spec, model, length, device),
     )
     notify("STATUS=making the KV cache")
     shape = CacheShape(
@@ -83,14 +85,16 @@ def start(config: Config, index: int) -> Engine:
     blocks = count_blocks(config, shape, model, spec, options)
     runner = Runner(model, spec, replace(options, blocks=blocks))
     notify("STATUS=warming up")
-    for plan in warm_steps(runner.sizes):
+    for plan in warm_steps(runner.sizes, longest_warm_chunk(config.model, device)):
         runner.collect(runner.launch(plan))
+    runner.prepare()
     runner.reset()
     ready = ExecutorReady(
         epoch=0,
         blocks=blocks,
         block_size=options.block_size,
         step_tokens=step_tokens(config.model, device),
+        mask_places=runner.mask_places,
         device=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
@@ -139,12 +143,27 @@ def step_tokens(model: ModelConfig, device: torch.device) -> int:
     return max(CPU_STEP_TOKENS if device.type == "cpu" else GPU_STEP_TOKENS, model.max_num_seqs)
 
 
+def longest_warm_chunk(model: ModelConfig, device: torch.device) -> int:
+    """A GPU compiles a form of attention for long chunks; a CPU has nothing to compile."""
+    return WARM_TOKENS if device.type == "cpu" else step_tokens(model, device)
+
+
 def choose_dtype(option: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
     """`auto` is the checkpoint's type on a GPU and float32 on a CPU."""
     name = option if option != "auto" else spec.dtype if device.type == "cuda" else "float32"
     kind = getattr(torch, name)
     assert isinstance(kind, torch.dtype)
     return kind
+
+
+def choose_graphs(
+    config: Config, spec: ModelSpec, model: Decoder, length: int, device: torch.device
+) -> GraphSizes | None:
+    """Which steps are graphs: none on a CPU and none with --enforce-eager."""
+    if device.type == "cpu" or config.executor.enforce_eager:
+        return None
+    weights = model.weight_bytes // model.dtype.itemsize
+    return graph_sizes(spec.layers, weights, config.model.max_num_seqs, step_tokens(config.model, device), length)
 
 
 def device_name(device: torch.device) -> str:

@@ -1,4 +1,8 @@
-"""The executor's side of the steps link: plans in, launched at once; results out as the device finishes them."""
+"""The executor's side of the steps link: plans in, launched at once; results out as the device finishes them.
+
+A plan with masked rows begins at once too, and is sampled when its masks have come; later plans wait behind it, because
+where they stand follows from what it samples.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from collections.abc import Iterable
 import msgspec
 
 from engine_core.execution.results import Launched
-from engine_core.execution.runner import Runner
-from protocol.steps import ExecutorReady, StepPlan, StepResult
+from engine_core.execution.runner import Begun, Runner
+from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from services import journal
 from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
 
@@ -24,6 +28,7 @@ class StepsStatistics(msgspec.Struct, frozen=True):
     plans: int
     results: int
     dropped: int  # results whose scheduler was gone
+    stray_masks: int  # masks of no plan that waited for any
     schedulers: int  # that joined
 
 
@@ -37,27 +42,34 @@ class Steps:
         self._scheduler: Peer | None = None
         self._epoch = 0
         self._plans: deque[StepPlan] = deque()
+        self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
+        self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds of waiting before it
         self._launched: deque[tuple[Launched, float, float]] = deque()  # with the seconds of launching and of waiting
         self._results: deque[StepResult] = deque()
+        self._worked = 0.0  # seconds of launching the plan at hand
         self._ended = time.perf_counter()  # when the last launch returned
-        self._taken = self._sent = self._dropped = self._schedulers = 0
+        self._taken = self._sent = self._dropped = self._stray = self._schedulers = 0
 
     @property
     def planned(self) -> bool:
-        """Whether a plan waits to be launched."""
-        return bool(self._plans)
+        """Whether a turn has something to launch."""
+        return bool(self._masks if self._begun is not None else self._plans)
 
     @property
     def busy(self) -> bool:
         """Whether anything is left to do, or to wait for but arrivals."""
-        return bool(self._plans or self._launched or self._results)
+        return self.planned or bool(self._launched or self._results)
 
     def take(self, arrivals: Iterable[Arrival]) -> None:
         """Note what arrived."""
         for arrival in arrivals:
             match arrival.message:
                 case StepPlan() as plan:
+                    if self._begun is not None and self._begun[0].plan.epoch != plan.epoch:
+                        self._begun = None  # its masks will not come
                     self._plans.append(plan)
+                case StepMasks() as masks:
+                    self._masks.append(masks)
                 case Joined():
                     self._join(arrival.peer)
                 case Left(reason):
@@ -68,12 +80,14 @@ class Steps:
                         self._forget()
 
     def turn(self) -> None:
-        """Launch the next plan if there is one; then send the results that are there.
+        """Launch what can be launched; then send the results that are there.
 
         With two steps on the device the older one is waited for: the newer one keeps the device busy meanwhile.
         """
-        if self._plans:
-            self._launch(self._plans.popleft())
+        if self._begun is None and self._plans:
+            self._begin(self._plans.popleft())
+        elif self._begun is not None and self._masks:
+            self._sample(self._masks.popleft())
         while self._launched and (len(self._launched) > 1 or self._launched[0][0].finished):
             self._collect()
         while self._results and self._scheduler is not None and self._port.send(self._scheduler, self._results[0]):
@@ -81,7 +95,7 @@ class Steps:
             self._sent += 1
 
     def statistics(self) -> StepsStatistics:
-        return StepsStatistics(self._taken, self._sent, self._dropped, self._schedulers)
+        return StepsStatistics(self._taken, self._sent, self._dropped, self._stray, self._schedulers)
 
     def _join(self, peer: Peer) -> None:
         self._schedulers += 1
@@ -98,17 +112,42 @@ class Steps:
             self._runner.collect(self._launched.popleft()[0])
         self._results.clear()
         self._plans.clear()
+        self._masks.clear()
+        self._begun = None
         self._runner.reset()
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _begin(self, plan: StepPlan) -> None:
         if plan.epoch != self._epoch:
             self._runner.reset()
             self._epoch = plan.epoch
         began = time.perf_counter()
-        launched = self._runner.launch(plan)
-        waited, self._ended = began - self._ended, time.perf_counter()
-        self._launched.append((launched, self._ended - began, waited))
+        waited, self._worked = began - self._ended, 0.0
+        begun = self._runner.begin(plan)
         self._taken += 1
+        if plan.masked:
+            self._begun = begun, waited
+            self._pause(began)
+        else:
+            self._finish(begun, None, began, waited)
+
+    def _sample(self, masks: StepMasks) -> None:
+        """Finish the plan that waits. Masks of any other are of a step that nobody asks about any more."""
+        assert self._begun is not None
+        begun, waited = self._begun
+        if (masks.step, masks.epoch) != (begun.plan.step, begun.plan.epoch):
+            self._stray += 1
+            return
+        self._begun = None
+        self._finish(begun, masks, time.perf_counter(), waited)
+
+    def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
+        launched = self._runner.finish(begun, masks)
+        self._pause(began)
+        self._launched.append((launched, self._worked, waited))
+
+    def _pause(self, began: float) -> None:
+        self._ended = time.perf_counter()
+        self._worked += self._ended - began
 
     def _collect(self) -> None:
         launched, busy, waited = self._launched.popleft()

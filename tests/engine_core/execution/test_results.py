@@ -1,46 +1,69 @@
-"""Columns of a result: their tensors in a row and back, and their messages."""
+"""Outputs of a step: their tensors in a row and back, and their messages."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from engine_core.execution.results import Columns, Launched, logprob_rows, row_logprobs
+from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
+from kernels.logprobs import TokenLogprobs, token_logprobs
+from protocol.steps import REJECTED
+
+WIDTHS = (2, -1, 5, 0, 2)  # of slots 0 to 4
+TOKENS = (4, 9, 6, -1, REJECTED)
 
 
-def columns() -> Columns:
-    logits = torch.randn(6, 20, generator=torch.Generator().manual_seed(1))
-    tokens = torch.tensor([4, -1, 6, 7], dtype=torch.int32)
-    narrow = logprob_rows((0, 3), 1, logits[[0, 3]], tokens[[0, 3]], 2)
-    wide = logprob_rows((1,), 1, logits[1:2], tokens[1:2], 5)
-    return Columns(tokens, (narrow, wide), (logprob_rows((9,), 2, logits[4:], torch.tensor([1, 2]), 0),))
+def scores() -> TokenLogprobs:
+    logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(1))
+    tokens, slots = torch.tensor(TOKENS, dtype=torch.int32), torch.arange(5, dtype=torch.int32)
+    return token_logprobs(logits, tokens, slots, torch.tensor(WIDTHS, dtype=torch.int32))
+
+
+def output() -> Output:
+    found = scores()
+    return Output(torch.tensor(TOKENS, dtype=torch.int32), found, (PromptScores(9, scores(), 3),))
+
+
+def launched(found: Output, widths: tuple[int, ...] | None) -> Launched:
+    wanted = None if widths is None else np.array(widths)
+    return Launched(step=1, epoch=1, widths=wanted, fetched=found, held=found, began=None, done=None)
 
 
 def test_tensors_in_a_row_and_back() -> None:
-    before = columns()
+    before = output()
     tensors = before.tensors()
-    assert len(tensors) == 1 + 3 * 3
+    assert len(tensors) == 1 + 3 * 2
     after = before.replaced([tensor.clone() for tensor in tensors])
     assert all(torch.equal(old, new) for old, new in zip(tensors, after.tensors(), strict=True))
-    assert [part.rows for part in after.logprobs] == [(0, 3), (1,)]
-    assert [(part.rows, part.positions) for part in after.prompt_logprobs] == [((9,), 2)]
+    assert [(prompt.chunk, prompt.width) for prompt in after.prompts] == [(9, 3)]
 
 
-def test_a_message_for_each_row() -> None:
-    found = columns()
-    messages = list(row_logprobs(found.logprobs))
-    assert [message.row for message in messages] == [0, 3, 1]
-    assert [message.logprobs.width for message in messages] == [3, 3, 6]
-    for at, message in enumerate(messages[:2]):
-        part = found.logprobs[0]
-        assert np.array_equal(np.frombuffer(message.logprobs.token_ids, "<i4"), part.token_ids[at].numpy())
-        assert np.array_equal(np.frombuffer(message.logprobs.values, "<f4"), part.values[at].numpy())
-        assert np.frombuffer(message.logprobs.ranks, "<i4").tolist() == [int(part.ranks[at])]
-    (prompt,) = row_logprobs(found.prompt_logprobs)
-    assert np.frombuffer(prompt.logprobs.token_ids, "<i4").tolist() == [1, 2]
-    assert len(np.frombuffer(prompt.logprobs.ranks, "<i4")) == 2
+def test_a_step_that_samples_nothing_fetches_nothing() -> None:
+    nothing = Output(None, None, ())
+    assert nothing.tensors() == []
+    assert nothing.replaced([]) == nothing
+
+
+def test_a_message_for_each_entry_that_asks_and_has_a_token() -> None:
+    found = output()
+    tokens = np.array(TOKENS, np.int32)
+    messages = list(entry_logprobs(launched(found, WIDTHS), tokens))
+    assert [(message.row, message.logprobs.width) for message in messages] == [(0, 3), (2, 6)]
+    assert found.scores is not None
+    for message in messages:
+        ids = np.frombuffer(message.logprobs.token_ids, "<i4")
+        assert np.array_equal(ids, found.scores.ids[message.row, : message.logprobs.width].numpy())
+        assert ids[0] == tokens[message.row]
+        assert np.frombuffer(message.logprobs.ranks, "<i4").tolist() == [int(found.scores.ranks[message.row])]
+    assert list(entry_logprobs(launched(found, None), tokens)) == []
+
+
+def test_prompt_positions_of_a_chunk_are_one_message() -> None:
+    (message,) = prompt_logprobs(output().prompts)
+    assert (message.row, message.logprobs.width) == (9, 4)
+    assert len(np.frombuffer(message.logprobs.token_ids, "<i4")) == 5 * 4
+    assert len(np.frombuffer(message.logprobs.ranks, "<i4")) == 5
 
 
 def test_a_step_without_an_event_is_finished() -> None:
-    found = columns()
-    assert Launched(step=1, epoch=1, fetched=found, held=found, began=None, done=None).finished
+    assert launched(output(), None).finished

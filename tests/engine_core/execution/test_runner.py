@@ -1,4 +1,7 @@
-"""What a step gives back: tokens, log-probabilities of outputs and prompts, failed rows, totals."""
+"""What a step gives back: tokens, log-probabilities of outputs and prompts, failed rows, totals.
+
+The two halves, forward.py and sampler.py, with prompts.py and pages.py, are tested through the runner here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine_core.execution import runner as runner_module
+from engine_core.execution import prompts
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.models.decoder import Decoder
 from kernels.attention import AttentionBatch
@@ -126,7 +129,7 @@ def test_sampled_logprobs_are_raw_and_only_of_rows_that_ask(model: Decoder) -> N
 
 @pytest.mark.parametrize("budget", [3, 4, 100])
 def test_prompt_logprobs_over_chunks(model: Decoder, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    monkeypatch.setattr(runner_module, "PROMPT_LOGITS_BYTES", 2 * 4 * VOCABULARY)  # two positions a piece
+    monkeypatch.setattr(prompts, "PIECE_BYTES", 2 * 4 * VOCABULARY)  # two positions a piece
     life = Life(PROMPT, Sampling(temperature=0.0, prompt_logprobs=3), slot=1, blocks=block_tables(1, 16)[0])
     other = Life(PROMPT[::-1], GREEDY, slot=2, blocks=range(17, 33))
     runner, logits = tiny_runner(model), reference_logits(model, PROMPT)
@@ -195,7 +198,7 @@ def test_what_a_failed_request_left_in_the_pages_reaches_nobody(model: Decoder) 
     def run(poison: bool) -> list[list[int]]:
         runner = tiny_runner(model)
         if poison:
-            for pages in runner._cache:
+            for pages in runner._forward._cache:
                 for tensor in pages:
                     tensor.fill_(float("nan"))
         lives = [Life(PROMPT * 3, GREEDY, slot=0, blocks=range(1, 17)), Life([4], GREEDY, slot=1, blocks=range(17, 33))]
@@ -240,7 +243,7 @@ def test_empty_plans_and_plans_that_sample_nothing(model: Decoder) -> None:
     plan = StepPlan(step=2, epoch=0, starts=(life.start(),), chunks=column(0, 0, 4, 0))
     assert tokens_of(runner.collect(runner.launch(plan))) == []
     statistics = runner.statistics()
-    assert (statistics.steps, statistics.tokens, statistics.sampled) == (2, 4, 0)
+    assert (statistics.steps, statistics.tokens, statistics.sampled, statistics.rejected) == (2, 4, 0, 0)
 
 
 def test_reset_forgets_who_decodes(model: Decoder) -> None:

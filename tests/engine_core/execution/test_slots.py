@@ -8,7 +8,6 @@ import torch
 
 from engine_core.execution.slots import SlotSizes, SlotTable, offsets
 from engine_core.execution.transfer import Upload
-from kernels.sampling import Penalties
 from protocol.messages import Sampling
 from protocol.steps import SlotStart, StepPlan
 from tests.engine_core.execution.harness import GREEDY, column
@@ -33,6 +32,10 @@ def plan(**columns: bytes | tuple[SlotStart, ...]) -> StepPlan:
     return StepPlan(step=1, epoch=1, **columns)  # type: ignore[arg-type]
 
 
+def decoding(slots: SlotTable) -> list[int]:
+    return [int(slot) for slot in slots.rows(plan()).slots]
+
+
 def test_offsets_count_within_each() -> None:
     assert offsets(np.array([3, 0, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
     assert offsets(np.zeros(0, np.int64)).tolist() == []
@@ -40,61 +43,67 @@ def test_offsets_count_within_each() -> None:
 
 def test_starts_fill_tokens_blocks_and_prompts(slots: SlotTable) -> None:
     slots.apply(plan(starts=(start(2, [7, 8, 9], 2, [5]), start(0, [1], 1, [6, 3]))))
-    assert slots.tokens[2, :3].tolist() == [7, 8, 9]
-    assert slots.tokens[0, 0] == 1
+    assert slots.history.tokens[2, :3].tolist() == [7, 8, 9]
+    assert slots.history.tokens[0, 0] == 1
+    assert slots.history.known[[2, 0]].tolist() == [3, 1]
     assert slots.block_tables[2].tolist() == [5, 0, 0, 0, 0]
     assert slots.block_tables[0].tolist() == [6, 3, 0, 0, 0]
-    assert slots.history.prompts[[2, 0]].tolist() == [2, 1]
-    assert slots.version == 1
+    assert slots.parameters.sampling.prompt_tokens[[2, 0]].tolist() == [2, 1]
+    assert slots.prompt_tokens[[2, 0]].tolist() == [2, 1]
 
 
 def test_a_start_leaves_nothing_of_what_was_there(slots: SlotTable) -> None:
     slots.apply(plan(starts=(start(1, [1, 2, 3, 4, 5], 3, [9, 8, 7], PENALISED),), decode_on=column(1)))
     slots.apply(plan(starts=(start(1, [6], 1, [4], PENALISED),)))
     assert slots.block_tables[1].tolist() == [4, 0, 0, 0, 0]
-    assert slots.counts[1].tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0]
-    assert slots.rows(plan()).slots.tolist() == []
+    assert slots.history.counts[1].tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+    assert slots.history.known[1] == 1
+    assert decoding(slots) == []
 
 
-def test_blocks_are_appended_in_order_on_both_sides(slots: SlotTable) -> None:
+def test_blocks_are_appended_in_order(slots: SlotTable) -> None:
     slots.apply(plan(starts=(start(1, [1], 1, [9]), start(3, [1], 1, []))))
     slots.apply(plan(blocks=column(3, 2, 1, 8, 3, 4, 1, 7, 3, 6)))
     slots.apply(plan(blocks=column(1, 5)))
     assert slots.block_tables[1].tolist() == [9, 8, 7, 5, 0]
     assert slots.block_tables[3].tolist() == [2, 4, 6, 0, 0]
-    rows = slots.rows(plan(chunks=column(3, 0, 12, 0, 1, 11, 2, 0)))
-    assert rows.cache_places.tolist() == [*range(8, 12), *range(16, 20), *range(24, 28), 7 * 4 + 3, 5 * 4]
+
+
+def test_a_slot_starts_and_grows_in_one_plan(slots: SlotTable) -> None:
+    slots.apply(plan(starts=(start(1, [1], 1, [9, 8]),)))
+    slots.apply(plan(starts=(start(1, [1], 1, [3]),), blocks=column(1, 4)))
+    assert slots.block_tables[1].tolist() == [3, 4, 0, 0, 0]
+
+
+def test_blocks_bound_the_keys_of_a_row(slots: SlotTable) -> None:
+    slots.apply(plan(starts=(start(1, [1], 1, [9, 8, 7]), start(3, [1], 1, [4])), decode_on=column(3)))
+    assert slots.longest(slots.rows(plan())) == 4
+    assert slots.longest(slots.rows(plan(chunks=column(1, 0, 1, 1)))) == 12
 
 
 def test_rows_are_decoding_slots_ascending_then_chunks_in_order(slots: SlotTable) -> None:
-    starts = tuple(start(slot, [slot] * 6, 6, [slot + 1, slot + 6]) for slot in range(4))
-    slots.apply(plan(starts=starts))
-    slots.rows(plan(chunks=column(*(number for slot in (3, 1) for number in (slot, 0, 6, 1)))))
+    slots.apply(plan(starts=tuple(start(slot, [slot] * 6, 6, [slot + 1, slot + 6]) for slot in range(4))))
     slots.apply(plan(decode_on=column(3, 1)))
     rows = slots.rows(plan(chunks=column(2, 0, 3, 0, 0, 0, 6, 1)))
     assert rows.slots.tolist() == [1, 3, 2, 0]
     assert rows.decoding == 2
-    assert rows.counts.tolist() == [1, 1, 3, 6]
-    assert rows.context.tolist() == [7, 7, 3, 6]
-    assert rows.sampled.tolist() == [0, 1, 3]
-    assert rows.positions.tolist() == [6, 6, 0, 1, 2, *range(6)]
-    assert rows.token_places.tolist() == [21 + 6, 63 + 6, 42, 43, 44, *range(6)]
-    assert rows.cache_places.tolist()[:5] == [7 * 4 + 2, 9 * 4 + 2, 12, 13, 14]
+    assert rows.query_start.tolist() == [0, 1, 2, 5, 11]
+    assert rows.entry_slots.tolist() == [1, 3, 0]
 
 
-def test_decoding_slots_advance_by_themselves_until_switched_off(slots: SlotTable) -> None:
+def test_the_decode_set_persists_and_costs_nothing_while_it_does(slots: SlotTable) -> None:
     slots.apply(plan(starts=(start(0, [1, 2], 2, [1, 2]), start(1, [1, 2, 3], 3, [3, 4]))))
-    slots.rows(plan(chunks=column(0, 0, 2, 1, 1, 0, 3, 1)))
     slots.apply(plan(decode_on=column(1, 0)))
-    assert slots.rows(plan()).positions.tolist() == [2, 3]
-    slots.apply(plan())
-    assert slots.rows(plan()).positions.tolist() == [3, 4]
+    before = slots.rows(plan())
+    assert before.slots.tolist() == [0, 1]
+    slots.apply(plan(blocks=column(0, 7)))
+    assert slots.rows(plan()) is before
     slots.apply(plan(decode_off=column(0)))
-    assert slots.rows(plan()).positions.tolist() == [5]
+    assert decoding(slots) == [1]
     slots.apply(plan(decode_on=column(0)))
-    assert slots.rows(plan()).positions.tolist() == [4, 6]
+    assert decoding(slots) == [0, 1]
     slots.reset()
-    assert slots.rows(plan()).positions.tolist() == []
+    assert decoding(slots) == []
 
 
 def test_switched_off_started_and_switched_on_in_one_plan(slots: SlotTable) -> None:
@@ -104,22 +113,12 @@ def test_switched_off_started_and_switched_on_in_one_plan(slots: SlotTable) -> N
         slot=0, token_ids=column(4, 5, 6), prompt_tokens=3, computed=2, blocks=column(3), sampling=GREEDY, seed=0
     )
     slots.apply(plan(decode_off=column(0), starts=(again,), decode_on=column(0)))
-    rows = slots.rows(plan())
-    assert (rows.positions.tolist(), rows.cache_places.tolist()) == ([2], [14])
+    assert decoding(slots) == [0]
+    assert slots.history.known[0] == 3
+    assert slots.block_tables[0].tolist() == [3, 0, 0, 0, 0]
 
 
-def test_counts_follow_prompt_output_and_sampled_tokens(slots: SlotTable) -> None:
+def test_counts_follow_prompt_and_output(slots: SlotTable) -> None:
     slots.apply(plan(starts=(start(2, [1, 1, 2, 3, 1, 3], 3, [1], PENALISED), start(1, [4], 1, [2]))))
-    assert slots.counts[2].tolist() == [0, 3, 1, 4, 0, 0, 0, 0, 0, 0]
-    assert slots.counts[1].tolist() == [0] * 10  # nobody asks
-    ones = torch.ones(1)
-    penalties = Penalties(torch.tensor([1]), torch.tensor([2]), ones, ones, ones)
-    slots.write(torch.tensor([21 + 1, 42 + 6]), torch.tensor([7, 3], dtype=torch.int32), penalties)
-    assert slots.tokens[1, 1] == 7
-    assert slots.tokens[2, 6] == 3
-    assert slots.counts[2].tolist() == [0, 3, 1, 6, 0, 0, 0, 0, 0, 0]
-
-
-def test_a_row_without_a_token_writes_a_harmless_one(slots: SlotTable) -> None:
-    slots.write(torch.tensor([3]), torch.tensor([-1], dtype=torch.int32), None)
-    assert slots.tokens[0, 3] == 0
+    assert slots.history.counts[2].tolist() == [0, 3, 1, 4, 0, 0, 0, 0, 0, 0]
+    assert slots.history.counts[1].tolist() == [0] * 10  # nobody asks

@@ -31,6 +31,17 @@ def test_arrays_arrive_whole_and_typed(device: str) -> None:
             assert tensor.cpu().numpy().dtype == array.dtype
 
 
+@pytest.mark.gpu
+def test_an_array_overwrites_the_first_of_a_tensor_in_stream_order() -> None:
+    upload = Upload(torch.device("cuda"), buffers=2)
+    target = torch.zeros(6, dtype=torch.int32, device="cuda")
+    seen = []
+    for turn in range(20):
+        upload.put(np.full(4, turn, np.int32), target)
+        seen.append(target.clone())
+    assert [tensor.tolist() for tensor in seen] == [[turn] * 4 + [0, 0] for turn in range(20)]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_are_there_after_the_event(device: str) -> None:
     download = Download(torch.device(device))

@@ -33,10 +33,11 @@ def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int)
 
 @pytest.mark.parametrize("length", [1, 2, 128, 4096])
 def test_warm_steps_reach_every_form_within_the_length(length: int) -> None:
-    """A chunk beside a token, one token, one token behind many; a step reads no position that does not exist."""
-    plans = warm_steps(SlotSizes(8, length, 16, VOCABULARY))
+    """A chunk beside a token, a long one, one token behind many, one token; no position that does not exist is read."""
+    plans = warm_steps(SlotSizes(8, length, 16, VOCABULARY), 300)
     chunks = [integers(plan.chunks).reshape(-1, 4)[:, 1:3].tolist() for plan in plans]
-    assert chunks == [[[0, min(8, length)], [0, 1]], [[0, 1]], [[min(FAR, length) - 1, 1]]]
+    assert chunks == [[[0, min(8, length)], [0, 1]], [[0, min(300, length)]], [[min(FAR, length) - 1, 1]], [[0, 1]]]
+    assert plans[-1].starts[0].sampling == GREEDY  # what the scratch slot keeps
     for plan, parts in zip(plans, chunks, strict=True):
         assert len(integers(plan.starts[0].token_ids)) == max(first + count for first, count in parts)
         assert len(integers(plan.starts[0].blocks)) * 16 >= max(first + count for first, count in parts)
@@ -52,7 +53,7 @@ def test_trials_touch_no_request() -> None:
     life = Life([3, 1, 4], GREEDY, blocks=range(1, 17))
     runner = tiny_runner(model)
     prefill(runner, [life])
-    for plan in (worst_step(runner.sizes, 200), *warm_steps(runner.sizes)):
+    for plan in (worst_step(runner.sizes, 200), *warm_steps(runner.sizes, 100)):
         tokens = tokens_of(runner.collect(runner.launch(plan)))
         assert tokens
         assert min(tokens) >= 0

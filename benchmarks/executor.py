@@ -1,0 +1,264 @@
+"""Steps of one executor without its process: `python -m benchmarks.executor --shape 0.6b --batch 1 --batch 256`.
+
+A model with random weights runs decode steps from plans like the scheduler's, blocks included, with the next step
+launched before the result of the one before is read. Printed for each batch: milliseconds per step, host microseconds
+of launching and collecting, the share of the time in which the device stood idle, and with `--kernels` what the time
+went to, from torch's profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from benchmarks.shapes import SHAPES
+from engine_core import loading
+from engine_core.execution.graphs import graph_sizes
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.execution.trial import warm_steps
+from engine_core.models import registry
+from engine_core.models.spec import read_spec
+from protocol.messages import Sampling
+from protocol.steps import SlotStart, StepPlan
+
+BLOCK = 16
+SLOTS = 256
+STEP_TOKENS = 8192
+WARM = 8  # steps before the clock runs
+TRACED = 28  # steps under the profiler, those included
+WAYS = {
+    "greedy": Sampling(temperature=0.0),
+    "sampled": Sampling(temperature=0.8, top_p=0.95, top_k=40),
+    "logprobs": Sampling(temperature=0.0, logprobs=5),
+    "penalties": Sampling(temperature=0.7, frequency_penalty=0.2, presence_penalty=0.2),
+}
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps of one batch."""
+
+    batch: int
+    context: int
+    step_ms: float  # by the clock, steps in flight all the time
+    busy_ms: float  # from a step's first work to its result, on the device
+    launch_us: float  # of the host
+    collect_us: float  # of the host, once the result is there
+    idle: float  # share of the time in which the device ran no kernel; -1: not measured
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that decode side by side, all of one context."""
+
+    batch: int
+    context: int
+    steps: int
+    way: Sampling
+
+    @property
+    def blocks(self) -> int:
+        """Of one request, at the end."""
+        return -(-(self.context + self.steps + 1) // BLOCK)
+
+
+def plans(load: Load) -> Iterator[StepPlan]:
+    """A start, then decode steps; every request gets a new block whenever it needs one, at its own time."""
+    starts, held = [], []
+    for slot in range(load.batch):
+        known = load.context + slot % BLOCK + 1  # blocks end at different steps
+        held.append(-(-known // BLOCK))
+        first = 1 + slot * (load.blocks + 1)
+        starts.append(
+            SlotStart(
+                slot=slot,
+                token_ids=np.full(known, 7, "<i4").tobytes(),
+                prompt_tokens=known,
+                computed=known - 1,
+                blocks=np.arange(first, first + held[slot], dtype="<i4").tobytes(),
+                sampling=load.way,
+                seed=slot,
+            )
+        )
+    on = np.arange(load.batch, dtype="<i4").tobytes()
+    for step in range(load.steps):
+        pairs = []
+        for slot in range(load.batch):
+            position = load.context + slot % BLOCK + step
+            if position // BLOCK >= held[slot]:
+                pairs += [slot, 1 + slot * (load.blocks + 1) + held[slot]]
+                held[slot] += 1
+        blocks = np.array(pairs, "<i4").tobytes()
+        yield StepPlan(
+            step=step, epoch=1, starts=tuple(starts) if step == 0 else (), blocks=blocks,
+            decode_on=on if step == 0 else b"",
+        )  # fmt: skip
+    yield StepPlan(step=load.steps, epoch=1, decode_off=on)
+
+
+def measure(runner: Runner, load: Load) -> Figure:
+    """Run a load's plans, two in flight."""
+    launches: list[float] = []
+    collects: list[float] = []
+    busy: list[float] = []
+    flight: deque[Any] = deque()
+    began = 0.0
+    stream = list(plans(load))
+    for at, plan in enumerate(stream[:-1]):
+        if at == WARM:
+            began = time.perf_counter()
+        start = time.perf_counter()
+        flight.append(runner.launch(plan))
+        launches.append(time.perf_counter() - start)
+        if len(flight) == 2:
+            while not flight[0].finished:
+                pass
+            start = time.perf_counter()
+            busy.append(runner.collect(flight.popleft()).busy)
+            collects.append(time.perf_counter() - start)
+    while flight:
+        runner.collect(flight.popleft())
+    taken = time.perf_counter() - began
+    runner.collect(runner.launch(stream[-1]))
+    return Figure(
+        batch=load.batch,
+        context=load.context,
+        step_ms=round(taken * 1e3 / (load.steps - WARM), 3),
+        busy_ms=round(statistics.median(busy[WARM:]) * 1e3, 3),
+        launch_us=round(statistics.median(launches[WARM:]) * 1e6, 1),
+        collect_us=round(statistics.median(collects[WARM:]) * 1e6, 1),
+        idle=-1.0,
+    )
+
+
+def traced(runner: Runner, load: Load) -> list[tuple[str, float, float]]:
+    """Kernels of the load's steps under the profiler: name, begin and end in microseconds."""
+    stream = list(plans(load))
+    flight: deque[Any] = deque()
+    profile: Any = None
+    for at, plan in enumerate(stream[:-1]):
+        if at == WARM:
+            torch.cuda.synchronize()
+            profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            profile.start()
+        flight.append(runner.launch(plan))
+        if len(flight) == 2:
+            runner.collect(flight.popleft())
+    while flight:
+        runner.collect(flight.popleft())
+    torch.cuda.synchronize()
+    profile.stop()
+    runner.collect(runner.launch(stream[-1]))
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profile.events()
+        if event.device_type.name == "CUDA" and event.time_range.end > event.time_range.start
+    ]
+
+
+def idle_share(spans: Sequence[tuple[float, float]]) -> float:
+    """Share of the time from the first begin to the last end that no span covers."""
+    if not spans:
+        return 1.0
+    ordered = sorted(spans)
+    covered, reach = 0.0, ordered[0][0]
+    for begin, end in ordered:
+        covered += max(0.0, end - max(begin, reach))
+        reach = max(reach, end)
+    whole = reach - ordered[0][0]
+    return 1.0 - covered / whole if whole else 0.0
+
+
+def by_kernel(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, int, float]]:
+    """Name, calls and microseconds in all, the longest first."""
+    found: dict[str, tuple[int, float]] = {}
+    for name, begin, end in events:
+        calls, taken = found.get(name, (0, 0.0))
+        found[name] = calls + 1, taken + end - begin
+    return sorted(((name, *rest) for name, rest in found.items()), key=lambda row: -row[2])
+
+
+def steady(events: Sequence[tuple[str, float, float]], steps: int) -> list[tuple[str, float, float]]:
+    """Events of the middle steps: the profiler's own start and end cost time that no server spends."""
+    if not events:
+        return []
+    low, high = min(event[1] for event in events), max(event[2] for event in events)
+    edge = 2 * (high - low) / max(steps, 5)
+    return [event for event in events if event[1] >= low + edge and event[2] <= high - edge]
+
+
+def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: str = "cuda") -> Runner:
+    """A runner over random weights, warm and with all of its graphs."""
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_bytes(msgspec.json.encode(SHAPES[shape].config))
+        spec = read_spec(Path(place))
+    where = torch.device(device)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    model = registry.build(spec, dtype, where, max_model_len)
+    with torch.inference_mode():
+        loading.load(model, Path(), "dummy")
+    weights = model.weight_bytes // dtype.itemsize
+    graphs = None
+    if where.type == "cuda" and not eager:
+        graphs = graph_sizes(spec.layers, weights, SLOTS, STEP_TOKENS, max_model_len)
+    options = RunnerOptions(
+        device=where, dtype=dtype, blocks=blocks, block_size=BLOCK, max_model_len=max_model_len, max_num_seqs=SLOTS,
+        graphs=graphs,
+    )  # fmt: skip
+    runner = Runner(model, spec, options)
+    for plan in warm_steps(runner.sizes, STEP_TOKENS):
+        runner.collect(runner.launch(plan))
+    runner.prepare()
+    while runner.prepare_more():
+        pass
+    return runner
+
+
+def line(figure: Figure) -> str:
+    """One row of the table."""
+    idle = f"{figure.idle:6.1%}" if figure.idle >= 0 else "     -"
+    return (
+        f"{figure.batch:5d} {figure.context:7d} {figure.step_ms:8.3f} {figure.busy_ms:8.3f} "
+        f"{figure.launch_us:9.1f} {figure.collect_us:10.1f} {idle}"
+    )
+
+
+def main() -> None:
+    """Measure the batches that are asked for and print their table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--shape", default="0.6b", choices=list(SHAPES))
+    parser.add_argument("--batch", type=int, action="append", default=None)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--max-model-len", type=int, default=40960)
+    parser.add_argument("--blocks", type=int, default=16384)
+    parser.add_argument("--way", default="greedy", choices=list(WAYS))
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each batch by their time")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    runner = build(options.shape, options.max_model_len, options.blocks, eager=options.eager)
+    ready = time.perf_counter() - began
+    print(f"{options.shape} {torch.cuda.get_device_name()} ready in {ready:.1f} s, {runner.statistics()}")
+    print("batch context  step_ms  busy_ms launch_us collect_us   idle")
+    for batch in options.batch or [1, 8, 64, 256]:
+        load = Load(batch, options.context, options.steps, WAYS[options.way])
+        figure = measure(runner, load)
+        middle = steady(traced(runner, replace(load, steps=TRACED)), TRACED - WARM)
+        print(line(msgspec.structs.replace(figure, idle=idle_share([event[1:] for event in middle]))))
+        for name, calls, taken in by_kernel(middle)[: options.kernels]:
+            print(f"      {taken / 1e3:9.3f} ms {calls:6d} calls  {name[:90]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The second half of a step: logits of the entries, their tokens, and what the slots take over of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine_core.execution.forward import Network
+from engine_core.execution.slots import SlotTable
+from kernels.acceptance import accept
+from kernels.logprobs import TokenLogprobs, token_logprobs
+from kernels.sampling import sample_entries
+from kernels.sampling_tables import Entries
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What the entries of a step gave."""
+
+    tokens: Tensor  # int32 [entries], -1 of a row with non-finite logits, REJECTED behind a wrong draft
+    scores: TokenLogprobs | None
+
+
+class Sampler:
+    """The model's head over the slots' parameters. Nothing waits for the device, so a graph may hold it."""
+
+    def __init__(self, model: Network, slots: SlotTable) -> None:
+        self._model = model
+        self._slots = slots
+
+    def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
+        """One token for each line of `states  # [entries, hidden]`; the slots take over those that count.
+
+        scored: whether any of the slots asks for log-probabilities, or may.
+        """
+        sampling, history = self._slots.parameters.sampling, self._slots.history
+        logits = self._model.logits(states)  # [entries, vocabulary]
+        tokens = sample_entries(logits, entries, sampling, history)
+        scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs) if scored else None
+        accept(tokens, entries, sampling, history)
+        return Sampled(tokens, scores)
