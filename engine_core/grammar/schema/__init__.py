@@ -1,12 +1,20 @@
-"""JSON Schema as people write it, rewritten into the part of it that the automaton library takes and holds exactly."""
+"""JSON Schema as people write it, rewritten into the part of it that llguidance holds exactly: right or refused.
+
+`reading` turns keywords into cells, `algebra` finds the conjunctions, negations and emptiness that oneOf, not, if, $ref
+and their like need, `writing` puts cells into the few keywords that llguidance takes. A schema without an exact form is
+refused with keyword and path; a lenient rewrite leaves the constraint out and says so."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from engine_core.grammar.schema.algebra import Algebra, CircularTerm
+from engine_core.grammar.schema.bounds import check_size
+from engine_core.grammar.schema.cells import Place
+from engine_core.grammar.schema.document import Document
+from engine_core.grammar.schema.reading import Reader
+from engine_core.grammar.schema.writing import Writer
 from protocol.errors import UnsupportedSchema
-
-MAX_DEPTH = 64  # JSON levels of a schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,22 +26,22 @@ class Rewritten:
 
 
 def rewrite(schema: object, *, lenient: bool = False) -> Rewritten:
-    """The schema that the automaton library is to compile. Raises UnsupportedSchema where no exact form exists."""
-    if isinstance(schema, bool):
-        return Rewritten({} if schema else False)
-    if not isinstance(schema, dict):
-        raise UnsupportedSchema("schema", "", "a schema is an object or a boolean")
-    level: list[object] = [schema]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise UnsupportedSchema("schema", "", f"nested deeper than {MAX_DEPTH} levels")
-        level = [child for node in level for child in _children(node)]
-    return Rewritten(schema)
+    """The schema that llguidance is to compile, for a schema of draft 7, 2019-09 or 2020-12 given as JSON values.
 
-
-def _children(node: object) -> list[object]:
-    if isinstance(node, dict):
-        return list(node.values())
-    return list(node) if isinstance(node, list) else []
+    Raises UnsupportedSchema, naming keyword and JSON pointer: malformed, a remote reference, too deep or too large,
+    nothing can match it, or (unless `lenient`) a constraint that no automaton of llguidance holds exactly.
+    """
+    check_size(schema)
+    if schema is True:
+        return Rewritten({})
+    if schema is False or not isinstance(schema, dict):
+        raise UnsupportedSchema("schema", "", "no value can match it" if schema is False else "it must be an object")
+    document = Document(schema)
+    reader = Reader(document)
+    algebra = Algebra(reader, reader.path)
+    writer = Writer(document, algebra, lenient)
+    try:
+        written = writer.document_schema(Place(document.root))
+    except CircularTerm as circle:
+        raise UnsupportedSchema("$ref", str(circle), "it refers to itself and to nothing else") from None
+    return Rewritten(written, tuple(writer.approximations))

@@ -1,0 +1,274 @@
+"""The keywords that speak of the value itself and of its children, one type at a time: type, const, enum, bounds,
+lengths, patterns, properties, items. Each function turns those of one type into one cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from engine_core.grammar.schema import numbers, patterns, records, series, texts
+from engine_core.grammar.schema.algebra import meet
+from engine_core.grammar.schema.cells import (
+    ANY,
+    FULL,
+    NEVER,
+    Cell,
+    Count,
+    Layer,
+    Null,
+    Number,
+    Obstacle,
+    Place,
+    Record,
+    Series,
+    Term,
+    Text,
+    Truth,
+    Union,
+)
+from protocol.errors import UnsupportedSchema
+
+if TYPE_CHECKING:
+    from engine_core.grammar.schema.reading import Reader
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+LARGEST_COUNT = 2**31
+NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+TEXTS = frozenset(("minLength", "maxLength", "pattern", "format"))
+ARRAYS = frozenset((
+    *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"),
+    *("minContains", "maxContains"),
+))  # fmt: skip
+OBJECTS = frozenset((
+    *("properties", "patternProperties", "additionalProperties", "required", "propertyNames"),
+    *("minProperties", "maxProperties"),
+))  # fmt: skip
+Keywords = dict[str, object]
+
+
+def read(reader: Reader, place: Place, node: Keywords) -> tuple[Cell, ...]:
+    """The cells of a schema's own assertions, `const` and `enum` included. Raises UnsupportedSchema."""
+    path = reader.path(place)
+    types = _types(node, path)
+    out: list[Cell] = []
+    if "null" in types:
+        out.append(Null())
+    if "boolean" in types:
+        out.append(Truth())
+    if "number" in types or "integer" in types:
+        number = _number(node, path, whole=True if "number" not in types else None)
+        out.extend(() if numbers.empty(number) else (number,))
+    if "string" in types:
+        text = _text(node, path)
+        out.extend(() if texts.empty(text) else (text,))
+    if "array" in types:
+        array = _series(reader, place, node, path)
+        out.extend(() if array.most is not None and array.fewest > array.most else (array,))
+    if "object" in types:
+        made = records.intersect(Record(), _record(reader, place, node, path))
+        out.extend(() if made is None else (made,))
+    cells = FULL if len(out) == len(FULL) and tuple(out) == FULL else tuple(out)
+    for values in _listed(node, path):
+        cells = _among(cells, values)
+    return cells
+
+
+def _types(node: Keywords, path: str) -> frozenset[str]:
+    if "type" not in node:
+        return frozenset(TYPES)
+    value = node["type"]
+    listed = value if isinstance(value, list) else [value]
+    for name in listed:
+        if not isinstance(name, str) or name not in (*TYPES, "integer"):
+            raise UnsupportedSchema("type", path, f"{str(name)[:100]!r} is no JSON type")
+    return frozenset([*listed, "null"] if node.get("nullable") is True else listed)
+
+
+def _listed(node: Keywords, path: str) -> list[list[object]]:
+    out = []
+    if "const" in node:
+        out.append([node["const"]])
+    if "enum" in node:
+        value = node["enum"]
+        if not isinstance(value, list):
+            raise UnsupportedSchema("enum", path, "it must be a list")
+        out.append(value)
+    return out
+
+
+def constant(value: object) -> Cell:
+    """The cell of exactly one JSON value."""
+    match value:
+        case None:
+            return Null()
+        case bool():
+            return Truth((value,))
+        case int() | float():
+            number = numbers.fraction(value)
+            return Number(number, False, number, False)
+        case str():
+            return Text(among=(value,))
+        case list():
+            items = tuple(Union((constant(item),)) for item in value)
+            return Series(items, NEVER, len(items), len(items))
+    assert isinstance(value, dict), "a schema is made of JSON values"
+    properties = tuple((name, Union((constant(child),))) for name, child in value.items())
+    return Record((Layer(properties, (), NEVER, annotates=False),), tuple(value))
+
+
+def constants(values: list[object]) -> tuple[Cell, ...]:
+    """The cells of a list of values; its strings share one."""
+    strings = dict.fromkeys(value for value in values if isinstance(value, str))
+    out: dict[Cell, None] = {Text(among=tuple(strings)): None} if strings else {}
+    out.update(dict.fromkeys(constant(value) for value in values if not isinstance(value, str)))
+    return tuple(out)
+
+
+def _among(cells: tuple[Cell, ...], values: list[object]) -> tuple[Cell, ...]:
+    listed = constants(values)
+    if cells == FULL:
+        return listed
+    found = (meet(cell, one) for one in listed for cell in cells if type(cell) is type(one))
+    return tuple(dict.fromkeys(cell for cell in found if cell is not None))
+
+
+def _bound(node: Keywords, keyword: str, path: str) -> int | float | None:
+    value = node.get(keyword)
+    if value is None and keyword not in node:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UnsupportedSchema(keyword, path, "it must be a number")
+    return value
+
+
+def _count(node: Keywords, keyword: str, path: str) -> int | None:
+    value = _bound(node, keyword, path)
+    if value is None:
+        return None
+    if value < 0 or value != int(value):
+        raise UnsupportedSchema(keyword, path, "it must be an integer of at least 0")
+    if value > LARGEST_COUNT:
+        return LARGEST_COUNT
+    return int(value)
+
+
+def names(value: object, keyword: str, path: str) -> tuple[str, ...]:
+    """A list of keys. Raises UnsupportedSchema."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise UnsupportedSchema(keyword, path, "it must be a list of strings")
+    return tuple(dict.fromkeys(value))
+
+
+def _number(node: Keywords, path: str, whole: bool | None) -> Number:
+    cell = Number(whole=whole)
+    if NUMBERS.isdisjoint(node):
+        return cell
+    for inclusive, exclusive, name in (("minimum", "exclusiveMinimum", "low"), ("maximum", "exclusiveMaximum", "high")):
+        for keyword in (inclusive, exclusive):
+            if isinstance(node.get(keyword), bool) and keyword == exclusive:
+                continue
+            bound = _bound(node, keyword, path)
+            if bound is None:
+                continue
+            is_open = keyword == exclusive or node.get(exclusive) is True
+            side = {name: numbers.fraction(bound), f"{name}_open": is_open}
+            narrower = numbers.intersect(cell, dataclasses.replace(Number(), **side))
+            if narrower is None:
+                return Number(low=numbers.fraction(1), high=numbers.fraction(0))
+            cell = narrower
+    multiple = _bound(node, "multipleOf", path)
+    if multiple is not None:
+        if multiple <= 0:
+            raise UnsupportedSchema("multipleOf", path, "it must be more than 0")
+        cell = dataclasses.replace(cell, multiples=(numbers.fraction(multiple),))
+    return cell
+
+
+def read_pattern(value: object, keyword: str, path: str) -> patterns.Node:
+    """The tree of a pattern. Raises UnsupportedSchema."""
+    if not isinstance(value, str):
+        raise UnsupportedSchema(keyword, path, "a pattern is a string")
+    try:
+        return patterns.read(value)
+    except patterns.PatternError as error:
+        raise UnsupportedSchema(keyword, path, f"{error}") from None
+
+
+def _text(node: Keywords, path: str) -> Text:
+    if TEXTS.isdisjoint(node):
+        return Text()
+    wanted: tuple[patterns.Node, ...] = ()
+    unwanted: tuple[patterns.Node, ...] = ()
+    if "pattern" in node:
+        wanted, unwanted = patterns.split(read_pattern(node["pattern"], "pattern", path))
+    name = node.get("format")
+    return Text(
+        _count(node, "minLength", path) or 0,
+        _count(node, "maxLength", path),
+        wanted,
+        unwanted,
+        (name,) if isinstance(name, str) and name in texts.FORMATS else (),
+    )
+
+
+def _series(reader: Reader, place: Place, node: Keywords, path: str) -> Series:
+    if ARRAYS.isdisjoint(node):
+        return Series()
+    prefix: tuple[Term, ...] = ()
+    rest: Term = ANY
+    evaluated: int | None = 0
+    listed = "prefixItems" if "prefixItems" in node else "items" if isinstance(node.get("items"), list) else None
+    if listed is not None and node[listed] != []:
+        prefix = tuple(reader.branches(place, node, listed))
+        evaluated = len(prefix)
+    after = "items" if listed != "items" else "additionalItems"
+    if after in node:
+        rest = reader.child(place, node[after], after)
+        evaluated = None
+    counts: tuple[Count, ...] = ()
+    if "contains" in node:
+        least = _count(node, "minContains", path)
+        most = _count(node, "maxContains", path)
+        least = 1 if least is None else least
+        if least > 0 or most is not None:
+            counts = (Count(reader.child(place, node["contains"], "contains"), least, most),)
+        elif reader.document.tracks_evaluation:
+            counts = (Count(reader.child(place, node["contains"], "contains"), 0, None),)
+    unique = node.get("uniqueItems", False)
+    if not isinstance(unique, bool):
+        raise UnsupportedSchema("uniqueItems", path, "it must be a boolean")
+    fewest, most = _count(node, "minItems", path) or 0, _count(node, "maxItems", path)
+    return series.shortened(Series(prefix, rest, fewest, most, counts, unique, evaluated))
+
+
+def _record(reader: Reader, place: Place, node: Keywords, path: str) -> Record:
+    if OBJECTS.isdisjoint(node):
+        return Record()
+    properties: tuple[tuple[str, Term], ...] = ()
+    matched: tuple[tuple[patterns.Node, Term], ...] = ()
+    if "properties" in node:
+        table = reader.table(place, node, "properties")
+        properties = tuple((name, reader.child(place, schema, "properties", name)) for name, schema in table.items())
+    obstacles: list[Obstacle] = []
+    if "patternProperties" in node:
+        table = reader.table(place, node, "patternProperties")
+        found = []
+        for text, schema in table.items():
+            keyed = read_pattern(text, "patternProperties", path)
+            wanted, unwanted = patterns.split(keyed)
+            if unwanted or len(wanted) > 1:
+                obstacles.append(Obstacle("patternProperties", path, "lookahead is not supported in keys"))
+            else:
+                found.append((wanted[0], reader.child(place, schema, "patternProperties", text)))
+        matched = tuple(found)
+    rest = reader.child(place, node.get("additionalProperties", True), "additionalProperties")
+    layers: tuple[Layer, ...] = ()
+    if properties or matched or "additionalProperties" in node:
+        layers = (Layer(properties, matched, rest, closing="additionalProperties" in node),)
+    keys: tuple[Term, ...] = ()
+    if "propertyNames" in node:
+        keys = (reader.child(place, node["propertyNames"], "propertyNames"),)
+    required = names(node["required"], "required", path) if "required" in node else ()
+    fewest = _count(node, "minProperties", path) or 0
+    return Record(layers, required, fewest, _count(node, "maxProperties", path), keys, tuple(obstacles))

@@ -1,0 +1,167 @@
+"""The schema as it was written: its draft, its subschemas by number, and what each local reference points at.
+
+References resolve as RFC 3986 and the drafts say (2020-12 core, section 8 and 9): JSON pointers, `$anchor`, `$id` as
+base, draft 7's `$id: "#name"`. Nothing is ever fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import unquote, urldefrag, urljoin
+
+from engine_core.grammar.schema.cells import ANY, NEVER, Place, Term
+from protocol.errors import UnsupportedSchema
+
+# keywords whose value is a schema, a list of them, or a map of them
+ONE = frozenset((
+    *("additionalProperties", "propertyNames", "items", "additionalItems", "contains", "not", "if", "then", "else"),
+    *("unevaluatedProperties", "unevaluatedItems", "contentSchema"),
+))  # fmt: skip
+MANY = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+NAMED = frozenset((
+    *("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"),
+))  # fmt: skip
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
+
+
+def pointer(*tokens: str) -> str:
+    """A JSON pointer (RFC 6901)."""
+    return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
+
+
+def subschemas(node: dict[str, object]) -> Iterator[tuple[str, object]]:
+    """Schemas right inside one, with the end of their pointers."""
+    for keyword, value in node.items():
+        if keyword in MANY and isinstance(value, list):
+            yield from ((pointer(keyword, str(i)), child) for i, child in enumerate(value))
+        elif keyword in ONE:
+            yield pointer(keyword), value
+        elif keyword in NAMED and isinstance(value, dict):
+            yield from ((pointer(keyword, name), child) for name, child in value.items())
+
+
+class Document:
+    """Subschemas get their numbers when something first asks for them; equal numbers are the same schema."""
+
+    def __init__(self, root: dict[str, object]) -> None:
+        draft = root.get("$schema")
+        self.old = isinstance(draft, str) and any(name in draft for name in OLD_DRAFTS)
+        self.nodes: list[dict[str, object]] = []
+        self.paths: list[str] = []
+        self.bases: list[str] = []
+        self.numbers: dict[int, int] = {}  # id() of a node, which the root keeps alive → its number
+        self.targets: set[int] = set()  # numbers that a reference points at
+        self.resources: dict[str, int] = {}  # absolute URI → number of the node with that $id
+        self.anchors: dict[tuple[str, str], list[int]] = {}  # base URI and name → numbers
+        self.dynamic: dict[str, list[int]] = {}  # name → numbers of nodes with that $dynamicAnchor
+        self.tracks_evaluation = False
+        self.root = self._number(root, "", "")
+        self.resources.setdefault("", self.root)
+        self._index()
+
+    def term(self, schema: object, path: str, base: str) -> Term:
+        """The term of a subschema. Raises UnsupportedSchema for what is none."""
+        if schema is True or schema == {}:
+            return ANY
+        if schema is False:
+            return NEVER
+        if not isinstance(schema, dict):
+            raise UnsupportedSchema(path.rpartition("/")[2], path, "a schema is an object or a boolean")
+        return Place(self._number(schema, path, base))
+
+    def target(self, place: Place, keyword: str) -> Term:
+        """What a place's $ref, $dynamicRef or $recursiveRef points at. Raises UnsupportedSchema: remote or missing."""
+        path = self.paths[place.number]
+        reference = self.nodes[place.number][keyword]
+        if not isinstance(reference, str):
+            raise UnsupportedSchema(keyword, path, "a reference is a string")
+        if keyword == "$dynamicRef":
+            self._check_dynamic(reference, path)
+        uri, fragment = urldefrag(urljoin(self.bases[place.number], reference))
+        fragment = unquote(fragment)
+        start = self.resources.get(uri)
+        if start is None:
+            raise UnsupportedSchema(keyword, path, f"{reference[:200]!r} is not in this schema; nothing is fetched")
+        if fragment and not fragment.startswith("/"):
+            found = self.anchors.get((uri, fragment), [])
+            if len(found) != 1:
+                raise UnsupportedSchema(keyword, path, f"{len(found)} anchors are named {fragment[:200]!r}")
+            term: Term = Place(found[0])
+        else:
+            term = self._follow(start, fragment, keyword, path, reference)
+        if isinstance(term, Place):
+            self.targets.add(term.number)
+        return term
+
+    def _check_dynamic(self, reference: str, path: str) -> None:
+        """Where one $dynamicAnchor has the name, the dynamic scope cannot matter and the reference is a plain one."""
+        name = reference.rpartition("#")[2]
+        if len(self.dynamic.get(name, ())) > 1:
+            raise UnsupportedSchema("$dynamicRef", path, f"{name[:200]!r} depends on where the reference is met")
+
+    def _follow(self, start: int, fragment: str, keyword: str, path: str, reference: str) -> Term:
+        node: object = self.nodes[start]
+        base, at = self.bases[start], self.paths[start]
+        for token in fragment.split("/")[1:]:
+            token = token.replace("~1", "/").replace("~0", "~")
+            at += pointer(token)
+            if isinstance(node, dict) and token in node:
+                node = node[token]
+            elif isinstance(node, list) and token.isdecimal() and int(token) < len(node):
+                node = node[int(token)]
+            else:
+                raise UnsupportedSchema(keyword, path, f"{reference[:200]!r} points at nothing")
+            if isinstance(node, dict):
+                base = self._base_of(node, base)
+        return self.term(node, at, base)
+
+    def _base_of(self, node: dict[str, object], base: str) -> str:
+        known = self.numbers.get(id(node))
+        if known is not None:
+            return self.bases[known]
+        identity = node.get("$id")
+        if isinstance(identity, str) and not identity.startswith("#") and not (self.old and "$ref" in node):
+            return urldefrag(urljoin(base, identity))[0]
+        return base
+
+    def _number(self, node: dict[str, object], path: str, base: str) -> int:
+        number = self.numbers.get(id(node))
+        if number is None:
+            number = len(self.nodes)
+            base = self._base_of(node, base)
+            self.numbers[id(node)] = number
+            self.nodes.append(node)
+            self.paths.append(path)
+            self.bases.append(base)
+        return number
+
+    def _index(self) -> None:
+        """Number every subschema and note what its identifiers call it."""
+        pending = [self.root]
+        seen = {self.root}
+        while pending:
+            number = pending.pop()
+            node, path, base = self.nodes[number], self.paths[number], self.bases[number]
+            if "unevaluatedProperties" in node or "unevaluatedItems" in node:
+                self.tracks_evaluation = True
+            if "$id" in node or "$anchor" in node or "$dynamicAnchor" in node:
+                self._identify(number, node, base)
+            for end, child in subschemas(node):
+                if isinstance(child, dict) and child:
+                    inner = self._number(child, path + end, base)
+                    if inner not in seen:
+                        seen.add(inner)
+                        pending.append(inner)
+
+    def _identify(self, number: int, node: dict[str, object], base: str) -> None:
+        identity = node.get("$id")
+        if isinstance(identity, str) and not (self.old and "$ref" in node):
+            if identity.startswith("#"):
+                self.anchors.setdefault((base, identity[1:]), []).append(number)
+            else:
+                self.resources[base] = number
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            name = node.get(keyword)
+            if isinstance(name, str):
+                self.anchors.setdefault((base, name), []).append(number)
+                if keyword == "$dynamicAnchor":
+                    self.dynamic.setdefault(name, []).append(number)

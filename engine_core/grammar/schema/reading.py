@@ -1,0 +1,210 @@
+"""From keywords to cells: what one schema says about a value, every keyword of drafts 7, 2019-09 and 2020-12.
+
+People mix drafts, so a keyword of any of the three means what its draft says whatever `$schema` announces. Two things
+depend on the announced draft: up to draft 7 a `$ref` hides its siblings. `nullable` means what OpenAPI 3.0.3 says: null
+is allowed too where `type` stands in the same schema. Boolean `exclusiveMinimum` and `exclusiveMaximum` are draft 4's.
+A `format` that llguidance does not hold is an annotation, as is every unknown keyword."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from engine_core.grammar.schema import assertions, records, series
+from engine_core.grammar.schema.algebra import Algebra, Cells
+from engine_core.grammar.schema.bounds import MAX_BRANCHES
+from engine_core.grammar.schema.cells import (
+    ANY,
+    FULL,
+    NEVER,
+    Cell,
+    Layer,
+    Obstacle,
+    Place,
+    Record,
+    Series,
+    Term,
+    Union,
+    every,
+    inverse,
+    some,
+)
+from engine_core.grammar.schema.document import Document, pointer
+from protocol.errors import UnsupportedSchema
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Record))
+
+
+class Reader:
+    """Reads the schemas of one document."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def __call__(self, algebra: Algebra, place: Place) -> Cells:
+        """The cells of a schema. Raises UnsupportedSchema for a malformed one, naming keyword and path."""
+        node = self.document.nodes[place.number]
+        if self.document.old and "$ref" in node:
+            return algebra.cells(self.document.target(place, "$ref"))
+        facts = assertions.read(self, place, node)
+        seen_base = False
+        before: list[Term] = []
+        after: list[Term] = []
+        for keyword in node:
+            seen_base |= keyword in ("properties", "required", "patternProperties")
+            term = self.applied(algebra, place, node, keyword)
+            if term is not None and term != ANY:
+                (after if seen_base else before).append(term)
+        if "properties" not in node and "required" not in node:
+            before, after = [], before + after
+        cells = facts
+        for term in after:
+            cells = algebra.product(cells, algebra.cells(term))
+        for term in reversed(before):
+            cells = algebra.product(algebra.cells(term), cells)
+        if "unevaluatedProperties" in node or "unevaluatedItems" in node:
+            cells = self.unevaluated(algebra, place, node, cells)
+        return cells
+
+    def path(self, term: Term) -> str:
+        """Where a term stands in the document, or '' for one made on the way."""
+        return self.document.paths[term.number] if isinstance(term, Place) else ""
+
+    def child(self, place: Place, schema: object, *tokens: str) -> Term:
+        """The term of a schema inside another."""
+        number = place.number
+        return self.document.term(schema, self.document.paths[number] + pointer(*tokens), self.document.bases[number])
+
+    def branches(self, place: Place, node: dict[str, object], keyword: str) -> list[Term]:
+        """The terms of a list of schemas. Raises UnsupportedSchema."""
+        value = node[keyword]
+        if not isinstance(value, list) or not value:
+            raise UnsupportedSchema(keyword, self.path(place), "it must be a list of schemas, not empty")
+        return [self.child(place, schema, keyword, str(i)) for i, schema in enumerate(value)]
+
+    def table(self, place: Place, node: dict[str, object], keyword: str) -> dict[str, object]:
+        """A keyword whose value is an object. Raises UnsupportedSchema."""
+        value = node[keyword]
+        if not isinstance(value, dict):
+            raise UnsupportedSchema(keyword, self.path(place), "it must be an object")
+        return value
+
+    def applied(self, algebra: Algebra, place: Place, node: dict[str, object], keyword: str) -> Term | None:
+        """What a keyword that applies schemas to the same value asks for; None for any other keyword."""
+        match keyword:
+            case "$ref" | "$dynamicRef" | "$recursiveRef":
+                return self.document.target(place, keyword)
+            case "allOf":
+                return every(*self.branches(place, node, keyword))
+            case "anyOf":
+                return self.any_of(place, self.branches(place, node, keyword))
+            case "oneOf":
+                return self.one_of(algebra, self.branches(place, node, keyword))
+            case "not":
+                return self.negated(algebra, self.child(place, node[keyword], keyword))
+            case "if":
+                return self.conditional(algebra, place, node)
+            case "dependentRequired" | "dependentSchemas" | "dependencies":
+                return self.dependent(place, node, keyword)
+        return None
+
+    def any_of(self, place: Place, branches: list[Term]) -> Term:
+        """With annotations in play a value that matches several branches is evaluated by all of them."""
+        if not self.document.tracks_evaluation:
+            return some(*branches)
+        if len(branches) > MAX_BRANCHES:
+            raise UnsupportedSchema("anyOf", self.path(place), "too many branches beside unevaluated keywords")
+        sizes = range(1, len(branches) + 1)
+        return some(*(every(*chosen) for size in sizes for chosen in itertools.combinations(branches, size)))
+
+    def one_of(self, algebra: Algebra, branches: list[Term]) -> Term:
+        """Each branch without those others that it has, or may have, values in common with."""
+        shared: list[list[Term]] = [[] for _ in branches]
+        for (i, a), (j, b) in itertools.combinations(enumerate(branches), 2):
+            algebra.allowance.spend()
+            if not algebra.disjoint(a, b):
+                shared[i].append(b)
+                shared[j].append(a)
+        options = []
+        for branch, rivals in zip(branches, shared, strict=True):
+            options.append(every(branch, *(self.negated(algebra, rival) for rival in rivals)))
+        return some(*options)
+
+    def negated(self, algebra: Algebra, term: Term) -> Term:
+        """The negation, which evaluates nothing."""
+        if not self.document.tracks_evaluation or term in (ANY, NEVER):
+            return inverse(term)
+        return Union(tuple(unannotated(cell) for cell in algebra.rest(algebra.cells(term))))
+
+    def conditional(self, algebra: Algebra, place: Place, node: dict[str, object]) -> Term | None:
+        tracked = self.document.tracks_evaluation
+        if "then" not in node and "else" not in node and not tracked:
+            return None
+        test = self.child(place, node["if"], "if")
+        then = self.child(place, node["then"], "then") if "then" in node else ANY
+        other = self.child(place, node["else"], "else") if "else" in node else ANY
+        if other == ANY and not tracked:
+            return some(inverse(test), every(test, then))
+        return some(every(test, then), every(self.negated(algebra, test), other))
+
+    def dependent(self, place: Place, node: dict[str, object], keyword: str) -> Term:
+        """Each key that is absent, or present with what it asks for."""
+        out = []
+        for name, wanted in self.table(place, node, keyword).items():
+            if isinstance(wanted, list) and keyword != "dependentSchemas":
+                names = assertions.names(wanted, keyword, self.path(place))
+                if not names:
+                    continue
+                consequence: Term = Union((*NOT_OBJECTS, Record(required=names)))
+            else:
+                consequence = self.child(place, wanted, keyword, name)
+                if consequence == ANY:
+                    continue
+            missing = Union((*NOT_OBJECTS, records.absent(name)))
+            out.append(some(missing, every(Union((Record(required=(name,)),)), consequence)))
+        return every(*out)
+
+    def unevaluated(self, algebra: Algebra, place: Place, node: dict[str, object], cells: Cells) -> Cells:
+        """The cells with unevaluatedProperties and unevaluatedItems applied to what nothing else has looked at."""
+        keys = self.child(place, node.get("unevaluatedProperties", True), "unevaluatedProperties")
+        items = self.child(place, node.get("unevaluatedItems", True), "unevaluatedItems")
+        out = []
+        for cell in cells:
+            if isinstance(cell, Record) and "unevaluatedProperties" in node:
+                found = records.intersect(cell, Record((remaining_keys(cell, keys),)))
+            elif isinstance(cell, Series) and "unevaluatedItems" in node:
+                found = self.remaining_items(place, cell, items)
+            else:
+                out.append(cell)
+                continue
+            if found is not None and not algebra.hollow(found):
+                out.append(found)
+        return tuple(out)
+
+    def remaining_items(self, place: Place, cell: Series, items: Term) -> Series | None:
+        if cell.evaluated is None:
+            return cell
+        if cell.counts and items != ANY:
+            reason = "contains beside it evaluates items that are not known in advance"
+            obstacle = Obstacle("unevaluatedItems", self.path(place), reason)
+            return dataclasses.replace(cell, evaluated=None, obstacles=(*cell.obstacles, obstacle))
+        return series.intersect(cell, Series((ANY,) * cell.evaluated, items, evaluated=None))
+
+
+def remaining_keys(cell: Record, rest: Term) -> Layer:
+    """A layer for the keys that no annotating layer of the cell names."""
+    heard = [layer for layer in cell.layers if layer.annotates]
+    if any(layer.closing for layer in heard):
+        return Layer(closing=True)
+    properties = dict.fromkeys(name for layer in heard for name, _ in layer.properties)
+    patterns = dict.fromkeys(node for layer in heard for node, _ in layer.patterns)
+    named = tuple((name, ANY) for name in properties)
+    return Layer(named, tuple((node, ANY) for node in patterns), rest, closing=True)
+
+
+def unannotated(cell: Cell) -> Cell:
+    """The same cell, which evaluates nothing."""
+    if isinstance(cell, Record):
+        return records.unannotated(cell)
+    return dataclasses.replace(cell, evaluated=0) if isinstance(cell, Series) else cell

@@ -1,0 +1,169 @@
+"""Arrays as llguidance takes them: prefixItems, items, minItems, maxItems. `contains` and `uniqueItems` have no place
+there; they are proven idle, or the arrays are listed by what stands where, or it is a refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from engine_core.grammar.schema.bounds import MAX_ARRANGEMENTS
+from engine_core.grammar.schema.cells import ANY, NEVER, Cell, Count, Null, Number, Series, Term, Text, Truth, every, inverse
+from engine_core.grammar.schema.series import item
+
+if TYPE_CHECKING:
+    from engine_core.grammar.schema.writing import Json, Writer
+
+
+def write(writer: Writer, cell: Series) -> list[Json]:
+    """The alternatives of a cell of arrays. Raises UnsupportedSchema."""
+    writer.obstacles(cell.obstacles)
+    plain = dataclasses.replace(cell, counts=(), unique=False, obstacles=(), evaluated=0)
+    cells = [plain]
+    for count in cell.counts:
+        cells = [narrowed for one in cells for narrowed in counted(writer, one, count)]
+    if cell.unique:
+        cells = [narrowed for one in cells for narrowed in distinct(writer, one)]
+    return [_written(writer, one) for one in cells if not writer.algebra.hollow(one)]
+
+
+def _written(writer: Writer, cell: Series) -> Json:
+    out: Json = {"type": "array"}
+    prefix = [writer.child(term) for term in cell.prefix]
+    most = cell.most
+    if False in prefix:
+        most = prefix.index(False) if most is None else min(most, prefix.index(False))
+        prefix = prefix[:most]
+    if prefix:
+        out["prefixItems"] = prefix
+    rest = writer.child(cell.items)
+    if rest is False:
+        most = len(prefix) if most is None else min(most, len(prefix))
+    if rest != {}:
+        out["items"] = rest
+    if cell.fewest:
+        out["minItems"] = cell.fewest
+    if most is not None and (rest is not False or most < len(prefix)):
+        out["maxItems"] = most
+    return out
+
+
+def counted(writer: Writer, cell: Series, count: Count) -> Iterator[Series]:
+    """`contains` without `contains`: arrays in which between `least` and `most` items match the term."""
+    algebra = writer.algebra
+    if count.least == 0 and count.most is None:
+        yield cell
+        return
+    kinds = [*cell.prefix, cell.items]
+    inside = [algebra.covers(count.term, kind) for kind in kinds]
+    outside = [not sure and algebra.disjoint(kind, count.term) for sure, kind in zip(inside, kinds, strict=True)]
+    if all(outside):
+        if count.least == 0:
+            yield cell
+        return
+    if all(inside):
+        most = cell.most if count.most is None else count.most if cell.most is None else min(cell.most, count.most)
+        yield dataclasses.replace(cell, fewest=max(cell.fewest, count.least), most=most)
+        return
+    certain = sum(inside[: min(len(cell.prefix), cell.fewest)])
+    if count.most is None and certain >= count.least:
+        yield cell
+        return
+    longest = len(cell.prefix) if outside[-1] else cell.most  # items past it do not matter
+    if longest is None and count.most == 0:
+        refused = inverse(count.term)
+        yield dataclasses.replace(
+            cell, prefix=tuple(every(t, refused) for t in cell.prefix), items=every(cell.items, refused)
+        )
+        return
+    if longest is None or _ways(longest, count) > MAX_ARRANGEMENTS:
+        writer.left_out("contains", "it has no exact form in an array of any length beside other items")
+        yield cell
+        return
+    yield from _placed(cell, count, longest)
+
+
+def _ways(longest: int, count: Count) -> int:
+    ways = 1
+    for at in range(min(count.least if count.most is None else longest, longest)):
+        ways = ways * (longest - at) // (at + 1) if count.most is None else ways * 2
+        if ways > MAX_ARRANGEMENTS:
+            return ways
+    return ways
+
+
+def _placed(cell: Series, count: Count, longest: int) -> Iterator[Series]:
+    """One alternative for each choice of the items that match; with an upper bound all others must not."""
+    other = ANY if count.most is None else inverse(count.term)
+    highest = count.least if count.most is None else min(count.most, longest)
+    for size in range(count.least, highest + 1):
+        for chosen in itertools.combinations(range(longest), size):
+            prefix = tuple(every(item(cell, i), count.term if i in chosen else other) for i in range(longest))
+            fewest = max(cell.fewest, chosen[-1] + 1 if chosen else 0)
+            yield dataclasses.replace(cell, prefix=prefix, fewest=fewest)
+
+
+def values_of(writer: Writer, term: Term) -> list[Cell] | None:
+    """The scalars that match a term, one cell each; None where they cannot be listed."""
+    out: list[Cell] = []
+    for cell in writer.algebra.cells(term):
+        match cell:
+            case Null():
+                out.append(cell)
+            case Truth(values):
+                out.extend(Truth((value,)) for value in values)
+            case Text(among=tuple(values), patterns=(), not_patterns=(), formats=()):
+                out.extend(Text(among=(value,)) for value in values)
+            case Number(low=low, high=high, whole=True) if low is not None and high is not None:
+                if high - low > MAX_ARRANGEMENTS:
+                    return None
+                numbers = (Number(n, False, n, False) for n in range(int(low), int(high) + 1))
+                out.extend(n for n in numbers if not writer.algebra.disjoint(_of(n), _of(cell)))
+            case Number(low=low, high=high) if low is not None and low == high:
+                out.append(Number(low, False, low, False))
+            case _:
+                if not writer.algebra.hollow(cell):
+                    return None
+    return list(dict.fromkeys(out))
+
+
+def _of(cell: Cell) -> Term:
+    from engine_core.grammar.schema.cells import Union
+
+    return Union((cell,))
+
+
+def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
+    """`uniqueItems` without `uniqueItems`."""
+    longest = cell.most
+    kinds = [item(cell, i) for i in range(min(longest, 64))] if longest is not None else []
+    if longest is not None and longest <= 1:
+        yield cell
+        return
+    if longest is not None and longest <= 64:
+        if all(writer.algebra.disjoint(a, b) for a, b in itertools.combinations(kinds, 2)):
+            yield cell
+            return
+    values = values_of(writer, cell.items)
+    if values is not None and not cell.prefix:
+        limit = len(values) if longest is None else min(longest, len(values))
+        ways = 0
+        for size in range(cell.fewest, limit + 1):
+            ways += _permutations(len(values), size)
+            if ways > MAX_ARRANGEMENTS:
+                break
+        if ways <= MAX_ARRANGEMENTS:
+            for size in range(cell.fewest, limit + 1):
+                for chosen in itertools.permutations(values, size):
+                    yield Series(tuple(_of(value) for value in chosen), NEVER, size, size)
+            return
+    writer.left_out("uniqueItems", "it has no exact form but for short arrays of few values")
+    yield cell
+
+
+def _permutations(values: int, size: int) -> int:
+    ways = 1
+    for at in range(size):
+        ways *= values - at
+    return ways

@@ -1,0 +1,284 @@
+"""Objects as llguidance takes them: properties in order, required, one pattern for each kind of other key. The number of
+properties and the names of keys are written as alternatives of which keys are present."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from engine_core.grammar.schema import languages, records
+from engine_core.grammar.schema.algebra import named
+from engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_PRESENCE
+from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
+from engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence, written
+
+if TYPE_CHECKING:
+    from engine_core.grammar.schema.writing import Json, Writer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Keys:
+    """An object's keys, resolved: the named ones in order with what their values must match, and the others: a pattern
+    (None: any other key) with what its values must match."""
+
+    terms: dict[str, Term]
+    required: frozenset[str]
+    others: tuple[tuple[Node | None, Term], ...]
+    fewest: int
+    most: int | None
+
+
+def write(writer: Writer, cell: Record) -> list[Json]:
+    """The alternatives of a cell of objects. Raises UnsupportedSchema."""
+    writer.obstacles(cell.obstacles)
+    try:
+        keys = _resolved(writer, cell)
+    except PatternError as error:
+        writer.left_out("patternProperties", str(error))
+        keys = _resolved(writer, dataclasses.replace(cell, layers=_without_patterns(cell), names=()))
+    return [_written(writer, one) for one in sized(writer, keys)]
+
+
+def _without_patterns(cell: Record) -> tuple[Layer, ...]:
+    return tuple(
+        dataclasses.replace(layer, patterns=(), rest=ANY) if layer.patterns else layer for layer in cell.layers
+    )
+
+
+def _resolved(writer: Writer, cell: Record) -> Keys:
+    terms: dict[str, Term] = {}
+    listed = _listed_names(writer, cell) if cell.names else None
+    for name in (*records.known_names(cell), *(listed or ())):
+        if name not in terms:
+            allowed = not cell.names or not writer.algebra.empty(named(cell, name))
+            terms[name] = records.term_of(cell, name) if allowed else NEVER
+            if writer.algebra.empty(terms[name]):
+                terms[name] = NEVER
+    others = () if listed is not None else _others(writer, cell)
+    return Keys(terms, frozenset(cell.required), others, cell.fewest, cell.most)
+
+
+def _listed_names(writer: Writer, cell: Record) -> tuple[str, ...] | None:
+    """All keys that propertyNames allows, where it lists them."""
+    out: list[str] = []
+    for found in writer.algebra.cells(every(*cell.names)):
+        if isinstance(found, Text):
+            if found.among is None or found.patterns or found.not_patterns or found.formats or found.not_formats:
+                return None
+            out.extend(found.among)
+    return tuple(out)
+
+
+def _names_pattern(writer: Writer, cell: Record) -> Node | None:
+    """The pattern of all keys that propertyNames allows; None for any. Raises PatternError."""
+    options: list[Node] = []
+    for found in writer.algebra.cells(every(*cell.names)):
+        if isinstance(found, Text):
+            if found == Text():
+                return None
+            options.append(_text_pattern(found))
+    return options[0] if len(options) == 1 else Choice(tuple(options))
+
+
+def _text_pattern(cell: Text) -> Node:
+    """One pattern for all that a cell of strings asks for. Raises PatternError."""
+    if cell.formats or cell.not_formats:
+        raise PatternError("a format of keys has no exact form")
+    nodes = list(cell.patterns)
+    if cell.shortest or cell.longest is not None:
+        nodes.append(languages.of_length(cell.shortest, cell.longest))
+    if len(nodes) == 1 and not cell.not_patterns and not cell.excluded and cell.among is None:
+        return nodes[0]
+    parts = [languages.language(node) for node in nodes]
+    parts.extend(languages.inverted(languages.language(node)) for node in cell.not_patterns)
+    if cell.excluded:
+        parts.append(languages.inverted(languages.of_texts(cell.excluded)))
+    if cell.among is not None:
+        parts.append(languages.of_texts(cell.among))
+    found = parts[0]
+    for part in parts[1:]:
+        found = languages.common(found, part)
+    return languages.pattern(found)
+
+
+def _others(writer: Writer, cell: Record) -> tuple[tuple[Node | None, Term], ...]:
+    """The keys that nobody names, by pattern. Patterns with one meaning are joined; the rest are made disjoint."""
+    nodes = list(dict.fromkeys(node for layer in cell.layers for node, _ in layer.patterns))
+    allowed = _names_pattern(writer, cell) if cell.names else None
+    if not nodes:
+        rest = every(*(layer.rest for layer in cell.layers))
+        return () if writer.algebra.empty(rest) else ((allowed, rest),)
+    if len(nodes) > 6:
+        raise PatternError("more than 6 patterns in one object")
+    groups: dict[Term, list[tuple[tuple[Node, ...], tuple[Node, ...]]]] = {}
+    for choice in itertools.product((True, False), repeat=len(nodes)):
+        inside = tuple(node for node, taken in zip(nodes, choice, strict=True) if taken)
+        outside = tuple(node for node, taken in zip(nodes, choice, strict=True) if not taken)
+        term = every(*(_layer_word(layer, inside) for layer in cell.layers))
+        if not writer.algebra.empty(term):
+            groups.setdefault(term, []).append((inside, outside))
+    if len(groups) == 1 and len(next(iter(groups.values()))) == 2 ** len(nodes):
+        return ((allowed, next(iter(groups))),)
+    out: list[tuple[Node | None, Term]] = []
+    for term, combinations in groups.items():
+        node = _combined(combinations, nodes, allowed)
+        if node is not None:
+            out.append((node, term))
+    return tuple(out)
+
+
+def _layer_word(layer: Layer, inside: tuple[Node, ...]) -> Term:
+    found = [term for node, term in layer.patterns if node in inside]
+    return every(*found) if found else layer.rest
+
+
+def _combined(
+    combinations: list[tuple[tuple[Node, ...], tuple[Node, ...]]], nodes: list[Node], allowed: Node | None
+) -> Node | None:
+    """The pattern of keys found in all patterns of `inside` and none of `outside`, for any of the combinations."""
+    if allowed is None and len(combinations) == 2 ** len(nodes) - 1 and all(inside for inside, _ in combinations):
+        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+    whole = None
+    for inside, outside in combinations:
+        part = languages.inverted(languages.of_texts(())) if allowed is None else languages.language(allowed)
+        for node in inside:
+            part = languages.common(part, languages.language(node))
+        for node in outside:
+            part = languages.common(part, languages.inverted(languages.language(node)))
+        whole = part if whole is None else languages.either(whole, part)
+    assert whole is not None, "a group has a combination"
+    return None if languages.empty(whole) else languages.pattern(whole)
+
+
+def sized(writer: Writer, keys: Keys) -> Iterator[Keys]:
+    """minProperties and maxProperties as alternatives of present keys, of those left to llguidance only what it holds.
+
+    llguidance lets an unnamed key be repeated, so it can count such keys up to a limit but not beyond one.
+    """
+    terms = {name: term for name, term in keys.terms.items() if term != NEVER or keys.others}
+    optional = [name for name, term in terms.items() if name not in keys.required and term != NEVER]
+    certain = len(keys.required)
+    fewest = max(0, keys.fewest - certain)
+    most = None if keys.most is None else keys.most - certain
+    if most is not None and not keys.others and most >= len(optional):
+        most = None
+    plain = dataclasses.replace(keys, terms=terms, fewest=0, most=None)
+    if (most is not None and most < fewest) or (most is not None and most < 0):
+        return
+    if fewest == 0 and most is None:
+        yield plain
+    elif fewest > 0 and most is None:
+        yield from _at_least(writer, plain, optional, fewest)
+    else:
+        assert most is not None, "one of the two bounds is there"
+        yield from _between(writer, plain, optional, fewest, most)
+
+
+def _without(keys: Keys, names: set[str]) -> Keys:
+    """Keys of those names may not be there; they stay known, so that no other key takes their name."""
+    terms = {name: NEVER if name in names else term for name, term in keys.terms.items()}
+    return dataclasses.replace(keys, terms=terms)
+
+
+def _with(keys: Keys, names: set[str]) -> Keys:
+    return dataclasses.replace(keys, required=keys.required | names)
+
+
+def _at_least(writer: Writer, keys: Keys, optional: list[str], fewest: int) -> Iterator[Keys]:
+    """Alternatives by the first `fewest` optional keys that are present, in order."""
+    if fewest == 1 and keys.others:
+        if len(optional) <= MAX_PRESENCE:
+            for at, name in enumerate(optional):
+                yield _with(_without(keys, set(optional[:at])), {name})
+            yield dataclasses.replace(_without(keys, set(optional)), fewest=1)
+            return
+    elif not keys.others and fewest > len(optional):
+        return
+    elif math.comb(len(optional), fewest) <= MAX_PRESENCE:
+        if keys.others:
+            writer.left_out("minProperties", "keys that the schema does not name cannot be counted up to two or more")
+            yield keys
+            return
+        for chosen in itertools.combinations(range(len(optional)), fewest):
+            gone = {optional[i] for i in range(chosen[-1]) if i not in chosen}
+            yield _with(_without(keys, gone), {optional[i] for i in chosen})
+        return
+    writer.left_out("minProperties", f"more than {MAX_PRESENCE} ways to choose keys")
+    yield keys
+
+
+def _between(writer: Writer, keys: Keys, optional: list[str], fewest: int, most: int) -> Iterator[Keys]:
+    """Alternatives by the optional keys that are present; without other keys only the largest sets matter."""
+    sizes = range(min(most, len(optional)) + 1) if keys.others else [min(most, len(optional))]
+    if not keys.others:
+        ways = math.comb(len(optional), sizes[0]) * math.comb(sizes[0], min(fewest, sizes[0]))
+    else:
+        ways = sum(math.comb(len(optional), size) for size in sizes)
+    if ways > MAX_PRESENCE:
+        writer.left_out("maxProperties" if fewest == 0 else "minProperties", f"more than {MAX_PRESENCE} ways to choose keys")
+        yield keys
+        return
+    for size in sizes:
+        for chosen in itertools.combinations(optional, size):
+            gone = set(optional) - set(chosen)
+            if not keys.others:
+                for needed in itertools.combinations(chosen, fewest):
+                    yield _with(_without(keys, gone), set(needed))
+                continue
+            missing = max(0, fewest - size)
+            if missing > 1:
+                writer.left_out("minProperties", "keys that the schema does not name cannot be counted up to two or more")
+            one = _with(_without(keys, gone), set(chosen))
+            if most == size:
+                yield dataclasses.replace(one, others=())
+            else:
+                yield dataclasses.replace(one, fewest=missing, most=most - size)
+
+
+def _written(writer: Writer, keys: Keys) -> Json:
+    out: Json = {"type": "object"}
+    properties: dict[str, object] = {}
+    for name, term in keys.terms.items():
+        if term != NEVER:
+            properties[name] = writer.child(term)
+    closed = not keys.others
+    if properties:
+        out["properties"] = properties
+    required = [name for name in keys.terms if name in keys.required]
+    if required:
+        out["required"] = required
+    patterns: dict[str, object] = {}
+    for node, term in keys.others:
+        schema = writer.child(term)
+        if node is None and not keys.terms:
+            if schema != {}:
+                out["additionalProperties"] = schema
+            continue
+        closed = True
+        for text in _key_patterns(node, tuple(keys.terms)):
+            patterns[text] = schema
+    if patterns:
+        out["patternProperties"] = patterns
+    if closed:
+        out["additionalProperties"] = False
+    if keys.fewest:
+        out["minProperties"] = keys.fewest + len(required)
+    if keys.most is not None and keys.others:
+        out["maxProperties"] = keys.most + len(required)
+    return out
+
+
+def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
+    """The pattern of keys that nobody names, without the named ones."""
+    if node is None:
+        return [languages.excluding(known)] if sum(map(len, known)) <= MAX_EXCLUDED else [""]
+    taken = [name for name in known if languages.matches(node, name)]
+    if taken:
+        left = languages.common(languages.language(node), languages.inverted(languages.of_texts(taken)))
+        if languages.empty(left):
+            return []
+        node = languages.pattern(left)
+    return [written(node if not isinstance(node, Choice) else Sequence((node,)))]
