@@ -36,10 +36,10 @@ from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 Output = TypeVar("Output")
 
 SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
-COMMON = frozenset((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))
+COMMON = frozenset(1 << power for power in range(13))
 RARE = 2  # rank of what is captured last
 MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
-HOST_LAYER = 100e-6  # seconds that a host takes to launch one layer's kernels
+HOST_LAYER = 400e-6  # seconds that a host takes to launch one layer's kernels
 DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
 
 

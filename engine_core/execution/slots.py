@@ -56,6 +56,7 @@ class SlotTable:
             counts=torch.zeros(slots, sizes.vocabulary, dtype=torch.int32, device=device),
         )
         self.block_tables = torch.zeros(slots, sizes.max_blocks, dtype=torch.int32, device=device)
+        self._flat_tables = self.block_tables.view(-1)
         self.prompt_tokens = np.zeros(slots, np.int64)
         self._block_counts = np.zeros(slots, np.int64)
         self._decodes = np.zeros(slots, bool)
@@ -121,13 +122,17 @@ class SlotTable:
 
     def _append(self, slots: IntArray, blocks: Column) -> None:
         """Blocks at the ends of their slots' tables, in the order given for each slot."""
-        order = np.argsort(slots, kind="stable")
-        slots, blocks = slots[order], blocks[order]
-        _, repeats = np.unique(slots, return_counts=True)
-        columns = self._block_counts[slots] + offsets(repeats)
+        columns = self._block_counts[slots]
+        if len(slots) > 1 and (slots[1:] <= slots[:-1]).any():  # several of a slot, or slots in any order
+            order = np.argsort(slots, kind="stable")
+            slots, blocks = slots[order], blocks[order]
+            _, repeats = np.unique(slots, return_counts=True)
+            columns = self._block_counts[slots] + offsets(repeats)
+        else:
+            blocks = blocks.copy()  # a plan's bytes are read-only
         self._block_counts[slots] = columns + 1  # the last of a slot's wins
         places, new_blocks = self._upload.send((slots * self.sizes.max_blocks + columns, blocks))
-        self.block_tables.view(-1).index_copy_(0, places, new_blocks)
+        self._flat_tables.index_copy_(0, places, new_blocks)
 
 
 def offsets(counts: IntArray) -> IntArray:

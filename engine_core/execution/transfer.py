@@ -5,7 +5,7 @@ On a CPU both are views of the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+TYPES: Mapping[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
 ALIGNMENT = 16  # bytes; every array of a packed buffer starts at a multiple
+SMALLEST = 1 << 16  # bytes of a pinned buffer
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class Staging:
     """A pinned buffer and the event after which it may be written again."""
 
     memory: Tensor  # uint8 [bytes]
+    bytes: NDArray[np.uint8]  # the same
     copied: torch.cuda.Event
 
 
@@ -44,24 +51,25 @@ class Upload:
         """
         if self.device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
-        ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
-        starts = [0, *ends[:-1]]
-        staging = self._buffer(ends[-1])
-        host = staging.memory.numpy()
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        staging = self._buffer(end)
         for start, array in zip(starts, arrays, strict=True):
-            host[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        packed = staging.memory[: ends[-1]].to(self.device, non_blocking=True)
+            staging.bytes[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        packed = staging.memory[:end].to(self.device, non_blocking=True)
         staging.copied.record()
         tensors = []
         for start, array in zip(starts, arrays, strict=True):
-            kind = torch.from_numpy(array).dtype
-            tensors.append(packed[start : start + array.nbytes].view(kind).view(array.shape))
+            part = packed[start : start + array.nbytes].view(TYPES[array.dtype])
+            tensors.append(part if array.ndim == 1 else part.view(array.shape))
         return tensors
 
     def put(self, array: NDArray[Any], target: Tensor) -> None:
-        """Overwrite the first of `target`, a device tensor of the array's type, with the array."""
+        """Overwrite the first of `target`, a flat device tensor of the array's type, with the array."""
         staging = self._buffer(array.nbytes)
-        staging.memory.numpy()[: array.nbytes] = array.reshape(-1).view(np.uint8)
+        staging.bytes[: array.nbytes] = array.view(np.uint8)
         target[: len(array)].copy_(staging.memory[: array.nbytes].view(target.dtype), non_blocking=True)
         staging.copied.record()
 
@@ -70,12 +78,9 @@ class Upload:
         staging = self._ring[self._turn]
         if staging is not None:
             staging.copied.synchronize()
-        if staging is None or len(staging.memory) < size:
-            room = max(1 << 16, 2 * size)
-            staging = Staging(
-                torch.empty(room, dtype=torch.uint8, pin_memory=True),
-                torch.cuda.Event(),  # type: ignore[no-untyped-call]
-            )
+        if staging is None or len(staging.bytes) < size:
+            memory = torch.empty(max(SMALLEST, 2 * size), dtype=torch.uint8, pin_memory=True)
+            staging = Staging(memory, memory.numpy(), torch.cuda.Event())  # type: ignore[no-untyped-call]
             self._ring[self._turn] = staging
         return staging
 
@@ -85,9 +90,11 @@ class Download:
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
-        self._done: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._steps = torch.cuda.current_stream(device)
+            self._made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done: torch.cuda.Event | None = None
 
     def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """Host tensors, readable once the event (None: at once) has happened.
@@ -96,17 +103,17 @@ class Download:
         """
         if self._stream is None:
             return list(tensors), None
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._made.record(self._steps)
+        self._stream.wait_event(self._made)
+        fetched = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         with torch.cuda.stream(self._stream):
-            fetched = []
-            for tensor in tensors:
-                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                fetched.append(host.copy_(tensor, non_blocking=True))
-            self._done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._done.record(self._stream)
+            for host, tensor in zip(fetched, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
+        self._done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._done.record(self._stream)
         return fetched, self._done
 
     def guard(self) -> None:
         """Let the device's next work begin only when what was fetched last has left it."""
         if self._stream is not None and self._done is not None:
-            torch.cuda.current_stream(self._stream.device).wait_event(self._done)
+            self._steps.wait_event(self._done)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.links import STEPS, Welcome
 from protocol.messages import Message, Sampling
-from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
+from protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
 from services.executor.start import Engine, start
 from services.executor.steps import Steps
 from services.wire import Arrival, Joined, Left, Peer
@@ -143,3 +144,68 @@ def test_a_goodbye_of_an_earlier_scheduler_changes_nothing(steps: Steps, port: F
     run(steps, old, Left("late"))
     run(steps, new, then(2))
     assert [result.step for result in results(port)] == [1, 2]
+
+
+MASK = np.array([0, 1], "<u4").tobytes()  # of 64 tokens: number 32 alone
+
+
+def masks(step: int, epoch: int = 5, *, fresh: bool = True) -> StepMasks:
+    zero = np.zeros(1, "<i4").tobytes()
+    return StepMasks(
+        step=step, epoch=epoch, entries=zero, places=zero, fresh=zero if fresh else b"", bits=MASK if fresh else b""
+    )
+
+
+def masked(plan: StepPlan) -> StepPlan:
+    return msgspec.structs.replace(plan, masked=np.zeros(1, "<i4").tobytes())
+
+
+def tokens(port: FakePort) -> list[list[int]]:
+    return [np.frombuffer(result.token_ids, "<i4").tolist() for result in results(port)]
+
+
+def test_a_masked_plan_begins_and_waits_for_its_masks(steps: Steps, port: FakePort) -> None:
+    """Later plans wait behind it, and the loop may sleep."""
+    who = peer()
+    run(steps, who, Joined(), masked(first(1)), then(2))
+    assert steps.statistics().plans == 1
+    assert not steps.busy
+    assert results(port) == []
+    run(steps, who, masks(1))
+    assert [result.step for result in results(port)] == [1, 2]
+    assert tokens(port)[0] == [32]
+    assert all(result.busy > 0 for result in results(port))
+
+
+def test_masks_that_come_with_or_before_their_turn(steps: Steps, port: FakePort) -> None:
+    run(steps, peer(), Joined(), first(1), masked(then(2)), masks(2), masked(then(3, on=None)), masks(3, fresh=False))
+    assert [result.step for result in results(port)] == [1, 2, 3]
+    assert tokens(port)[1:] == [[32], [32]]
+    assert steps.statistics().stray_masks == 0
+
+
+def test_masks_of_no_waiting_plan_are_dropped(steps: Steps, port: FakePort) -> None:
+    who = peer()
+    run(steps, who, Joined(), masks(7), masks(1, epoch=4), masked(first(1)))
+    assert steps.statistics().stray_masks == 2
+    assert results(port) == []
+    run(steps, who, masks(1))
+    assert [result.step for result in results(port)] == [1]
+
+
+def test_a_new_epoch_drops_a_plan_that_waits(steps: Steps, port: FakePort) -> None:
+    who = peer()
+    run(steps, who, Joined(), masked(first(1)))
+    run(steps, who, first(1, epoch=6), masks(1), then(2, epoch=6))
+    assert [(result.step, result.epoch) for result in results(port)] == [(1, 6), (2, 6)]
+    run(steps, who, masked(then(3, epoch=6, on=None)), masks(3, epoch=6))
+    assert [result.step for result in results(port)] == [1, 2, 3]
+    assert steps.statistics().stray_masks == 1
+
+
+def test_a_scheduler_that_leaves_takes_its_waiting_plan_along(steps: Steps, port: FakePort) -> None:
+    old, new = peer(1), peer(2, epoch=9)
+    run(steps, old, Joined(), masked(first(1)), then(2))
+    steps.take([Arrival(old, Left("restarted"))])
+    run(steps, new, Joined(), first(1, epoch=9))
+    assert [(result.step, result.epoch) for result in results(port)] == [(1, 9)]
