@@ -11,6 +11,7 @@ from pathlib import Path
 
 import zmq
 
+from engine_core.execution.runner import Runner
 from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the port
 PAUSE = 50e-6  # seconds between looks at a device that is running a step, unless something arrives
+REST = 0.5  # seconds without work after which there is time for what takes milliseconds
+COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 
 
 def run(config: Config, index: int) -> int:
@@ -50,12 +53,13 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
     port = Port.connect(context, STEPS, me, Path(config.run.run_dir))
     steps = Steps(port, engine.runner, engine.ready)
-    # A full collection would fall into a step: what was built so far is never looked at again.
+    # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
     gc.collect()
     gc.freeze()
+    gc.disable()
     notify("READY=1", "STATUS=serving")
     try:
-        turn_until_stopped(steps, port, stop)
+        turn_until_stopped(steps, engine.runner, port, stop)
     finally:
         port.close()
         context.term()
@@ -63,12 +67,16 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
     journal.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
 
 
-def turn_until_stopped(steps: Steps, port: Port, stop: Stop) -> None:
-    """Poll, and turn. A loop without work sleeps in poll; one whose device runs looks at it every few microseconds."""
+def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> None:
+    """Poll, and turn. A loop without work sleeps in poll; one whose device runs looks at it every few microseconds.
+
+    What takes milliseconds and can wait is done at rest: rare graphs are captured, garbage is collected.
+    """
     poller = zmq.Poller()
     poller.register(port.socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
     next_tick = 0.0
+    worked = collected = time.monotonic()
     while not stop.asked:
         now = time.monotonic()
         if now >= next_tick:
@@ -76,7 +84,21 @@ def turn_until_stopped(steps: Steps, port: Port, stop: Stop) -> None:
             port.tick(now)
         steps.take(port.receive())
         steps.turn()
+        if not steps.idle:
+            worked = now
+        elif now - worked >= REST and runner.prepare_more():
+            continue
+        if collection_due(now, worked, collected):
+            collected = now
+            gc.collect()
         if not steps.busy:
             poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
         elif not steps.planned:
             select.select([port.fileno(), stop.fileno()], [], [], PAUSE)
+
+
+def collection_due(now: float, worked: float, collected: float) -> bool:
+    """Once in every rest, and every COLLECT_SECONDS of a time without any."""
+    if now - worked >= REST:
+        return collected <= worked
+    return now - collected >= COLLECT_SECONDS

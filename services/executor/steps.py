@@ -60,6 +60,11 @@ class Steps:
         """Whether anything is left to do, or to wait for but arrivals."""
         return self.planned or bool(self._launched or self._results)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody's step is anywhere between its plan and its result."""
+        return not self.busy and self._begun is None and not self._plans
+
     def take(self, arrivals: Iterable[Arrival]) -> None:
         """Note what arrived."""
         for arrival in arrivals:

@@ -18,6 +18,7 @@ from protocol.config import ModelConfig
 from protocol.links import STEPS, Role, shared_hash
 from protocol.messages import Message, Sampling
 from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
+from services.executor.main import COLLECT_SECONDS, REST, collection_due
 from services.wire import Left, Peer, Port, Self
 from tests.services.executor.folder import write_folder
 
@@ -119,6 +120,13 @@ def test_a_life(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: M
         second.port.close()
     finally:
         end(process)
+
+
+def test_garbage_is_collected_once_in_a_rest_and_now_and_then_without_one() -> None:
+    assert not collection_due(now=10.0, worked=9.9, collected=5.0)
+    assert collection_due(now=10.0 + COLLECT_SECONDS, worked=10.0 + COLLECT_SECONDS, collected=10.0)
+    assert collection_due(now=10.0 + REST, worked=10.0, collected=5.0)
+    assert not collection_due(now=99.0, worked=10.0, collected=10.0 + REST)
 
 
 def test_other_model_options_than_the_scheduler(
