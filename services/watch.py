@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 
 from protocol.messages import Message
-from services.wire import Arrival, Peer, Port, PortStatistics
+from services.wire import Arrival, Joined, Left, Peer, Port, PortStatistics
 
-TICK = 0.2  # seconds
+TICK = 0.2  # seconds, until somebody is there
+CALM = 1.0  # seconds from then on: hellos are rare, and the end of a peer's process wakes the loop by itself
 
 
 class Watch:
@@ -22,6 +24,7 @@ class Watch:
         self._port = port
         self._loop = asyncio.get_running_loop()
         self._deliver: Callable[[list[Arrival]], None] | None = None
+        self._ends: dict[Peer, int] = {}  # a descriptor of our own for each peer's process
         self._draining: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -56,6 +59,8 @@ class Watch:
         for handle in (self._timer, self._draining):
             if handle is not None:
                 handle.cancel()
+        for peer in tuple(self._ends):
+            self._unwatch(peer)
         self._port.close()
 
     def _drain(self) -> None:
@@ -63,9 +68,32 @@ class Watch:
         arrivals = self._port.receive()
         if arrivals:
             assert self._deliver is not None
+            for arrival in arrivals:
+                if isinstance(arrival.message, Joined):
+                    self._watch(arrival.peer)
+                elif isinstance(arrival.message, Left):
+                    self._unwatch(arrival.peer)
             self._deliver(arrivals)
 
     def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._port.tick(self._loop.time())
         self._drain()
-        self._timer = self._loop.call_later(TICK, self._tick)
+        self._timer = self._loop.call_later(CALM if self._port.peers else TICK, self._tick)
+
+    def _watch(self, peer: Peer) -> None:
+        if peer.pidfd is not None:
+            end = self._ends[peer] = os.dup(peer.pidfd)
+            self._loop.add_reader(end, self._ended, peer)
+
+    def _unwatch(self, peer: Peer) -> None:
+        end = self._ends.pop(peer, None)
+        if end is not None:
+            self._loop.remove_reader(end)
+            os.close(end)
+
+    def _ended(self, peer: Peer) -> None:
+        """A peer's process has ended: the port finds out which."""
+        self._unwatch(peer)
+        self._tick()

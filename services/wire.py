@@ -39,10 +39,11 @@ from protocol.messages import Message
 
 log = logging.getLogger(__name__)
 
-HELLO_INTERVAL = 0.5  # seconds between hellos on a link that stands; they are its heartbeat
+HELLO_INTERVAL = 2.0  # seconds between hellos on a link that stands; they are its heartbeat
 HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
 GOODBYE = "said goodbye"  # the reason of an orderly end
 CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
+CREDIT_INTERVAL = 2.0  # seconds after which fewer go back, too
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -125,6 +126,7 @@ class Port:
         self._peers: dict[bytes, Peer] = {}
         self._arrivals: list[Arrival] = []  # events found outside receive()
         self._greeted = float("-inf")  # when we last said Hello or Welcome to all
+        self._credited = float("-inf")  # when all credit last went back
         self._now = 0.0  # as of the last tick
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = self._refused = 0
 
@@ -192,10 +194,14 @@ class Port:
         return arrivals
 
     def tick(self, now: float) -> None:
-        """Keep the link alive: say hello, return credits, notice lost peers. Call every 0.2 s; monotonic seconds."""
+        """Keep the link alive: say hello, return credits, notice lost peers; monotonic seconds. Call every 0.2 s, or
+        every second when there are peers whose ends somebody watches."""
         self._now = now
+        due = now - self._credited >= CREDIT_INTERVAL
+        if due:
+            self._credited = now
         for peer in self.peers:
-            if peer.taken:
+            if due and peer.taken:
                 self._give_credit(peer)
             if peer.exited():
                 self._lose(peer, f"process {peer.pid} ended", self._arrivals)

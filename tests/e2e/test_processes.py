@@ -64,13 +64,13 @@ def test_it_says_what_a_newcomer_needs(server: Server) -> None:
 
 
 def test_idle_costs_next_to_nothing(server: Server) -> None:
-    """Under 2 % of one core in all, measured over status heartbeats, so without sleeping."""
+    """Under 2 % of one core in all; a machine that runs other tests beside them gets half as much again."""
     server.until("/health", lambda health: health["engine"]["running"] == 0)
-    pids = [*server.children().values(), server.process.pid]
+    pids = [*descendants(server.process.pid), server.process.pid]
     began, before = time.monotonic(), sum(map(cpu_seconds, pids))
     select.select([], [], [], 3.0)
     share = (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - began)
-    assert share < 0.04  # 2 % is the aim; twice that allows for a machine that runs other tests
+    assert share < 0.03
 
 
 def test_sigterm_finishes_what_runs_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""A watched port: the end of a peer's process wakes it by itself, and nothing is left open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from protocol.links import TOKENS, Role
+from services import watch
+from services.watch import Watch
+from services.wire import Arrival, Joined, Left, Port, Self
+
+LIMIT = 20.0  # seconds
+PEER = """
+import sys, time, zmq, pathlib
+from protocol.links import TOKENS, Role
+from services.wire import Port, Self
+port = Port.connect(zmq.Context(), TOKENS, Self(Role.TOKENIZER, 0, int(sys.argv[2]), 7), pathlib.Path(sys.argv[1]))
+while True:
+    port.tick(time.monotonic())
+    port.receive()
+    port.socket.poll(50)
+"""
+
+
+def peer(run_dir: Path, incarnation: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", PEER, str(run_dir), str(incarnation)], cwd=Path(__file__).parents[2])
+
+
+@asynccontextmanager
+async def watched(run_dir: Path) -> AsyncIterator[tuple[Watch, asyncio.Queue[Arrival]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    found = Watch(Port.bind(context, TOKENS, Self(Role.SCHEDULER, 0, 1, 7), run_dir))
+    arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+
+    def keep(batch: list[Arrival]) -> None:
+        for arrival in batch:
+            arrivals.put_nowait(arrival)
+
+    found.start(keep)
+    try:
+        yield found, arrivals
+    finally:
+        found.close()
+        context.destroy(linger=0)
+
+
+def descriptors() -> set[str]:
+    return {os.readlink(f"/proc/self/fd/{fd}") + fd for fd in os.listdir("/proc/self/fd") if pidfd(fd)}
+
+
+def pidfd(fd: str) -> bool:
+    try:
+        return "pidfd" in os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return False
+
+
+async def test_the_end_of_a_process_is_heard_without_a_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "CALM", 1e6)
+    child = peer(tmp_path, 5)
+    before = descriptors()
+    try:
+        async with watched(tmp_path) as (_, arrivals):
+            joined = await asyncio.wait_for(arrivals.get(), LIMIT)
+            assert isinstance(joined.message, Joined)
+            child.kill()
+            left = await asyncio.wait_for(arrivals.get(), LIMIT)
+            assert left == Arrival(joined.peer, Left(f"process {child.pid} ended"))
+            assert descriptors() == before
+            child.wait()
+            child = peer(tmp_path, 6)  # its successor is watched as well
+            again = await asyncio.wait_for(arrivals.get(), LIMIT)
+            assert again.peer.incarnation == 6
+            assert len(descriptors() - before) == 2  # the port's and the watch's
+        assert descriptors() == before
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def test_a_port_alone_ticks_often(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (found, arrivals):
+        assert found.peers == ()
+        assert found._timer is not None
+        assert found._timer.when() - asyncio.get_running_loop().time() <= watch.TICK
+        assert arrivals.empty()
+        assert watch.TICK < watch.CALM < TOKENS.silence / 3  # hellos come in time
