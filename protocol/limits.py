@@ -12,6 +12,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 16
 MAX_JSON_DEPTH = 64
+MAX_WHITESPACE = 256  # characters of a pattern for whitespace between JSON tokens
 MAX_PROMPTS = 256  # prompts of one completions request
 MAX_CHOICES = 1024  # prompts times n of one request
 MAX_CACHE_SALT = 256  # characters

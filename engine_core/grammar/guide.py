@@ -69,6 +69,12 @@ class Guide:
             return [self._tokens.tokenizer.eos_token]
         return self.matcher.compute_ff_tokens()[:LONGEST_RUN]
 
+    def prime(self) -> None:
+        """Make now what the automaton makes when it is first asked, for all copies. Raises GrammarFailure."""
+        self.matcher.compute_bitmask()
+        check(self.matcher)
+        self.matcher.compute_ff_tokens()
+
     def copy(self) -> Guide:
         """A guide at the same place that goes its own way: for the other choices of a request."""
         twin = object.__new__(Guide)

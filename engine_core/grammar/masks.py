@@ -114,7 +114,7 @@ class MaskStore:
     def _fill(self, rows: Sequence[MaskRow]) -> Masks32:
         """Bits of each entry. # [entries, words]"""
         count = sum([len(row.drafts) + 1 for row in rows])
-        assert count <= self.most, "a step has at most as many masked entries as half the store"
+        assert count <= self.most, "two steps' masks fit the store"
         if len(self._buffer) < count:
             self._buffer = np.zeros((count, self._masks.shape[1]), np.int32)
         masks = self._buffer[:count]

@@ -1,7 +1,8 @@
 """Response bodies as types, and how a reply becomes one.
 
 Source: OpenAI API reference, "The chat completion object" and "The completion object". Beyond them stand only
-`stop_reason` (the stop string or stop token id that ended a choice) and `prompt_logprobs` where it was asked for.
+`stop_reason` (the stop string or stop token id that ended a choice), `prompt_logprobs` where it was asked for, and
+`penstock` where there is something to remark.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ class UsageAnswer(msgspec.Struct, frozen=True):
         return cls(usage.prompt_tokens, usage.completion_tokens, total, details)
 
 
+class Remarks(msgspec.Struct, frozen=True):
+    """`penstock`: what a client should know that OpenAI's fields have no place for."""
+
+    approximations: tuple[str, ...]  # what a lenient grammar does not hold exactly
+
+    @classmethod
+    def of(cls, reply: Reply) -> Remarks | msgspec.UnsetType:
+        return cls(reply.approximations) if reply.approximations else msgspec.UNSET
+
+
 class AssistantMessage(msgspec.Struct, frozen=True):
     """What the model said."""
 
@@ -82,6 +93,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageAnswer
     prompt_logprobs: PromptPositions | msgspec.UnsetType = msgspec.UNSET
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +116,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageAnswer
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
 
 
 def chat_answer(identity: Identity, reply: Reply, *, logprobs: bool, prompt_logprobs: bool) -> ChatAnswer:
@@ -125,6 +138,7 @@ def chat_answer(identity: Identity, reply: Reply, *, logprobs: bool, prompt_logp
         choices=choices,
         usage=UsageAnswer.of(reply.usage),
         prompt_logprobs=prompt_positions(reply.prompts[0].logprobs or ()) if prompt_logprobs else msgspec.UNSET,
+        penstock=Remarks.of(reply),
     )
 
 
@@ -141,6 +155,7 @@ def completion_answer(
             for choice in reply.choices
         ],
         usage=UsageAnswer.of(reply.usage),
+        penstock=Remarks.of(reply),
     )
 
 

@@ -18,6 +18,7 @@ from services.api.decoding import decode, read_body
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
+from services.api.grammar import grammar_of
 from services.api.reply import Reply
 from services.api.requests import ChatRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
@@ -71,6 +72,7 @@ class ChatCompletions:
             continue_final_message=chat.continue_final_message,
             add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
             sampling=sampling_of(request, lengths(request), self._service.model),
+            grammar=grammar_of(request),
             n=n,
             stop=stop_strings(request),
             include_stop=bool(request.include_stop_str_in_output),

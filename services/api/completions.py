@@ -19,6 +19,7 @@ from services.api.decoding import decode, read_body
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
+from services.api.grammar import grammar_of
 from services.api.reply import Reply
 from services.api.requests import CompletionRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
@@ -73,6 +74,7 @@ class Completions:
         self, request: CompletionRequest, prompts: list[Prompt], n: int, scope: Scope
     ) -> list[SubmitText]:
         sampling = sampling_of(request, lengths(request), self._service.model)
+        grammar = grammar_of(request)
         trace = trace_context(scope)
         arrival = time.time()
         return [
@@ -82,6 +84,7 @@ class Completions:
                 prompt_ids=None if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}i", *prompt),
                 add_special_tokens=request.add_special_tokens is not False,
                 sampling=sampling,
+                grammar=grammar,
                 n=n,
                 stop=stop_strings(request),
                 include_stop=bool(request.include_stop_str_in_output),

@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.errors import RequestError
 from services.api import errors
-from services.api.answers import COMPLETE, Identity, UsageAnswer, finish_reason
+from services.api.answers import COMPLETE, Identity, Remarks, UsageAnswer, finish_reason
 from services.api.logprobs import chat_logprobs, completion_logprobs, with_prompt
 from services.api.reply import Choice, Reply
 
@@ -56,7 +56,7 @@ class Frames:
             elif text:
                 frames.append(self._heads[choice.index] + encode_text(text) + self._plain_tail)
             if choice.finish in COMPLETE:
-                frames.append(self._finish(choice))
+                frames.append(self._finish(reply, choice))
         return b"".join(frames)
 
     def usage(self, reply: Reply) -> bytes:
@@ -84,12 +84,15 @@ class Frames:
         tail = self._text_end + b',"logprobs":' + escaped(logprobs) + b',"finish_reason":null}]' + self._end
         return self._heads[index] + encode_text(text) + tail
 
-    def _finish(self, choice: Choice) -> bytes:
+    def _finish(self, reply: Reply, choice: Choice) -> bytes:
         empty = b',"delta":{}' if self._chat else b',"text":""'
         reason = b',"logprobs":null,"finish_reason":"' + finish_reason(choice.finish).encode() + b'"'
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
-        return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + self._end
+        end = self._end
+        if reply.approximations:
+            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(reply.approximations))) + end
+        return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from protocol.version import VERSION
 from services.api import refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
 from services.api.errors import ErrorResponse, send_json
+from services.api.grammar import ResponseFormat, StructuredOutputs
 from services.api.health import Health, StatusAnswer, VersionAnswer
 from services.api.models import ModelAnswer, ModelList
 from services.api.requests import (
@@ -136,7 +137,7 @@ def schemas() -> dict[str, Any]:
     """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
     kinds = {operation.body for operation in OPERATIONS} | {operation.answer for operation in OPERATIONS}
     roots = sorted((kind for kind in kinds if kind is not None), key=name_of)
-    roots += [ErrorResponse, ChatMessage]
+    roots += [ErrorResponse, ChatMessage, ResponseFormat, StructuredOutputs]
     _, found = msgspec.json.schema_components(roots, ref_template="#/components/schemas/{name}")
     components: dict[str, Any] = dict(found)
     messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
@@ -147,6 +148,8 @@ def schemas() -> dict[str, Any]:
     refused = "Refused, not built yet: " + ", ".join(refusals.REFUSED) + "."
     for kind in (ChatRequest, CompletionRequest):
         schema = components[kind.__name__]
+        for name, form in (("response_format", ResponseFormat), ("structured_outputs", StructuredOutputs)):
+            schema["properties"][name] = {"anyOf": [reference(form), {"type": "null"}], "default": None}
         schema["description"] = f"{schema.get('description', '')} {effects} {refused}".strip()
     return components
 

@@ -28,11 +28,12 @@ class Usage(msgspec.Struct, frozen=True):
 class PromptFacts:
     """What is known of one prompt once its first choice begins."""
 
-    __slots__ = ("cached_tokens", "logprobs", "tokens")
+    __slots__ = ("approximations", "cached_tokens", "logprobs", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
         self.cached_tokens: int | None = None
+        self.approximations: tuple[str, ...] = ()
         self.logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
@@ -150,6 +151,11 @@ class Reply:
         self.left = True
         self._wake()
 
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        """What the request's grammar does not hold exactly; known once a choice has begun."""
+        return self.prompts[0].approximations
+
     async def news(self, tap: Tap | None = None) -> list[Choice]:
         """Wait until choices have something to take, or all is over; then the choices concerned, in order of arrival.
 
@@ -185,6 +191,8 @@ class Reply:
             facts.tokens = extra.prompt_tokens
         if extra.cached_tokens is not None and (facts.cached_tokens is None or choice.index % self.n == 0):
             facts.cached_tokens = extra.cached_tokens
+        if extra.approximations:
+            facts.approximations = extra.approximations
         if extra.prompt_logprobs is not None:
             facts.logprobs = extra.prompt_logprobs
         if extra.logprobs:

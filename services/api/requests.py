@@ -21,6 +21,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TopCount = Annotated[int, Meta(ge=0, le=limits.MAX_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Whitespace = Annotated[str, Meta(min_length=1, max_length=limits.MAX_WHITESPACE)]
 OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
 
 
@@ -63,6 +64,23 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+
+    # What the output must follow: at most one of these, see `services.api.grammar`.
+    response_format: OptionalJson = msgspec.UNSET
+    structured_outputs: OptionalJson = msgspec.UNSET
+    guided_json: OptionalJson = msgspec.UNSET
+    guided_regex: OptionalJson = msgspec.UNSET
+    guided_grammar: OptionalJson = msgspec.UNSET
+    guided_choice: OptionalJson = msgspec.UNSET
+    guided_json_object: OptionalJson = msgspec.UNSET
+    json_schema: OptionalJson = msgspec.UNSET
+    regex: OptionalJson = msgspec.UNSET
+    ebnf: OptionalJson = msgspec.UNSET
+    grammar: OptionalJson = msgspec.UNSET
+    structural_tag: OptionalJson = msgspec.UNSET
+    whitespace: Whitespace | None = None  # between JSON tokens: none, bounded, or a regex
+    guided_whitespace_pattern: Whitespace | None = None
+    lenient: bool | None = None  # approximate what has no exact form, and say so
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):

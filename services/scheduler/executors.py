@@ -39,6 +39,11 @@ class Executors:
         return min(ready.step_tokens for ready in self._ready.values())
 
     @property
+    def mask_places(self) -> int:
+        """Masks that every executor of the group keeps."""
+        return min(ready.mask_places for ready in self._ready.values())
+
+    @property
     def first(self) -> ExecutorReady:
         """What rank 0 said."""
         return next(ready for peer, ready in self._ready.items() if peer.index == 0)

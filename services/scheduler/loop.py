@@ -14,13 +14,18 @@ from typing import Protocol
 
 import msgspec
 
+from engine_core.grammar.masks import MaskStatistics
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
+from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
+from protocol.errors import RequestError
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
 from protocol.steps import ExecutorReady, StepResult
 from services import journal
 from services.scheduler.executors import Executors
+from services.scheduler.guides import Guides, GuideStatistics, rejection
+from services.scheduler.masker import Masker
 from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
@@ -30,6 +35,7 @@ CHECK_STEPS = 256  # steps between checks of the block accounts; their sums are 
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
+NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 LOST = "the engine lost its executor and it did not come back"
 
 
@@ -65,18 +71,31 @@ class LoopStatistics(msgspec.Struct, frozen=True):
     results: int
     refused: int  # requests that came while nothing could serve them
     faults: int  # checks that found the block accounts wrong
+    guides: GuideStatistics
+    masks: MaskStatistics | None  # None: the executors keep none
 
 
 class Loop:
     """Owner of the brain, of the executor group's state and of the numbers that stand for tokenizers."""
 
-    def __init__(self, config: Config, facts: ModelFacts, tokens: LinkPort, steps: LinkPort, now: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        facts: ModelFacts,
+        tokens: LinkPort,
+        steps: LinkPort,
+        guides: Guides,
+        masker: Masker,
+        now: float,
+    ) -> None:
         self.executors = Executors(config.model.tensor_parallel_size, steps.epoch, now)
         self.draining = False
         self._config = config
         self._facts = facts
         self._tokens = tokens
         self._steps = steps
+        self._guides = guides
+        self._masker = masker
         self._depth = 2 if config.scheduler.overlap else 1
         self._brain: Scheduler | None = None  # from the first complete executor group on
         self._sources: dict[Peer, int] = {}  # tokenizer → its number in the brain
@@ -85,6 +104,7 @@ class Loop:
         self._next_tick = self._next_status = now
         self._status: EngineStatus | None = None  # as last sent
         self._applied_at = now
+        self._applied = 0  # last step whose result this epoch's executors sent
         self._checked_step = 0
         self._collected_at = now
         self._idle = self._rested = True
@@ -99,32 +119,34 @@ class Loop:
     @property
     def unfinished(self) -> int:
         """Requests that have not ended."""
-        return 0 if self._brain is None else self._brain.unfinished
+        return 0 if self._brain is None else self._brain.unfinished + self._guides.waiting
 
     @property
     def drained(self) -> bool:
         """Whether nobody waits for anything that could still come."""
         if self._brain is None:
             return not self._refusals
-        running = self._brain.unfinished > 0 and self.executors.complete
+        running = self.unfinished > 0 and self.executors.complete
         return not (running or self._refusals or self._brain.undelivered())
 
     def turn(self, now: float, wall: float) -> float:
         """Deal with everything that has arrived; returns the monotonic time by which the next turn is due.
 
-        `now` is in monotonic seconds, `wall` in unix seconds. Order matters for latency: results, then the next plans,
-        then what tokenizers are waiting for.
+        `now` is in monotonic seconds, `wall` in unix seconds. Order matters for latency: results and the masks that
+        they make possible, then the next plans, then what tokenizers are waiting for.
         """
         self._turns += 1
         if now >= self._next_tick:
             self._next_tick = now + TICK
             self._tokens.tick(now)
             self._steps.tick(now)
+        self._send_masks()
         for arrival in self._steps.receive():
             self._step_arrival(arrival, now)
         for arrival in self._tokens.receive():
             self._token_arrival(arrival, now)
         if self._brain is not None:
+            self._admit(self._brain, now)
             if self._given_up(now) and self._brain.unfinished:
                 journal.error(log, "gave_up", unfinished=self._brain.unfinished, seconds=MISSING_LIMIT)
                 self._brain.fail(LOST)
@@ -136,7 +158,15 @@ class Loop:
         return min(self._next_tick, self._next_status)
 
     def statistics(self) -> LoopStatistics:
-        return LoopStatistics(self._turns, self._plans, self._results, self._refused, self._faults)
+        return LoopStatistics(
+            self._turns,
+            self._plans,
+            self._results,
+            self._refused,
+            self._faults,
+            self._guides.statistics(),
+            self._masker.statistics(),
+        )
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
         peer = arrival.peer
@@ -147,6 +177,9 @@ class Loop:
                 self._results += 1
                 self._applied_at = now
                 self._brain.apply(result, now)
+                if result.epoch == self._brain.epoch:
+                    self._applied = result.step
+                self._fill_masks(self._brain)
             case ExecutorReady() as ready:
                 broke = peer in self.executors.peers and self.executors.complete
                 if self.executors.add(peer, ready, now):
@@ -165,6 +198,7 @@ class Loop:
         epoch, blocks = self.executors.epoch, self.executors.blocks
         self._steps.epoch = epoch
         self._applied_at = now
+        self._masker.renew(self.executors.mask_places)
         if self._brain is not None:
             journal.warning(log, "epoch", epoch=epoch, unfinished=self._brain.unfinished)
             self._brain.restart(epoch, now, blocks)
@@ -180,6 +214,7 @@ class Loop:
                 vocab_size=self._facts.vocab_size,
                 prefix_caching=options.enable_prefix_caching,
                 policy=options.scheduling_policy,
+                speculation=self._speculation(),
                 epoch=epoch,
             )
         )
@@ -187,16 +222,28 @@ class Loop:
         gc.freeze()
         gc.disable()
 
+    def _speculation(self) -> SpeculationOptions:
+        """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
+        options = SpeculationOptions()
+        if not self._masker.most:
+            return options
+        room = max(0, self._masker.most - self._config.model.max_num_seqs)
+        return msgspec.structs.replace(options, max_step_drafts=min(options.max_step_drafts, room))
+
     def _token_arrival(self, arrival: Arrival, now: float) -> None:
         peer, brain = arrival.peer, self._brain
         match arrival.message:
             case SubmitTokens() as request:
                 if brain is None or self.draining or self._given_up(now):
                     self._refuse(peer, request.id)
+                elif request.automaton is not None and self._masker.most < self._config.model.max_num_seqs:
+                    self._refusals.append((peer, Rejected(id=request.id, status=400, message=NO_MASKS)))
+                elif request.automaton is not None:
+                    self._guides.take(peer, request)
                 else:
                     brain.submit(request, self._sources[peer], now)
             case Abort(id=request):
-                if brain is not None:
+                if brain is not None and not self._guides.abort(request):
                     brain.abort(request)
             case StopHit() as hit:
                 if brain is not None:
@@ -209,8 +256,31 @@ class Loop:
             case Left(reason):
                 journal.info(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
                 source = self._sources.pop(peer)
+                self._guides.forget(peer)
                 if brain is not None:
                     brain.forget(source)
+
+    def _admit(self, brain: Scheduler, now: float) -> None:
+        """Requests whose automaton stands go to the brain; those aborted meanwhile end there, in order."""
+        for admitted in self._guides.admit():
+            peer, request, guide = admitted.peer, admitted.request, admitted.guide
+            if isinstance(guide, RequestError):
+                self._refusals.append((peer, rejection(admitted)))
+                continue
+            brain.submit(request, self._sources[peer], now, guide)
+            if admitted.aborted:
+                brain.abort(request.id)
+
+    def _fill_masks(self, brain: Scheduler) -> None:
+        """Start what the executors will wait for as early as it can be known."""
+        while (work := brain.mask_work()) is not None:
+            self._masker.start(work, self._applied)
+
+    def _send_masks(self) -> None:
+        """Masks of an epoch that is over are for nobody."""
+        for masks in self._masker.finished():
+            if self.executors.complete and masks.epoch == self.executors.epoch:
+                self._steps.send_each(self.executors.peers, masks)
 
     def _refuse(self, peer: Peer, request: int) -> None:
         self._refused += 1
@@ -232,7 +302,9 @@ class Loop:
             self._plans += 1
             if brain.in_flight == 1:
                 self._applied_at = now  # idle until now: the step's age counts from its plan
-            if not self._steps.send_each(self.executors.peers, plan):
+            sent = self._steps.send_each(self.executors.peers, plan)
+            self._fill_masks(brain)
+            if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
 
     def _deliver(self, brain: Scheduler) -> None:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import zmq
 
 from engine_core import folder
+from engine_core.grammar.tokens import GrammarTokens, read_tokens
 from engine_core.models.spec import read_spec
+from engine_core.text.vocabulary import read_vocabulary
 from protocol.config import Config
+from protocol.errors import ModelError
 from protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
 from services import journal
 from services.notify import notify
 from services.process import Stop
+from services.scheduler.guides import Guides
 from services.scheduler.loop import Loop, ModelFacts
+from services.scheduler.masker import Masker
 from services.wire import Port, Self
 
 log = logging.getLogger(__name__)
+
+GUIDE_THREADS = 2  # that make automata; a slow one does not hold up the next
+SWITCH = 0.0005  # seconds until a thread that has made masks gets the interpreter from the loop
 
 
 def run(config: Config, index: int) -> int:
@@ -28,9 +40,16 @@ def run(config: Config, index: int) -> int:
     Raises ModelError or ConfigError when the model's folder and the options do not go together.
     """
     stop = Stop()
+    sys.setswitchinterval(SWITCH)
     model = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(model)
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
+    grammar_tokens = tokens_of(model)
+    cores = len(os.sched_getaffinity(0))
+    guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide"))
+    masker = Masker(
+        grammar_tokens, ThreadPoolExecutor(1, "masks"), config.scheduler.mask_threads or max(1, min(8, cores // 2))
+    )
     me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = Path(config.run.run_dir)
@@ -38,20 +57,34 @@ def run(config: Config, index: int) -> int:
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:
-        turn_until_stopped(Loop(config, facts, tokens, steps, time.monotonic()), tokens, steps, stop, config)
+        loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic())
+        descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
+        turn_until_stopped(loop, descriptors, stop, config)
     finally:
+        guides.aside.close()
+        masker.aside.close()
         tokens.close()
         steps.close()
         context.term()
     return 0
 
 
-def turn_until_stopped(loop: Loop, tokens: Port, steps: Port, stop: Stop, config: Config) -> None:
-    """Turn the loop whenever something arrives or is due. Sleeps in poll otherwise."""
+def tokens_of(model: Path) -> GrammarTokens | None:
+    """What structured output needs to know of the model's tokens; None, said in the log, where there is none."""
+    try:
+        return read_tokens(model, read_vocabulary(model))
+    except ModelError as error:  # the tokenizer process fails on it; what is given as token ids can be served
+        journal.warning(log, "no_structured_output", reason=str(error))
+        return None
+
+
+def turn_until_stopped(
+    loop: Loop, descriptors: Iterable[zmq.Socket[bytes] | int], stop: Stop, config: Config
+) -> None:
+    """Turn the loop whenever something arrives, is done beside it, or is due. Sleeps in poll otherwise."""
     poller = zmq.Poller()
-    poller.register(tokens.socket, zmq.POLLIN)
-    poller.register(steps.socket, zmq.POLLIN)
-    poller.register(stop.fileno(), zmq.POLLIN)
+    for descriptor in descriptors:
+        poller.register(descriptor, zmq.POLLIN)
     told = False
     drained_by = float("inf")
     notify("STATUS=waiting for the executor")

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
+
 import numpy as np
 
 from protocol.links import PROTOCOL_VERSION, Hello, Role
 from protocol.messages import Finish, Message, TokenBatch
 from protocol.steps import ExecutorReady, StepPlan, StepResult
+from services.scheduler.guides import Guides
+from services.scheduler.masker import Masker
 from services.wire import Arrival, Joined, Left, Peer
 
 WINDOW = 64
+
+
+class Inline(Executor):
+    """Does what it is given at once."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def without_grammars() -> tuple[Guides, Masker]:
+    return Guides(None, Inline()), Masker(None, Inline(), 1)
 
 
 class FakePort:

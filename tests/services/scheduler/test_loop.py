@@ -11,7 +11,7 @@ from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
 from services.scheduler.loop import MISSING_LIMIT, REST, Loop, ModelFacts
-from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript
+from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ class Bench:
         config = Config(
             model=ModelConfig(max_num_seqs=size, max_num_batched_tokens=64), scheduler=SchedulerConfig(overlap=overlap)
         )
-        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, self.now)
+        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
         self.tokenizer = self.tokens.join()
         self.executor = FakeExecutor(self.steps)
         self.transcript = Transcript()

@@ -14,7 +14,7 @@ from protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, Submit
 from protocol.steps import StepPlan
 from services.scheduler.loop import MISSING_LIMIT, Loop, ModelFacts
 from services.wire import Peer
-from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort
+from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, without_grammars
 
 ROUNDS = 400
 
@@ -37,7 +37,7 @@ class Lives:
             model=ModelConfig(max_num_seqs=4, max_num_batched_tokens=48),
             scheduler=SchedulerConfig(overlap=bool(seed % 2), enable_prefix_caching=bool(seed % 3)),
         )
-        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, self.now)
+        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
         self.executor: FakeExecutor | None = None
         self.plans: list[StepPlan] = []
         self.owners: dict[int, Peer] = {}  # of requests whose tokenizer is still there

@@ -1,0 +1,59 @@
+"""Work beside the loop: native code that releases the GIL, in threads whose results the loop collects.
+
+The loop sleeps in poll; a descriptor becomes readable when something is done, so nobody looks in vain.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Generic, ParamSpec, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Aside(Generic[K, T]):
+    """Jobs of one kind, each named by what it is for. Owned by the loop's thread; the jobs run in `threads`."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._done: deque[tuple[K, Future[T]]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.running = 0  # jobs that were started and not collected
+
+    def fileno(self) -> int:
+        """Readable while there is something to collect."""
+        return self._wake
+
+    def start(self, key: K, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have `work` done; `collect` gives it back under this key."""
+        self.running += 1
+        self._threads.submit(work, *args, **kwargs).add_done_callback(self._finisher(key))
+
+    def collect(self) -> list[tuple[K, Future[T]]]:
+        """Jobs that are done, in the order of their ends."""
+        if not self.running:
+            return []
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return []
+        found = [self._done.popleft() for _ in range(len(self._done))]
+        self.running -= len(found)
+        return found
+
+    def close(self) -> None:
+        """Wait for what runs; nothing is collected any more."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        os.close(self._wake)
+
+    def _finisher(self, key: K) -> Callable[[Future[T]], None]:
+        def finish(future: Future[T]) -> None:
+            self._done.append((key, future))
+            os.eventfd_write(self._wake, 1)
+
+        return finish
