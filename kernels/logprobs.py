@@ -26,6 +26,15 @@ def token_logprobs(logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor
     logits: [tokens, vocabulary] in the model's type. tokens: int32 [tokens], negative ones are passed by. slots: int32
     [tokens], lines of `widths`, int32 [slots], at most MOST. On a GPU nothing waits for the device.
     """
+    if logits.is_cuda:
+        from kernels.logprobs_triton import score_tokens
+
+        return score_tokens(logits, tokens, slots, widths)
+    return score_rows(logits, tokens, slots, widths)
+
+
+def score_rows(logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor) -> TokenLogprobs:
+    """The reference of `token_logprobs`, on a CPU."""
     count = len(tokens)
     ids, ranks = torch.zeros(count, 1 + MOST, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
     values = torch.zeros(count, 1 + MOST)

@@ -57,6 +57,10 @@ def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, his
     logits: [entries, vocabulary] in the model's type, which stay as they are. On a GPU nothing waits for the device or
     depends in size on data, so that a graph may hold it.
     """
+    if logits.is_cuda:
+        from kernels.sampling_triton import choose_tokens
+
+        return choose_tokens(logits, entries, sampling, history)
     return sample_rows(logits, entries, sampling, history)
 
 

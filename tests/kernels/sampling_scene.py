@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.random import gumbel_rows
 from kernels.sampling_tables import (
     ALLOWED,
     DRAWS,
@@ -220,6 +221,52 @@ def distribution(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
         weights[weights < ranked[int((reached - ranked < row.top_p * weights.sum()).sum()) - 1]] = 0
     probabilities: NDArray[np.float64] = weights / weights.sum()
     return probabilities
+
+
+def scores(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
+    """What the last entry of a row takes the best of: log-probabilities plus noise, -inf for what it may not take."""
+    probabilities = distribution(logits, row)
+    found = np.full(len(logits), -math.inf)
+    found[probabilities > 0] = np.log(probabilities[probabilities > 0])
+    if row.temperature:
+        seed, position = torch.tensor([row.seed]), torch.tensor([len(row.sequence)])
+        found += gumbel_rows(seed, position, len(logits))[0].double().numpy()
+    return found
+
+
+def entry_rows(rows: Sequence[Row]) -> list[Row]:
+    """For each entry of these rows, one whose last entry it is."""
+    return [dataclasses.replace(row, drafts=row.drafts[:depth]) for row in rows for depth in range(len(row.drafts) + 1)]
+
+
+def random_rows(chance: np.random.Generator, count: int, vocabulary: int) -> list[Row]:
+    """Requests that use everything, mixed."""
+    few = min(12, vocabulary)
+    rows = []
+    for _ in range(count):
+        tokens = tuple(int(token) for token in chance.integers(0, few, chance.integers(1, 20)))
+        some = [tuple(int(at) for at in chance.choice(vocabulary, vocabulary // 2, False)) for _ in range(2)]
+        rows.append(Row(
+            temperature=float(chance.choice([0.0, 0.3, 1.0, 1.7])),
+            min_p=float(chance.choice([0.0, 0.02, 0.3])),
+            top_k=int(chance.choice([0, 1, 3, 17, 500])),
+            top_p=float(chance.choice([1.0, 0.99, 0.7, 0.1])),
+            repetition=float(chance.choice([1.0, 0.8, 1.4])),
+            presence=float(chance.choice([0.0, -0.5, 1.0])),
+            frequency=float(chance.choice([0.0, 0.3])),
+            seed=int(chance.integers(-(2**63), 2**63)),
+            bias=tuple((int(token), float(chance.normal())) for token in chance.choice(vocabulary, 2, False)),
+            forbidden_until=((0, int(chance.integers(0, 20))),),
+            bad_words=tuple(
+                tuple(int(token) for token in chance.integers(0, few, chance.integers(1, 4))) for _ in range(3)
+            ),
+            allowed=() if chance.random() < 0.7 else some[0],
+            mask=None if chance.random() < 0.7 else some[1],
+            tokens=tokens,
+            prompt=int(chance.integers(1, len(tokens) + 1)),
+            drafts=tuple(int(token) for token in chance.integers(0, few, chance.choice([0, 0, 1, 4]))),
+        ))  # fmt: skip
+    return rows
 
 
 def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> tuple[float, float]:

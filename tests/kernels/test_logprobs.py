@@ -1,4 +1,4 @@
-"""Log-probabilities against float64, ties, and that nobody's are computed unasked."""
+"""logprobs.py and logprobs_triton.py against float64 and against each other: ties, ranks, and who is asked about."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.logprobs import MOST, logprobs, token_logprobs
+from kernels.logprobs_triton import score_tokens
 
 VOCABULARY = 700
 
@@ -37,16 +38,53 @@ def test_a_small_vocabulary_has_no_more_than_it_has() -> None:
     assert ids.shape == (1, 4)
 
 
+def check(logits: torch.Tensor, tokens: list[int], slots: list[int], widths: list[int], device: str) -> None:
+    """Both ways against `logprobs`."""
+    columns = tuple(torch.tensor(column, dtype=torch.int32) for column in (tokens, slots, widths))
+    ways = [
+        token_logprobs(logits, *columns),
+        score_tokens(logits.to(device), *(column.to(device) for column in columns), span=256, group=8),
+    ]
+    for found in ways:
+        assert found.ids.shape == found.values.shape == (len(tokens), 1 + MOST)
+        for row, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
+            width = widths[slot]
+            if width < 0 or token < 0:
+                continue
+            ids, values, ranks = logprobs(logits[row : row + 1].float(), torch.tensor([token]), width)
+            assert found.ids[row, : 1 + width].tolist() == ids[0].tolist()
+            assert torch.allclose(found.values[row, : 1 + width].cpu(), values[0], atol=2e-5)
+            assert found.ranks[row] == ranks[0]
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 def test_tokens_of_slots_that_ask(kind: torch.dtype, device: str) -> None:
     logits = (torch.randn(7, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3).to(kind)
-    tokens = torch.tensor([3, 699, -1, 5, -2, 12, 650], dtype=torch.int32)
-    slots = torch.tensor([4, 0, 1, 2, 1, 1, 3], dtype=torch.int32)
-    widths = torch.tensor([5, MOST, -1, 0, 1], dtype=torch.int32)
-    found = token_logprobs(logits.to(device), tokens.to(device), slots.to(device), widths.to(device))
-    assert found.ids.shape == found.values.shape == (7, 1 + MOST)
-    for row, width in ((0, 1), (1, 5), (5, MOST), (6, 0)):
-        ids, values, ranks = logprobs(logits[row : row + 1].double().float(), tokens[row : row + 1].long(), width)
-        assert found.ids[row, : 1 + width].tolist() == ids[0].tolist()
-        assert torch.allclose(found.values[row, : 1 + width].cpu(), values[0], atol=2e-5)
-        assert found.ranks[row] == ranks[0]
+    check(logits, [3, 699, -1, 5, -2, 12, 650], [4, 0, 1, 2, 1, 1, 3], [5, MOST, -1, 0, 1], device)
+
+
+def test_equals_everywhere(device: str) -> None:
+    """Flat, of few levels, and with a run of equals that goes over the groups' and spans' edges."""
+    logits = torch.zeros(3, VOCABULARY)
+    logits[1] = torch.randint(0, 3, (VOCABULARY,), generator=torch.Generator().manual_seed(1)).float()
+    logits[2, 250:262] = 5.0
+    check(logits, [600, 0, 255], [0, 0, 0], [MOST], device)
+
+
+def test_a_shift_of_all_logits_changes_nothing(device: str) -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(2)) - 500.0
+    check(logits, [7], [0], [4], device)
+
+
+@pytest.mark.gpu
+def test_at_full_size() -> None:
+    logits = (torch.randn(32, 151936, generator=torch.Generator().manual_seed(3)) * 2).bfloat16()
+    tokens = logits.float().topk(40).indices[:, 39].int()
+    slots = torch.arange(32, dtype=torch.int32)
+    widths = (slots % 22 - 1).clamp(max=MOST)
+    expected = token_logprobs(logits, tokens, slots, widths)
+    found = token_logprobs(logits.cuda(), tokens.cuda(), slots.cuda(), widths.cuda())
+    for row, width in enumerate(widths.tolist()):
+        assert found.ids[row, : 1 + width].tolist() == expected.ids[row, : 1 + width].tolist()
+        assert torch.allclose(found.values[row, : 1 + width].cpu(), expected.values[row, : 1 + width], atol=1e-4)
+        assert width < 0 or found.ranks[row] == expected.ranks[row]

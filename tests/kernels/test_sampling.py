@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from kernels import sampling
-from kernels.random import gumbel_rows
 from kernels.sampling import Draws, sample_entries
-from tests.kernels.sampling_scene import Row, chi_square, distribution, scene
+from tests.kernels.sampling_scene import Row, chi_square, distribution, random_rows, scene, scores
 
 VOCABULARY = 64
 
@@ -61,40 +60,12 @@ def test_sampled_distribution(row: Row) -> None:
 
 @pytest.mark.parametrize("case", range(30))
 def test_random_rows_match_the_plain_reference_noise_included(case: int) -> None:
-    chance = np.random.default_rng(case)
-    rows = []
-    for _ in range(40):
-        tokens = tuple(int(token) for token in chance.integers(0, 12, chance.integers(1, 20)))
-        rows.append(Row(
-            temperature=float(chance.choice([0.0, 0.3, 1.0, 1.7])),
-            min_p=float(chance.choice([0.0, 0.02, 0.3])),
-            top_k=int(chance.choice([0, 1, 3, 17, 500])),
-            top_p=float(chance.choice([1.0, 0.99, 0.7, 0.1])),
-            repetition=float(chance.choice([1.0, 0.8, 1.4])),
-            presence=float(chance.choice([0.0, -0.5, 1.0])),
-            frequency=float(chance.choice([0.0, 0.3])),
-            seed=int(chance.integers(-(2**63), 2**63)),
-            bias=tuple((int(token), float(chance.normal())) for token in chance.choice(VOCABULARY, 2, False)),
-            forbidden_until=((0, int(chance.integers(0, 20))),),
-            bad_words=tuple(
-                tuple(int(token) for token in chance.integers(0, 12, chance.integers(1, 4))) for _ in range(3)
-            ),
-            allowed=() if chance.random() < 0.7 else tuple(int(t) for t in chance.choice(VOCABULARY, 30, False)),
-            mask=None if chance.random() < 0.7 else tuple(int(t) for t in chance.choice(VOCABULARY, 50, False)),
-            tokens=tokens,
-            prompt=int(chance.integers(1, len(tokens) + 1)),
-            drafts=tuple(int(token) for token in chance.integers(0, 12, chance.choice([0, 0, 1, 4]))),
-        ))  # fmt: skip
+    rows = random_rows(np.random.default_rng(case), 40, VOCABULARY)
     logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(case)) * 2
-    found = sample(logits, rows)
-    for at, row in enumerate(rows):
-        noise = gumbel_rows(torch.tensor([row.seed]), torch.tensor([len(row.sequence)]), VOCABULARY)[0].double().numpy()
-        probabilities = distribution(logits[at].double().numpy(), row)
-        scores = np.full(VOCABULARY, -math.inf)
-        scores[probabilities > 0] = np.log(probabilities[probabilities > 0])
-        scores += noise if row.temperature else 0
+    for token, row, line in zip(sample(logits, rows), rows, logits, strict=True):
+        expected = scores(line.double().numpy(), row)
         # Equal within float32: where the best two are closer than its rounding either may win.
-        assert scores[found[at]] > scores.max() - 1e-4
+        assert expected[token] > expected.max() - 1e-4
 
 
 def test_a_row_is_the_same_alone_and_in_any_company() -> None:

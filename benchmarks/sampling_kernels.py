@@ -1,0 +1,177 @@
+"""What follows the logits of a decode step, on one GPU: `python -m benchmarks.sampling_kernels`.
+
+Prints the time of the sampler's launches for batches that ask for different things, beside the time that reading the
+logits once takes at the speed of a copy, and the share of a decode step that the rows' wishes cost over greedy rows.
+Calls stand in a CUDA graph, so that the host is not measured. Logits are normal with a spread of 1 (random weights) or 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from engine_core.execution.parameters import SlotParameters
+from engine_core.execution.transfer import Upload
+from kernels.acceptance import accept
+from kernels.gather import DECODING, InputRows, gather_inputs
+from kernels.logprobs import token_logprobs
+from kernels.sampling import sample_entries
+from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries, SlotHistory, SlotSampling
+from protocol.messages import Sampling
+from protocol.steps import SlotStart
+
+SHAPES = ((1, 128256), (64, 128256), (256, 128256), (64, 151936), (256, 151936))  # rows, vocabulary
+STEP = {1: 4.1e3, 64: 5.5e3, 256: 11.0e3}  # microseconds of a decode step of 8B with so many rows
+SPREADS = (1.0, 3.0)
+COPY = 4.3e12  # bytes per second, read and written, on one H200
+CALLS, REPLAYS = 8, 5  # in a graph, of it
+LENGTH, KNOWN, BLOCK = 2048, 300, 16
+GREEDY = Sampling(temperature=0.0)
+MIXES: tuple[tuple[str, tuple[Sampling, ...]], ...] = (
+    ("greedy", (GREEDY,)),
+    ("temperature", (Sampling(temperature=0.8),)),
+    ("min_p 0.05", (Sampling(temperature=0.8, min_p=0.05),)),
+    ("top_k 40", (Sampling(temperature=0.8, top_k=40),)),
+    ("top_k 40, top_p 0.95", (Sampling(temperature=0.8, top_k=40, top_p=0.95),)),
+    ("top_p 0.95", (Sampling(temperature=0.8, top_p=0.95),)),
+    ("top_p 0.5", (Sampling(temperature=0.8, top_p=0.5),)),
+    ("top_k 5000", (Sampling(temperature=0.8, top_k=5000),)),
+    ("penalties", (Sampling(temperature=0.7, frequency_penalty=0.5, presence_penalty=0.5),)),
+    ("half greedy, half seeded", (GREEDY, Sampling(temperature=0.8))),
+    ("logprobs 5", (Sampling(temperature=0.0, logprobs=5),)),
+    ("300 biases", (Sampling(temperature=0.0, logit_bias=tuple((token * 400, 1.0) for token in range(300))),)),
+)
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches behind the logits, for one batch."""
+
+    mix: str
+    rows: int
+    vocabulary: int
+    spread: float
+    microseconds: float
+    read: float  # microseconds of reading the logits once
+    price: float  # of a decode step, over greedy rows
+
+
+class Batch:
+    """Rows that decode, with random tokens behind them."""
+
+    def __init__(self, rows: int, vocabulary: int, mix: Sequence[Sampling], device: torch.device) -> None:
+        parameters = SlotParameters(rows + 1, vocabulary, Upload(device))
+        parameters.start([
+            SlotStart(
+                slot=slot, token_ids=b"", prompt_tokens=KNOWN // 2, computed=0, blocks=b"", seed=slot,
+                sampling=mix[slot % len(mix)],
+            )
+            for slot in range(rows)
+        ])  # fmt: skip
+        self.sampling: SlotSampling = parameters.sampling
+        tokens = torch.randint(vocabulary, (rows + 1, LENGTH), dtype=torch.int32, device=device)
+        counts = torch.zeros(rows + 1, vocabulary, dtype=torch.int32, device=device)
+        counts.scatter_(1, tokens[:, :KNOWN].long(), 2)
+        known = torch.full((rows + 1,), KNOWN, dtype=torch.int32, device=device)
+        self.history = SlotHistory(tokens, known, counts)
+        self.entries = Entries(**{name: torch.from_numpy(x).to(device) for name, x in entry_columns(rows).items()})
+        self.inputs = InputRows(
+            self.entries.start, self.entries.slots, torch.full_like(self.entries.slots, DECODING), self.entries.drafts
+        )
+        self.block_tables = torch.ones(rows + 1, LENGTH // BLOCK, dtype=torch.int32, device=device)
+
+    def run(self, logits: torch.Tensor) -> None:
+        """A step without its model."""
+        gather_inputs(self.inputs, self.history.tokens, self.history.known, self.block_tables, BLOCK)
+        tokens = sample_entries(logits, self.entries, self.sampling, self.history)
+        accept(tokens, self.entries, self.sampling, self.history)
+        token_logprobs(logits, tokens, self.entries.slots, self.sampling.logprobs)
+
+
+def entry_columns(rows: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    """One entry a row."""
+    places = np.arange(rows + 1, dtype=np.int32)
+    return {
+        "start": places,
+        "slots": places[:rows],
+        "depth": np.zeros(rows, np.int32),
+        "drafts": np.full(rows, NO_DRAFT, np.int32),
+        "masks": np.full(rows, NO_MASK, np.int32),
+    }
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Microseconds of one call within a graph of several."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    taken: list[float] = [a.elapsed_time(b) for a, b in pairwise(marks)]  # milliseconds
+    return statistics.median(taken) * 1e3 / CALLS
+
+
+def read_time(rows: int, vocabulary: int) -> float:
+    """Microseconds of reading bf16 logits once."""
+    return 2 * rows * vocabulary / COPY * 1e6
+
+
+def costs(rows: int, vocabulary: int, spread: float, only: str) -> list[Cost]:
+    """Every mix at one shape."""
+    device = torch.device("cuda")
+    logits = (torch.randn(rows, vocabulary, device=device) * spread).bfloat16()
+    found: list[Cost] = []
+    for name, mix in MIXES:
+        if only not in name:
+            continue
+        batch = Batch(rows, vocabulary, mix, device)
+        taken = timed(lambda batch=batch: batch.run(logits))  # type: ignore[misc]
+        plain = found[0].microseconds if found else taken
+        found.append(Cost(
+            mix=name, rows=rows, vocabulary=vocabulary, spread=spread, microseconds=round(taken, 1),
+            read=round(read_time(rows, vocabulary), 1), price=round((taken - plain) / STEP[rows], 4),
+        ))  # fmt: skip
+    return found
+
+
+def line(cost: Cost) -> str:
+    return (
+        f"{cost.mix:26} {cost.rows:4} x {cost.vocabulary} spread {cost.spread:3} {cost.microseconds:8.1f} us"
+        f" (read {cost.read:5.1f}) {100 * cost.price:+6.2f} %"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling_kernels")
+    parser.add_argument("--only", default="", help="mixes whose name holds this")
+    parser.add_argument("--output", type=Path, help="figures as JSON")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    found: list[Cost] = []
+    with torch.inference_mode():
+        for rows, vocabulary in SHAPES:
+            for spread in SPREADS:
+                found += costs(rows, vocabulary, spread, options.only)
+                print("\n".join(line(cost) for cost in found[-len(MIXES) :] if cost.rows == rows), flush=True)
+    if options.output is not None:
+        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

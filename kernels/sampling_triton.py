@@ -1,0 +1,188 @@
+"""The sampler in Triton: four launches, whatever the entries ask for.
+
+1. survey: each span of each entry's vocabulary gives its best logit. Where a request changes its logits the changed
+   ones are written in fp32, for that entry alone; where it has top_k the best logits of small groups are kept.
+2. rank (kernels/ranking_triton.py), one program an entry: top_k from those groups. Few tokens are left as a rule, from
+   which it draws at once.
+3. draw (kernels/drawing_triton.py): each span of the other entries that are not greedy gives its best score.
+4. choose, one program an entry: the best of the spans. For top_p it is tested and, if it lies outside, replaced by the
+   next that may lie inside.
+
+A program of an entry that has nothing to do in a launch ends at once. Spans follow from the vocabulary's size alone,
+and nothing is summed in an order that a race decides: an entry's token does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import sampling_tables
+from kernels.adjustment_triton import ALLOWED, EDITS, PENALTIES, WORDS, edit, forbid, forbid_words, penalise
+from kernels.drawing_triton import choose_kernel, draw_kernel
+from kernels.ranking_triton import rank_kernel
+from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
+
+TOP_K = tl.constexpr(sampling_tables.TOP_K)
+ADJUSTED = tl.constexpr(sampling_tables.ADJUSTED)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a vocabulary is cut: numbers of tokens, powers of 2. The same for every batch."""
+
+    span: int = 8192  # of one program of the survey and the draw
+    group: int = 64  # whose best logit is kept for top_k
+    piece: int = 2048  # of one turn of a program that goes through a whole entry
+    tile: int = 1024  # of one turn of the draw
+    few: int = 2048  # candidates that the ranking holds at once
+
+
+CUT = Cut()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the launches hand on: a line per entry."""
+
+    changed: Tensor  # float32 [entries, vocabulary], the logits of entries whose request changes them
+    peaks: Tensor  # float32 [entries, spans], NaN where a logit is not finite
+    best: Tensor  # int32 [entries, spans], the token of each peak
+    groups: Tensor  # float32 [entries, groups], best logits
+    floors: Tensor  # int32 [entries], key of the last token to draw from, negative where the ranking drew
+    tokens: Tensor  # int32 [entries]
+    scores: Tensor  # float32 [entries, spans], the best with noise
+    drawn: Tensor  # int32 [entries, spans], their tokens
+    keys: Tensor  # int32 [entries, spans], their keys
+    masses: Tensor  # float64 [entries, spans], of the tokens that are drawn from
+    listed: Tensor  # int32 [entries, groups], groups that hold candidates
+    candidates: Tensor  # int32 [entries, 2, few], keys and tokens
+
+
+def blank_survey(count: int, vocabulary: int, cut: Cut, device: torch.device) -> Survey:
+    """Memory for one call; sizes follow from the shape of the logits."""
+    spans, groups = triton.cdiv(vocabulary, cut.span), triton.next_power_of_2(triton.cdiv(vocabulary, cut.group))
+
+    def memory(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=device)
+
+    return Survey(
+        changed=memory(count, vocabulary, kind=torch.float32),
+        peaks=memory(count, spans, kind=torch.float32),
+        best=memory(count, spans),
+        groups=memory(count, groups, kind=torch.float32),
+        floors=memory(count),
+        tokens=memory(count),
+        scores=memory(count, spans, kind=torch.float32),
+        drawn=memory(count, spans),
+        keys=memory(count, spans),
+        masses=memory(count, spans, kind=torch.float64),
+        listed=memory(count, groups),
+        candidates=memory(count, 2, cut.few),
+    )
+
+
+def choose_tokens(
+    logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory, cut: Cut = CUT
+) -> Tensor:
+    """`kernels.sampling.sample_entries` by the kernels, without waiting for the device."""
+    count, vocabulary = logits.shape
+    assert logits.stride(1) == 1
+    assert history.tokens.is_contiguous()
+    assert history.counts.is_contiguous()
+    spans, found = triton.cdiv(vocabulary, cut.span), blank_survey(count, vocabulary, cut, logits.device)
+    survey_kernel[(count, spans)](
+        logits, found.changed, found.peaks, found.best, found.groups, entries.slots, entries.depth, entries.drafts,
+        entries.masks, sampling.uses, sampling.repetition, sampling.presence, sampling.frequency,
+        sampling.prompt_tokens, sampling.edit_counts, sampling.edit_tokens, sampling.edit_until, sampling.edit_early,
+        sampling.edit_late, sampling.word_counts, sampling.words, sampling.masks, history.tokens, history.known,
+        history.counts, logits.stride(0), vocabulary, sampling.own_masks, sampling.masks.shape[1],
+        sampling.edit_tokens.shape[1], sampling.words.shape[1], history.tokens.shape[1], found.groups.shape[1],
+        LONGEST=sampling.words.shape[2], SPAN=cut.span, GROUP=cut.group, num_warps=8,
+    )  # fmt: skip
+    common = (entries.slots, entries.depth, entries.masks, sampling.uses, history.known)
+    draws = (sampling.temperature, sampling.top_p, sampling.seed)
+    lanes = triton.next_power_of_2(spans)
+    rank_kernel[(count,)](
+        logits, found.changed, found.peaks, found.groups, found.floors, found.tokens, found.listed, found.candidates,
+        *common, *draws, sampling.min_p, sampling.top_k, logits.stride(0), vocabulary, spans,
+        GROUP=cut.group, GROUPS=found.groups.shape[1], PIECE=cut.piece, FEW=cut.few, SPANS=lanes, num_warps=8,
+    )  # fmt: skip
+    draw_kernel[(count, spans)](
+        logits, found.changed, found.peaks, found.floors, found.scores, found.drawn, found.keys, found.masses,
+        *common, *draws, logits.stride(0), vocabulary, spans, SPAN=cut.span, TILE=cut.tile, SPANS=lanes, num_warps=4,
+    )  # fmt: skip
+    choose_kernel[(count,)](
+        logits, found.changed, found.peaks, found.best, found.floors, found.scores, found.drawn, found.keys,
+        found.masses, found.tokens, *common, *draws, logits.stride(0), vocabulary, spans,
+        SPAN=cut.span, TILE=cut.tile, PIECE=cut.piece, SPANS=lanes, num_warps=8,
+    )  # fmt: skip
+    return found.tokens
+
+
+@triton.jit
+def survey_kernel(
+    logits, changed, peaks, best, groups, entry_slots, entry_depth, drafts, entry_masks, uses,
+    repetition, presence, frequency, prompts, edit_counts, edit_tokens, edit_until, edit_early, edit_late,
+    word_counts, words, masks, history, known, counts,
+    stride, vocabulary, own_masks, mask_words, most_edits, most_words, row_length, most_groups,
+    LONGEST: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One span of one entry: steps 1 and 2, and its best token."""
+    entry = tl.program_id(0).to(tl.int64)
+    span = tl.program_id(1)
+    start = span * SPAN
+    places = start + tl.arange(0, SPAN)
+    there = places < vocabulary
+    x = tl.load(logits + entry * stride + places, mask=there, other=float("-inf")).to(tl.float32)
+    finite = tl.abs(x) < float("inf")
+    odd = tl.max((there & ~finite).to(tl.int32), 0)
+    x = tl.where(finite, x, float("-inf"))
+    slot = tl.load(entry_slots + entry).to(tl.int64)
+    used = tl.load(uses + slot)
+    mask = tl.load(entry_masks + entry).to(tl.int64)
+    if ((used & ADJUSTED) != 0) | (mask >= 0):
+        depth = tl.load(entry_depth + entry)
+        behind = drafts + entry
+        line = changed + entry * vocabulary
+        if mask >= 0:
+            x = forbid(x, masks + mask * mask_words, places, there)
+        if (used & ALLOWED) != 0:
+            x = forbid(x, masks + (own_masks + slot) * mask_words, places, there)
+        if (used & (EDITS | WORDS)) != 0:
+            position = tl.load(known + slot) + depth
+            tl.store(line + places, x, mask=there)
+            tl.debug_barrier()
+            if (used & WORDS) != 0:
+                forbid_words(
+                    line, start, start + SPAN, position, depth, tl.load(prompts + slot), history + slot * row_length,
+                    behind, words + slot * most_words * LONGEST, tl.load(word_counts + slot), LONGEST,
+                )  # fmt: skip
+                tl.debug_barrier()
+            if (used & EDITS) != 0:
+                at = slot * most_edits
+                edit(
+                    line, start, start + SPAN, position, edit_tokens + at, edit_until + at, edit_early + at,
+                    edit_late + at, tl.load(edit_counts + slot),
+                )  # fmt: skip
+                tl.debug_barrier()
+            x = tl.load(line + places, mask=there, other=float("-inf"))
+            tl.debug_barrier()
+        if (used & PENALTIES) != 0:
+            x = penalise(
+                x, places, there, depth, behind, counts + slot * vocabulary,
+                tl.load(repetition + slot), tl.load(presence + slot), tl.load(frequency + slot),
+            )  # fmt: skip
+        tl.store(line + places, x, mask=there)
+    peak, at = tl.max(x, 0, return_indices=True)
+    place = entry * tl.num_programs(1) + span
+    tl.store(peaks + place, tl.where(odd > 0, float("nan"), peak))
+    tl.store(best + place, start + at)
+    if (used & TOP_K) != 0:
+        group = span * (SPAN // GROUP) + tl.arange(0, SPAN // GROUP)
+        tops = tl.max(tl.reshape(x, (SPAN // GROUP, GROUP)), 1)
+        tl.store(groups + entry * most_groups + group, tops, mask=group < most_groups)
