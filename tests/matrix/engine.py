@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
+from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.loading import load
@@ -34,6 +35,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 4096  # few of them force preemption
     max_num_seqs: int = 64
     max_model_len: int = 512
+    graphs: bool = False  # on a GPU alone
     expected_share: float = 1.0  # of what each request may still write; 0.0 admits too many and has to preempt
 
 
@@ -69,8 +71,12 @@ class Engine:
                 block_size=cell.block_size,
                 max_model_len=cell.max_model_len,
                 max_num_seqs=cell.max_num_seqs,
+                graphs=every_graph(cell, spec) if cell.graphs else None,
             ),
         )
+        self.runner.prepare()
+        while self.runner.prepare_more():
+            pass
         self.scheduler = Scheduler(
             SchedulingOptions(
                 blocks=cell.blocks,
@@ -119,6 +125,11 @@ class Engine:
             for message in self.scheduler.outputs(0):
                 assert not isinstance(message, Rejected), message
                 take(message, answers, ends)
+
+
+def every_graph(cell: Cell, spec: ModelSpec) -> GraphSizes:
+    """Graphs for all steps of the cell that may have one, however small the model."""
+    return graph_sizes(spec.layers, 1, cell.max_num_seqs, cell.budget, cell.max_model_len)
 
 
 def over_the_wire(plan: StepPlan) -> StepPlan:

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from engine_core import loading
+from engine_core.execution.forward import Network
+from engine_core.execution.graphs import graph_sizes
 from engine_core.execution.memory import step_peak, used_memory
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions
@@ -20,7 +22,7 @@ from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from kernels.attention import AttentionBatch
 from protocol.messages import Sampling
-from protocol.steps import StepPlan
+from protocol.steps import StepMasks, StepPlan
 from tests.engine_core.execution.harness import (
     LENGTH,
     VOCABULARY,
@@ -33,6 +35,7 @@ from tests.engine_core.execution.harness import (
     tiny_spec,
     tokens_of,
 )
+from tests.engine_core.execution.test_drafts import Guess, any_number, drafted, half, mask, right
 from tests.engine_core.execution.test_same_tokens import SAMPLINGS
 
 pytestmark = pytest.mark.gpu
@@ -40,11 +43,19 @@ pytestmark = pytest.mark.gpu
 STEPS = 12
 
 
-def options(device: str) -> RunnerOptions:
+def options(device: str, *, graphs: bool = False) -> RunnerOptions:
     return RunnerOptions(
         device=torch.device(device), dtype=torch.float32, blocks=200, block_size=8, max_model_len=LENGTH,
-        max_num_seqs=16,
+        max_num_seqs=16, graphs=graph_sizes(2, 1, 16, 1000, LENGTH) if graphs else None,
     )  # fmt: skip
+
+
+def gpu_runner(model: Network, *, graphs: bool) -> Runner:
+    runner = Runner(model, tiny_spec(), options("cuda", graphs=graphs))
+    runner.prepare()
+    while runner.prepare_more():
+        pass
+    return runner
 
 
 def gpu_model() -> Decoder:
@@ -89,18 +100,70 @@ class Fast:
         return hidden @ self.head
 
 
-def test_the_same_tokens_as_on_a_cpu() -> None:
-    on_cpu, on_gpu = lives(), lives()
-    for found, model, device in ((on_cpu, tiny_model(), "cpu"), (on_gpu, gpu_model(), "cuda")):
-        runner = Runner(model, tiny_spec(), options(device))
-        prefill(runner, found, 32)
-        decode(runner, found, STEPS)
-    assert [life.output for life in on_gpu] == [life.output for life in on_cpu]
+@pytest.fixture(scope="module")
+def on_cpu() -> list[list[int]]:
+    found = lives()
+    runner = Runner(tiny_model(), tiny_spec(), options("cpu"))
+    prefill(runner, found, 32)
+    decode(runner, found, STEPS + 8)
+    return [life.output for life in found]
 
 
-def test_launching_waits_for_nothing() -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("budget", [32, 1000])
+def test_the_same_tokens_as_on_a_cpu(on_cpu: list[list[int]], budget: int, graphs: bool) -> None:
+    found = lives()
+    runner = gpu_runner(gpu_model(), graphs=graphs)
+    prefill(runner, found, budget)
+    decode(runner, found, STEPS)
+    assert [life.output for life in found] == [output[: STEPS + 1] for output in on_cpu]
+    if runner.graphs is not None:
+        assert runner.graphs.statistics().forward_replays == runner.statistics().steps - 1  # the last has no rows
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("guess", [right, half, any_number])
+def test_drafts_change_no_token(on_cpu: list[list[int]], guess: Guess, graphs: bool) -> None:
+    found = lives()
+    runner = gpu_runner(gpu_model(), graphs=graphs)
+    prefill(runner, found)
+    drafted(runner, found, on_cpu, guess, 3, 2)
+    length = min(len(life.output) for life in found)
+    assert length >= STEPS
+    assert [life.output[:length] for life in found] == [output[:length] for output in on_cpu]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_masks_restrict_the_entries_they_are_of(graphs: bool) -> None:
+    """The second step names masks that stand; the third has none, and nothing is left of them."""
+    tables = block_tables(3, LENGTH // 8)
+    found = [Life([5, 17, 2, at], Sampling(temperature=1.0), seed=at, slot=at, blocks=tables[at]) for at in range(3)]
+    free = [replace(life, output=[]) for life in found]
+    runner = gpu_runner(gpu_model(), graphs=graphs)
+    prefill(runner, free)
+    decode(runner, free, 3)
+    runner = gpu_runner(gpu_model(), graphs=graphs)
+    prefill(runner, found)
+    for step in range(3):
+        plan = StepPlan(step=step, epoch=0, decode_on=column(0, 1, 2) if step == 0 else b"", masked=column(0, 2))
+        masks = None
+        if step < 2:
+            fresh = (column(8, 9), mask(20, 21) + mask(30)) if step == 0 else (b"", b"")
+            masks = StepMasks(
+                step=step, epoch=0, entries=column(0, 2), places=column(9, 8), fresh=fresh[0], bits=fresh[1]
+            )
+        for life, token in zip(found, tokens_of(runner.collect(runner.finish(runner.begin(plan), masks))), strict=True):
+            life.output.append(token)
+    assert found[0].output[1:3] == [30, 30]
+    assert set(found[2].output[1:3]) <= {20, 21}
+    assert found[1].output == free[1].output
+    assert found[0].output[3] not in (30,) or found[2].output[3] not in (20, 21)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_launching_waits_for_nothing(graphs: bool) -> None:
     """Two steps behind a long kernel are launched before it ends, whatever their rows ask for."""
-    runner = Runner(Fast(), tiny_spec(), options("cuda"))
+    runner = gpu_runner(Fast(), graphs=graphs)
     found = lives()
     prefill(runner, found, 32)
     on = column(*(life.slot for life in found))

@@ -1,0 +1,179 @@
+"""On a GPU in half precision: the embedded model's answers whichever path produced them, and logits of an 8B stack."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.embedded import demo_folder
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.models.decoder import Decoder
+from engine_core.models.registry import build
+from engine_core.models.spec import ModelSpec, read_spec
+from protocol.messages import Sampling
+from protocol.steps import SlotStart, StepPlan
+from tests.matrix.engine import Answers, Cell, Engine, Prompt
+
+pytestmark = pytest.mark.gpu
+
+CANARY = Path(__file__).parents[1] / "canary.jsonl"
+LONGEST = 100  # tokens of an answer
+TYPES = (torch.bfloat16, torch.float16)
+BASE = Cell(depth=1, max_model_len=1024)
+CELLS = {
+    f"{'graphs' if graphs else 'eager'}-{depth}-{'mixed' if budget == 96 else 'pure'}": Cell(
+        graphs=graphs, depth=depth, budget=budget, max_model_len=1024
+    )
+    for graphs, depth, budget in itertools.product((False, True), (1, 2), (96, 8192))
+}
+LAYERS = 3
+PROMPT = 300  # tokens
+CHUNK = 128
+ANSWER = 8
+
+
+@cache
+def prompts() -> list[Prompt]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder())
+    stops = (*json.loads((demo_folder() / "generation_config.json").read_text())["eos_token_id"],)
+    sampling = Sampling(temperature=0.0, max_tokens=LONGEST, eos_token_ids=stops)
+    found = []
+    for asked in map(json.loads, CANARY.read_text().splitlines()):
+        ids = tokenizer.apply_chat_template(
+            asked["messages"], tools=asked.get("tools"), add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        found.append(Prompt(token_ids=tuple(ids), sampling=sampling))
+    return found
+
+
+@cache
+def base(dtype: torch.dtype) -> Answers:
+    """Eager steps, one at a time, prompts whole."""
+    return Engine(BASE, demo_folder(), dtype=dtype, device="cuda").answer(prompts())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", CELLS)
+def test_every_path_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None:
+    engine = Engine(CELLS[name], demo_folder(), dtype=dtype, device="cuda")
+    assert len(prompts()) == 40
+    assert engine.answer(prompts()) == base(dtype)
+    graphs = engine.runner.graphs
+    if graphs is not None:
+        statistics = graphs.statistics()
+        assert statistics.waiting == 0
+        assert min(statistics.forward_replays, statistics.sampling_replays) >= engine.runner.statistics().steps - 2
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_unsplit_attention_gives_the_same_tokens(
+    graphs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device of one processor, which has nothing to share keys among."""
+    expected = base(dtype)
+    monkeypatch.setattr("kernels.attention_device.processors", lambda device: 1)
+    cell = Cell(graphs=graphs, max_model_len=1024)
+    assert Engine(cell, demo_folder(), dtype=dtype, device="cuda").answer(prompts()) == expected
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_alone_or_in_company(dtype: torch.dtype) -> None:
+    cell = Cell(graphs=True, max_model_len=1024)
+    alone = Engine(cell, demo_folder(), dtype=dtype, device="cuda").answer(prompts(), together=False)
+    assert alone == base(dtype)
+
+
+class Recorder:
+    """A model whose logits are kept."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        return self.model.forward(*arguments)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        found = self.model.logits(hidden)
+        self.kept.append(found.float())
+        return found
+
+
+def stack(folder: Path, dtype: torch.dtype) -> Any:
+    """Layers of Llama-3.1-8B's shape with random weights, by transformers; their configuration goes to `folder`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=LAYERS, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=500000.0,
+        tie_word_embeddings=False, dtype=dtype,
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    torch.manual_seed(5)
+    with torch.device("cuda"):
+        return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def ours(theirs: Any, folder: Path, dtype: torch.dtype) -> tuple[Decoder, ModelSpec]:
+    spec = read_spec(folder)
+    model = build(spec, dtype, torch.device("cuda"), 1024)
+    weights = theirs.state_dict()
+    with torch.inference_mode():
+        for name, destination in model.destinations().items():
+            assert destination.tensor is not None
+            destination.tensor.copy_(weights[name])
+    return model, spec
+
+
+def stepped(recorder: Recorder, spec: ModelSpec, dtype: torch.dtype, ids: Sequence[int]) -> torch.Tensor:
+    """Logits at the prompt's end and of each decode step, the prompt in chunks: [1 + ANSWER, vocabulary]."""
+    options = RunnerOptions(
+        device=torch.device("cuda"), dtype=dtype, blocks=64, block_size=16, max_model_len=1024, max_num_seqs=4
+    )
+    runner = Runner(recorder, spec, options)
+    start = SlotStart(
+        slot=2, token_ids=np.array(ids[:PROMPT], "<i4").tobytes(), prompt_tokens=PROMPT, computed=0,
+        blocks=(1 + np.random.default_rng(0).permutation(64)[:30]).astype("<i4").tobytes(),
+        sampling=Sampling(temperature=0.0, max_tokens=ANSWER), seed=0,
+    )  # fmt: skip
+    starts: tuple[SlotStart, ...] = (start,)
+    for first in range(0, PROMPT, CHUNK):
+        count = min(CHUNK, PROMPT - first)
+        chunk = np.array([2, first, count, first + count == PROMPT], "<i4").tobytes()
+        runner.collect(runner.launch(StepPlan(step=1, epoch=1, starts=starts, chunks=chunk)))
+        starts = ()
+    on = np.array([2], "<i4").tobytes()
+    for place in range(ANSWER):  # what was sampled is overwritten, so that both models read the same tokens
+        runner._slots.history.tokens[2, PROMPT + place] = ids[PROMPT + place]
+        runner.collect(runner.launch(StepPlan(step=2, epoch=1, decode_on=on if place == 0 else b"")))
+    return torch.cat(recorder.kept)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_logits_of_an_8b_stack_are_as_close_to_fp32_as_those_of_transformers(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    theirs = stack(tmp_path, dtype)
+    model, spec = ours(theirs, tmp_path, dtype)
+    ids = torch.randint(32000, (PROMPT + ANSWER,), generator=torch.Generator().manual_seed(1)).tolist()
+    recorder = Recorder(model)
+    found = stepped(recorder, spec, dtype, ids)
+    with torch.inference_mode():
+        line = torch.tensor([ids], device="cuda")
+        places = slice(PROMPT - 1, PROMPT + ANSWER)
+        given = theirs(line).logits[0, places].float()
+        exact = theirs.float()(line).logits[0, places]
+    assert found.shape == given.shape == (1 + ANSWER, 32000)
+    error, allowed = ((one - exact).norm() / exact.norm() for one in (found, given))
+    assert error <= 1.5 * allowed, f"{error:.5f} against {allowed:.5f}"
