@@ -88,7 +88,7 @@ class Admissions:
             self.outlook = None
             return True  # whatever each will use, all of it fits
         if self.outlook is None:
-            self.outlook = state.forecast.outlook(state.slots, pool.held, leaving_blocks(state))
+            self.outlook = state.forecast.outlook(state.slots, pool.held, leaving_blocks(state), size)
         tokens = np.array([len(choice.tokens)])
         orphans = [block for block, alive in zip(found, self._owned(found), strict=True) if not alive] if shared else []
         newcomer = Outlook(

@@ -42,7 +42,7 @@ def apply(state: State, result: StepResult) -> None:
     assert flight.step == result.step, "results come in the order of the plans"
     state.applied = flight.step
     keep_scores(flight, result)
-    land_drafts(flight)
+    land_drafts(state, flight, result.busy)
     take(state, flight, result)
     for fenced in state.fence.open(flight.step):
         release(state, fenced)
@@ -65,7 +65,7 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
             kept[row] = True
             suspects[row] |= len(choice.tokens) >= choice.request.limit
     judged = judge_rows(state, flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
-    taken = counts
+    surplus, taken = len(tokens), counts
     tokens, counts = shortened(tokens, taken, judged)
     if flight.drafts is not None:
         count_drafts(state, flight, flight.drafts, kept, taken, counts)
@@ -80,7 +80,7 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
             end(state, found.choice, found.finish)
     given = int(counts[kept].sum())
     state.totals.output_tokens += given
-    state.totals.surplus_tokens += int(taken.sum()) - given
+    state.totals.surplus_tokens += surplus - given
     deliver(state, lane, kept, Rows(lane.ids, lane.numbers, counts, finish, tokens, notes))
 
 
@@ -129,7 +129,7 @@ def judge_rows(
     judged: dict[int, Judged] = {}
     if not rows:
         return judged
-    ends = np.cumsum(counts)
+    ends = np.arange(1, len(counts) + 1) if flight.drafts is None else np.cumsum(counts)
     for row in rows:
         choice, count = flight.lane.choices[row], int(counts[row])
         found = judge(choice, tokens[ends[row] - count : ends[row]].tolist())
@@ -180,7 +180,7 @@ def shortened(
     """Without the tokens that do not count. # [tokens], [rows]"""
     left = counts
     for row, found in judged.items():
-        if found.tokens < counts[row]:
+        if found.tokens < left[row]:
             if left is counts:
                 left = counts.copy()
             left[row] = found.tokens

@@ -8,7 +8,9 @@ import numpy.typing as npt
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Ints, Lane
 from engine_core.scheduling.state import Drafts, Flight, State
-from engine_core.speculation.drafter import Drafter
+from engine_core.speculation.acceptance import Acceptance
+from engine_core.speculation.drafter import Draft, Drafter
+from engine_core.speculation.lengths import draft_lengths
 from engine_core.speculation.lookup import PromptLookup
 from engine_core.speculation.options import SpeculationOptions
 from engine_core.speculation.prediction import Prediction
@@ -18,14 +20,14 @@ Counts = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 
-def equip(choice: Choice, options: SpeculationOptions) -> None:
+def equip(state: State, choice: Choice) -> None:
     """Give a new choice its copy of the request's guide, and a drafter if anything may be proposed for it."""
-    request = choice.request
+    request, options = choice.request, state.options.speculation
     if request.guide is not None:
         choice.guide = request.guide.copy()
     found = proposers(request, options) if request.message.speculate else ()
     if choice.guide is not None or found:
-        choice.drafter = Drafter(found, request.ending)
+        choice.drafter = Drafter(found, request.ending, Acceptance(state.acceptance))
     if choice.guide is not None and choice.drafter is not None:
         choice.drafter.forced = choice.guide.forced()
 
@@ -45,22 +47,28 @@ def draft_rows(state: State, lane: Lane, budget: int) -> Drafts | None:
     slots, options = state.slots, state.options.speculation
     rows = slots.drafting[lane.slots].nonzero()[0]
     room = (slots.limit - slots.planned)[lane.slots[rows]] - 2  # the step's own token is one of those allowed
-    left = min(budget, options.max_step_drafts)
-    found: list[tuple[int, list[int]]] = []
+    found: list[tuple[int, Drafter, Draft]] = []
     for row, most in zip(rows.tolist(), room.tolist(), strict=True):
         choice = lane.choices[row]
-        if left <= 0 or most <= 0 or choice.drafter is None:
-            continue
-        drafts = choice.drafter.draft(choice.tokens, options.num_speculative_tokens, min(most, left))
-        if drafts:
-            found.append((row, drafts))
-            left -= len(drafts)
+        if most > 0 and choice.drafter is not None:
+            draft = choice.drafter.draft(choice.tokens, options.num_speculative_tokens, most)
+            if draft is not None:
+                found.append((row, choice.drafter, draft))
     if not found:
         return None
+    lengths = draft_lengths(
+        len(lane.slots),
+        [draft.chances for _, _, draft in found],
+        state.cost,
+        max(0, min(budget, options.max_step_drafts)),
+    )
+    for (_, drafter, _), length in zip(found, lengths, strict=True):
+        drafter.taken(length)
+    sent = [(row, draft.tokens[:length]) for (row, _, draft), length in zip(found, lengths, strict=True) if length]
+    if not sent:
+        return None
     return Drafts(
-        np.array([row for row, _ in found]),
-        np.array([len(drafts) for _, drafts in found]),
-        [drafts for _, drafts in found],
+        np.array([row for row, _ in sent]), np.array([len(ids) for _, ids in sent]), [ids for _, ids in sent]
     )
 
 
@@ -107,8 +115,11 @@ def count_drafts(state: State, flight: Flight, drafts: Drafts, kept: Flags, take
         totals.count_drafts(drafted, accepted)
 
 
-def land_drafts(flight: Flight) -> None:
-    """The step's result is being applied: what it had in flight is known now."""
+def land_drafts(state: State, flight: Flight, seconds: float) -> None:
+    """The step's result is being applied: what it had in flight is known now, and how long it took."""
+    if flight.drafting and not flight.chunks and seconds > 0.0:
+        rows = len(flight.lane.slots)
+        state.cost.tell(rows, rows + (0 if flight.drafts is None else flight.drafts.total), seconds)
     for choice in flight.drafting:
         assert choice.drafter is not None
         choice.drafter.flying.popleft()

@@ -88,14 +88,17 @@ class Forecast:
         expected: Ints = np.ceil((limits - tokens) * self.share(running)).astype(np.int64)
         return np.maximum(expected - 1, 0)
 
-    def outlook(self, slots: Slots, held: int, leaving: int) -> Outlook:
+    def outlook(self, slots: Slots, held: int, leaving: int, block_size: int) -> Outlook:
         """The running choices. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
         rows = slots.occupied()
         limits = slots.limit[rows]
         tokens = np.minimum(np.maximum(slots.known[rows], slots.planned[rows] + 1), limits)
         spare = slots.lent[rows]
         base = held - leaving - int((slots.held[rows] - spare).sum())
-        return Outlook(np.minimum(tokens, limits - 1), self.further(tokens, limits, len(rows)), spare, base)
+        further = self.further(tokens, limits, len(rows))
+        positions = np.minimum(tokens, limits - 1)
+        ahead = np.maximum(slots.room[rows] - block_size + 1 - positions, 0)  # blocks that rejected drafts were given
+        return Outlook(positions + ahead, np.maximum(further - ahead, 0), spare, base)
 
     def fits(self, outlook: Outlook, newcomer: Outlook, capacity: int, block_size: int) -> Outlook | None:
         """The outlook with the newcomer (one choice; its base is added), or None when the peak passes the capacity."""

@@ -137,7 +137,7 @@ def add(state: State, request: Request) -> Choice:
     chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     choice = Choice(request, index, rank, tokens, chain)
-    equip(choice, state.options.speculation)
+    equip(state, choice)
     request.choices[index] = choice
     request.spawned += 1
     state.suspects.add(request.ending)

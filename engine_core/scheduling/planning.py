@@ -50,16 +50,17 @@ def plan(state: State) -> StepPlan | None:
             claims.append((choice, count))
             budget -= count
     needs = [blocks_needed(state, choice, count) for choice, count in claims]
-    if drafts is not None and int(growth(state, lane, drafts)[1].sum()) + sum(needs) > state.pool.available:
+    short = crossing(state, lane) if drafts is None else drafted_crossing(state, lane, drafts)
+    if drafts is not None and len(short) + sum(needs) > state.pool.available:
         budget += drafts.total
         drafts = None  # before anybody waits for a block
-    short, lacking = growth(state, lane, drafts)
-    tight = int(lacking.sum()) + sum(needs) > state.pool.available
+        short = crossing(state, lane)
+    tight = len(short) + sum(needs) > state.pool.available
     if tight:
         lane, claims = ration(state, short, claims, needs)
-        short, lacking = growth(state, lane, None)
+        short = crossing(state, lane)
     if len(short):
-        grow_rows(state, outline, short, lacking)
+        grow_rows(state, outline, short)
     for choice, count in claims:
         extend_chunk(state, outline, choice, count)
     stuck = not (len(lane.slots) or outline.chunks or state.flights)  # no result will come to call us again
@@ -71,15 +72,17 @@ def plan(state: State) -> StepPlan | None:
     return close(state, outline, lane, drafts)
 
 
-def growth(state: State, lane: Lane, drafts: Drafts | None) -> tuple[Ints, Ints]:
-    """Decoding slots whose next positions need new blocks, and how many each."""
+def crossing(state: State, lane: Lane) -> Ints:
+    """Decoding slots whose next position needs a new block."""
+    rows = lane.slots
+    return rows[state.slots.planned[rows] >= state.slots.room[rows]]
+
+
+def drafted_crossing(state: State, lane: Lane, drafts: Drafts) -> Ints:
+    """Decoding slots, each as often as it needs a new block for its next position and its drafts."""
     slots, rows = state.slots, lane.slots
-    if drafts is None:
-        short = rows[slots.planned[rows] >= slots.room[rows]]
-        return short, np.ones(len(short), np.int64)
-    lacking = -(-(slots.planned[rows] + drafts.sizes(len(rows)) - slots.room[rows]) // state.options.block_size)
-    found = lacking > 0
-    return rows[found], lacking[found]
+    beyond = slots.planned[rows] + drafts.sizes(len(rows)) - slots.room[rows]
+    return np.repeat(rows, np.maximum(-(-beyond // state.options.block_size), 0))
 
 
 def blocks_needed(state: State, choice: Choice, count: int) -> int:
@@ -88,18 +91,17 @@ def blocks_needed(state: State, choice: Choice, count: int) -> int:
     return max(0, -(-positions // state.options.block_size) - len(choice.blocks))
 
 
-def grow_rows(state: State, outline: Outline, rows: Ints, counts: Ints) -> None:
-    """New blocks for these slots."""
+def grow_rows(state: State, outline: Outline, rows: Ints) -> None:
+    """A new block for these slots, as often as each is named."""
     slots = state.slots
-    owners = np.repeat(rows, counts)
-    taken = state.pool.take(len(owners))
-    for slot, block in zip(owners.tolist(), taken, strict=True):
+    taken = state.pool.take(len(rows))
+    for slot, block in zip(rows.tolist(), taken, strict=True):
         slots.tables[slot].append(block)
-    slots.held[rows] += counts
-    slots.room[rows] += counts * state.options.block_size
+    np.add.at(slots.held, rows, 1)
+    np.add.at(slots.room, rows, state.options.block_size)
     blocks = np.array(taken)
-    state.owners[blocks] = slots.life[owners]
-    outline.pairs.append(paired(owners, blocks))
+    state.owners[blocks] = slots.life[rows]
+    outline.pairs.append(paired(rows, blocks))
 
 
 def paired(slots: Ints | int, blocks: Ints) -> npt.NDArray[np.int32]:
@@ -165,7 +167,7 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
     guided, behind = guided_rows(state, lane, drafts) if slots.guides else ((), 0)
     slots.planned[rows] += 1
     slots.last[rows] = step
-    columns = {} if drafts is None else draft_columns(state, rows, drafts)
+    table, ids = (b"", b"") if drafts is None else draft_columns(state, rows, drafts)
     spent = rows[slots.planned[rows] + 1 >= slots.limit[rows]]
     if len(spent):
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
@@ -184,19 +186,20 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
         decode_on=turned_on,
         decode_off=turned_off,
         chunks=np.array(chunks, np.int32).tobytes() if chunks else b"",
+        drafts=table,
+        draft_ids=ids,
         masked=np.array([row.choice.slot for row in guided], np.int32).tobytes() if guided else b"",
-        **columns,
     )
 
 
-def draft_columns(state: State, rows: Ints, drafts: Drafts) -> dict[str, bytes]:
+def draft_columns(state: State, rows: Ints, drafts: Drafts) -> tuple[bytes, bytes]:
     """Suppose that every draft is accepted; what the plan says of them."""
     drafted = rows[drafts.rows]
     state.slots.planned[drafted] += drafts.counts
     state.totals.scheduled_tokens += drafts.total
     table = np.stack((drafted, drafts.counts), axis=1).astype(np.int32)
     ids = np.fromiter(itertools.chain.from_iterable(drafts.ids), np.int32)
-    return {"drafts": table.tobytes(), "draft_ids": ids.tobytes()}
+    return table.tobytes(), ids.tobytes()
 
 
 def turn(state: State, lane: Lane) -> tuple[bytes, bytes]:

@@ -180,5 +180,7 @@ class Scheduler:
             draft_tokens=totals.draft_tokens,
             accepted_tokens=sum(totals.accepted_at),
             accepted_at=tuple(totals.accepted_at),
+            acceptance=state.acceptance.statistics(),
+            cost=state.cost.statistics(),
             drain_rate=totals.drain_rate,
         )

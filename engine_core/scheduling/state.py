@@ -19,6 +19,8 @@ from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Ints, Lane, Slots
 from engine_core.scheduling.statistics import Totals
 from engine_core.scheduling.stops import Suspects
+from engine_core.speculation.acceptance import Acceptance
+from engine_core.speculation.cost import StepCost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +87,8 @@ class State:
     queue: Queue
     forecast: Forecast
     suspects: Suspects
+    acceptance: Acceptance  # of all choices' drafts
+    cost: StepCost
     owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
     decoding: npt.NDArray[np.bool_]  # [slots], the executors' decode set as of the last plan
     epoch: int
@@ -120,6 +124,8 @@ def new_state(options: SchedulingOptions) -> State:
         queue=Queue(),
         forecast=Forecast(options.expected_share),
         suspects=Suspects(options.vocab_size),
+        acceptance=Acceptance(),
+        cost=StepCost(),
         owners=np.zeros(options.blocks + 1, np.int64),
         decoding=np.zeros(options.max_num_seqs, bool),
         epoch=options.epoch,

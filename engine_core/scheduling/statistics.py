@@ -10,6 +10,8 @@ import msgspec
 from engine_core.kv.pool import PoolStatistics
 from engine_core.kv.prefix import PrefixStatistics
 from engine_core.scheduling.forecast import ForecastStatistics
+from engine_core.speculation.acceptance import AcceptanceStatistics
+from engine_core.speculation.cost import CostStatistics
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
 SAMPLE = 0.25
@@ -44,6 +46,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int
     accepted_tokens: int  # of those, the ones that stand in an output
     accepted_at: tuple[int, ...]  # the same by place in the draft, from 0
+    acceptance: AcceptanceStatistics
+    cost: CostStatistics
     drain_rate: float  # choices ended per second, recent
 
 

@@ -1,4 +1,4 @@
-"""What one choice is expected to say, and which of it the next step should verify.
+"""What one choice is expected to say, and which of it the next step might verify.
 
 Steps in flight are part of the expectation: when a plan is made, the tokens of the step before are not known yet. The
 path is predicted from the last known token; each step in flight is taken to move along it by the drafts in which the
@@ -11,29 +11,78 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from engine_core.speculation.acceptance import Acceptance
 from engine_core.speculation.proposer import Proposer
+
+LONGEST_REST = 16  # plans
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that a row may carry, with the chance that the draft is accepted up to each of them."""
+
+    tokens: list[int]
+    chances: list[float]
 
 
 class Drafter:
     """Owner of one choice's expectation. The scheduler sets `forced` and `flying`: it knows when they change."""
 
-    def __init__(self, proposers: tuple[Proposer, ...], ending: frozenset[int]) -> None:
+    def __init__(self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance) -> None:
         self.forced: list[int] = []  # what must follow the known tokens
         self.flying: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for the choice
         self._proposers = proposers
         self._ending = ending
+        self._acceptance = acceptance
+        self._path: list[int] = []  # as of the last look
+        self._path_forced = 0  # how many of it were forced
+        self._seen = -1  # tokens at the last look
+        self._on_track = False  # the last guess came true
+        self._rest = self._pause = 0
 
-    def draft(self, tokens: array[int], free: int, most: int) -> list[int]:
-        """Drafts for the next step: at most `most`, of which at most `free` are not forced."""
-        drafted = sum(map(len, self.flying)) + len(self.flying)
-        path = self._path(tokens, max(drafted, len(self.forced)) + free - len(self.forced) if free else 0)
-        place = 0
+    def draft(self, tokens: array[int], free: int, most: int) -> Draft | None:
+        """A draft for the next step: at most `most` tokens, of which at most `free` are not forced."""
+        if self._pause and not self.forced:
+            self._pause -= 1
+            return None
+        self._learn(tokens)
+        flying = sum(map(len, self.flying)) + len(self.flying)
+        self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)
+        path, forced, place = self._path, self._path_forced, 0
         for drafts in self.flying:
             place += agreement(drafts, path, place) + 1
-        return path[place : max(place, len(self.forced)) + free][:most]
+        end = min(max(place, forced) + free, place + most)
+        if not path[place:end]:
+            return None
+        chances = self._acceptance.chances(forced, len(path) - forced, on_track=self._on_track)
+        return Draft(path[place:end], chances[place:end])
 
-    def _path(self, tokens: array[int], most: int) -> list[int]:
+    def taken(self, count: int) -> None:
+        """So many tokens of the last draft are sent. While none are worth it, it is looked at less and less often."""
+        self._rest = 0 if count else min(2 * self._rest + 1, LONGEST_REST)
+        self._pause = self._rest
+
+    def _learn(self, tokens: array[int]) -> None:
+        """Compare what came with what was expected."""
+        if self._seen < 0:
+            self._seen = len(tokens)
+        for place, token in enumerate(tokens[self._seen :]):
+            if place >= len(self._path):
+                self._on_track = False
+                break
+            hit = token == self._path[place]
+            if place < self._path_forced:
+                self._acceptance.tell_forced(hit)
+            else:
+                self._acceptance.tell(hit, on_track=self._on_track)
+                self._on_track = hit
+            if not hit:
+                break
+        self._seen = len(tokens)
+
+    def _predict(self, tokens: array[int], most: int) -> None:
         """The forced run, then at most `most` tokens of the first proposal; nothing from an end on."""
         path = list(self.forced)
         for proposer in self._proposers if most else ():
@@ -42,13 +91,16 @@ class Drafter:
                 break
         for place, token in enumerate(path):
             if token in self._ending:
-                return path[:place]
-        return path
+                del path[place:]
+                break
+        self._path, self._path_forced = path, min(len(self.forced), len(path))
 
 
 def agreement(drafts: Sequence[int], path: Sequence[int], start: int) -> int:
     """How many leading drafts are what the path says from `start` on."""
-    for count, (draft, token) in enumerate(zip(drafts, path[start : start + len(drafts)], strict=False)):
+    count = 0
+    for draft, token in zip(drafts, path[start : start + len(drafts)], strict=False):
         if draft != token:
-            return count
-    return max(0, min(len(drafts), len(path) - start))
+            break
+        count += 1
+    return count

@@ -210,6 +210,7 @@ class FakeExecutor:
             token_ids=np.array(sampler.tokens, np.int32).tobytes(),
             logprobs=tuple(sampler.scores),
             prompt_logprobs=tuple(prompt_scores),
+            busy=0.01 + len(sampler.tokens) / 4096,
         )
 
     def _positions(self, slot: Slot, count: int, drafts: list[int]) -> list[int]:

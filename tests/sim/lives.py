@@ -13,6 +13,8 @@ from protocol.messages import Automaton, Sampling, SubmitTokens
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 
+PLAIN = SpeculationOptions()
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -32,7 +34,7 @@ class World:
     lazy: float = 0.0  # chance that an outbox is not emptied in one turn
     expected_share: float = 1.0
     growing: bool = False  # short prompts, long outputs
-    speculation: SpeculationOptions = SpeculationOptions()
+    speculation: SpeculationOptions = PLAIN
     guided: float = 0.0  # share of lives that follow a grammar
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 

@@ -7,7 +7,6 @@ tenant: blocks shared across cache salts would give a wrong hash.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
 from typing import Protocol
 
 from protocol.errors import GrammarFailure

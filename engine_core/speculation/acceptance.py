@@ -1,0 +1,77 @@
+"""How often guesses come true, learned from every token, whether or not the guess was sent as a draft.
+
+A proposer is on its track or off it: a copy that was right so far mostly goes on being right, a new one is a gamble. So
+there are three chances: that the first token of a new guess comes true, that the next one does after one that did, and
+that a forced one does. The chance of a whole draft is their product.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+WEIGHT = 2.0  # trials that a prior counts for
+OWN = 15 / 16  # what one trial leaves of a choice's earlier ones
+ALL = 255 / 256  # the same over all choices
+
+
+class Odds:
+    """Owner of one chance: a running mean of trials, which begins at a prior."""
+
+    __slots__ = ("_hits", "_keep", "_prior", "_trials")
+
+    def __init__(self, prior: float, keep: float = OWN) -> None:
+        self._prior, self._keep = prior, keep
+        self._hits = self._trials = 0.0
+
+    @property
+    def chance(self) -> float:
+        return (self._hits + WEIGHT * self._prior) / (self._trials + WEIGHT)
+
+    def tell(self, hit: bool) -> None:
+        self._hits = self._hits * self._keep + hit
+        self._trials = self._trials * self._keep + 1.0
+
+
+class AcceptanceStatistics(msgspec.Struct, frozen=True):
+    """Chances over all choices, as of now."""
+
+    first: float
+    next: float
+    forced: float
+
+
+class Acceptance:
+    """Owner of the three chances of one choice, or of all: those are the prior of a new choice."""
+
+    __slots__ = ("_all", "first", "forced", "next")
+
+    def __init__(self, of_all: Acceptance | None = None) -> None:
+        self._all = of_all
+        if of_all is None:
+            self.first, self.next, self.forced = Odds(0.5, ALL), Odds(0.5, ALL), Odds(1.0, ALL)
+        else:
+            self.first, self.next = Odds(of_all.first.chance), Odds(of_all.next.chance)
+            self.forced = of_all.forced  # a matter of the model and its tokens, not of the text
+
+    def tell(self, hit: bool, *, on_track: bool) -> None:
+        """A token came where one was guessed."""
+        (self.next if on_track else self.first).tell(hit)
+        if self._all is not None:
+            self._all.tell(hit, on_track=on_track)
+
+    def tell_forced(self, hit: bool) -> None:
+        self.forced.tell(hit)
+
+    def chances(self, forced: int, guessed: int, *, on_track: bool) -> list[float]:
+        """That a path of forced and then guessed tokens holds up to each of them."""
+        found, chance = [], 1.0
+        for _ in range(forced):
+            chance *= self.forced.chance
+            found.append(chance)
+        for place in range(guessed):
+            chance *= self.next.chance if on_track or place else self.first.chance
+            found.append(chance)
+        return found
+
+    def statistics(self) -> AcceptanceStatistics:
+        return AcceptanceStatistics(self.first.chance, self.next.chance, self.forced.chance)
