@@ -17,13 +17,14 @@ from itertools import chain
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask_par_with_draft_tokens
+from llguidance import LLExecutor
+from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
 from engine_core.grammar.guide import Guide, first_line
 from engine_core.grammar.tokens import GrammarTokens
 
 Masks32 = npt.NDArray[np.int32]  # [rows, words]
+Job = tuple[Guide, int, list[int]]  # of which the mask at this entry, and those after each of these drafts, are wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +120,8 @@ class MaskStore:
             self._buffer = np.zeros((count, self._masks.shape[1]), np.int32)
         masks = self._buffer[:count]
         masks[:] = -1  # entries before a structure begins, and those after a draft that cannot be
-        jobs, start = [], 0
+        jobs: list[Job] = []
+        start = 0
         for row in rows:
             free = row.guide.free_before(row.drafts)
             end = start + len(row.drafts) + 1
@@ -131,12 +133,12 @@ class MaskStore:
         self._run(jobs, masks)
         return masks
 
-    def _run(self, jobs: list[tuple[Guide, int, list[int]]], masks: Masks32) -> None:
+    def _run(self, jobs: Sequence[Job], masks: Masks32) -> None:
         """Fill each job's entries, from its first one on; all at once unless one of them fails."""
         if not jobs:
             return
         try:
-            self._call([(guide.matcher, entry, drafts) for guide, entry, drafts in jobs], masks)
+            self._call(jobs, masks)
         except Exception as error:  # guard: design 7, one request's automaton; the library names no narrower class
             if len(jobs) == 1:
                 jobs[0][0].fail(first_line(str(error)))
@@ -151,8 +153,13 @@ class MaskStore:
                 self._failures += 1
                 masks[entry : entry + len(drafts) + 1] = self._others
 
-    def _call(self, jobs: list[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
-        fill_next_token_bitmask_par_with_draft_tokens(self._executor, jobs, masks)
+    def _call(self, jobs: Sequence[Job], masks: Masks32) -> None:
+        plain = [(guide.matcher, entry) for guide, entry, drafts in jobs if not drafts]
+        drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in jobs if drafts]
+        if plain:
+            fill_next_token_bitmask_par(self._executor, plain, masks)
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
 
     def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """The place of each mask, and which of these places hold something new."""
