@@ -2,7 +2,8 @@
 
 Prints the time of the sampler's launches for batches that ask for different things, beside the time that reading the
 logits once takes at the speed of a copy, and the share of a decode step that the rows' wishes cost over greedy rows.
-Calls stand in a CUDA graph, so that the host is not measured. Logits are normal with a spread of 1 (random weights) or 3.
+Calls stand in a CUDA graph, so that the host is not measured. Logits are normal, with a spread of 1 (random weights) or
+3.
 """
 
 from __future__ import annotations

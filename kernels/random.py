@@ -33,7 +33,7 @@ _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 # No draw of `gumbel` is outside these; the margin covers what float32 rounding and a device's logarithm may add.
 GUMBEL_MIN = -math.log(24 * math.log(2.0)) - 1e-3
 GUMBEL_MAX = 33 * math.log(2.0) + 1e-3
-CACHED_BLOCKS = 1 << 14  # counters worked on at once on a CPU: their words stay in its second-level cache
+CACHED_BLOCKS = 1 << 14  # counters worked on at once: their words stay in a core's second-level cache
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
@@ -65,9 +65,9 @@ def gumbel(words: Tensor) -> Tensor:
 
 def gumbel_rows(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Noise of every token of every row: seeds and positions int64 [rows] -> float32 [rows, vocabulary]."""
-    blocks = torch.arange((vocabulary + 3) // 4, device=seeds.device)
-    rows = len(seeds) if seeds.is_cuda else max(1, CACHED_BLOCKS // len(blocks))
-    noise = torch.empty(len(seeds), vocabulary, device=seeds.device)
+    blocks = torch.arange((vocabulary + 3) // 4)
+    rows = max(1, CACHED_BLOCKS // len(blocks))
+    noise = torch.empty(len(seeds), vocabulary)
     for first in range(0, len(seeds), rows):
         some = slice(first, first + rows)
         words = sampling_words(seeds[some, None], positions[some, None], blocks[None, :])  # [rows, blocks, 4]
@@ -82,10 +82,10 @@ def gumbel_at(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def sampling_words(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
-    """The four words of each counter for sampling, int64 [..., 4]; the arguments broadcast against each other."""
-    if seeds.is_cuda:
-        return torch.stack(philox(_counter(blocks, positions), _key(seeds)), -1)
-    # On a CPU numpy runs these many small operations in less time than torch takes to start them.
+    """The four words of each counter for sampling, int64 [..., 4]; the arguments broadcast against each other.
+
+    By numpy, which runs these many small operations in less time than torch takes to start them.
+    """
     words = philox(_counter(blocks.numpy(), positions.numpy()), _key(seeds.numpy()))
     return torch.from_numpy(np.stack(words, -1))
 

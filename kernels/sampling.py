@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 
 from kernels import adjustment
-from kernels.logprobs import logprobs as logprobs
 from kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
 from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Entries, SlotHistory, SlotSampling
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
-RANKED_ROWS = 64  # rows ranked at once on a GPU: a bound on the memory of sorting
 
 
 @dataclass(frozen=True)
@@ -105,137 +103,16 @@ def slot_draws(rows: Tensor, slots: Tensor, sampling: SlotSampling) -> Draws:
     )
 
 
-@dataclass(frozen=True)
-class Edits:
-    """Numbers added to single logits: biases, and -inf for what min_tokens forbids."""
-
-    rows: Tensor  # int64 [edits]
-    tokens: Tensor  # int64 [edits]
-    values: Tensor  # float32 [edits]
-    until: Tensor  # int64 [edits], holds for positions below this
-
-
-@dataclass(frozen=True)
-class BadWords:
-    """Token sequences that must not be completed: the last token and, backwards from it, what comes before."""
-
-    rows: Tensor  # int64 [words]
-    slots: Tensor  # int64 [words]
-    tokens: Tensor  # int64 [words], the last of each
-    prefixes: Tensor  # int64 [words, longest - 1], nearest first, -1 where the word has no more
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """The only tokens that some rows may choose."""
-
-    rows: Tensor  # int64 [constrained rows]
-    entry_rows: Tensor  # int64 [entries]
-    entry_tokens: Tensor  # int64 [entries]
-
-
-@dataclass(frozen=True)
-class Penalties:
-    rows: Tensor  # int64 [penalised]
-    slots: Tensor  # int64 [penalised]
-    repetition: Tensor  # float32 [penalised]
-    presence: Tensor  # float32 [penalised]
-    frequency: Tensor  # float32 [penalised]
-
-
-@dataclass(frozen=True)
-class SamplingBatch:
-    """How each row of a step is sampled. It changes only with the set of rows; None means that no row uses a part."""
-
-    greedy: Tensor | None  # int64 [greedy rows]; None: all rows
-    draws: Draws | None = None
-    edits: Edits | None = None
-    words: BadWords | None = None
-    allowed: Allowed | None = None
-    penalties: Penalties | None = None
-
-
-@dataclass(frozen=True)
-class History:
-    """What the slots have seen; the step keeps it current."""
-
-    tokens: Tensor  # int32 [slots, positions]
-    prompts: Tensor  # int64 [slots], tokens of the prompt
-    counts: Tensor  # int32 [slots, vocabulary]: twice the times in the output, plus one if in the prompt
-
-
-def sample(logits: Tensor, batch: SamplingBatch, history: History, positions: Tensor) -> Tensor:
-    """The next token of every row, -1 where there is none: int64 [rows].
-
-    logits: float32 [rows, vocabulary], changed in place. positions: int64 [rows], index in its sequence of the token
-    to be sampled.
-    """
-    peak = logits.amax(-1)  # [rows]
-    alive = (peak - logits.amin(-1)).isfinite()  # NaN and either infinity end up in the difference
-    if adjust(logits, batch, history, positions):
-        peak = logits.amax(-1)
-        alive &= peak > -math.inf
-    if batch.draws is None:
-        return torch.where(alive, logits.max(-1).indices, -1)
-    draws = batch.draws
-    chosen = torch.empty_like(positions)
-    if batch.greedy is not None:
-        chosen[batch.greedy] = logits[batch.greedy].max(-1).indices
-    relative = (logits[draws.rows] - peak[draws.rows, None]).div_(draws.temperature[:, None])  # [draws, vocabulary]
-    chosen[draws.rows] = draw(relative, draws, positions[draws.rows])
-    return torch.where(alive, chosen, -1)
-
-
-def adjust(logits: Tensor, batch: SamplingBatch, history: History, positions: Tensor) -> bool:
-    """Steps 1 and 2, in place; says whether there was anything to do."""
-    if batch.allowed is not None:
-        allowed = batch.allowed
-        kept = logits[allowed.entry_rows, allowed.entry_tokens]
-        logits.index_fill_(0, allowed.rows, -math.inf)
-        logits[allowed.entry_rows, allowed.entry_tokens] = kept
-    if batch.words is not None:
-        words = batch.words
-        completed = torch.where(completing(words, history, positions), -math.inf, 0.0)
-        logits.index_put_((words.rows, words.tokens), completed, accumulate=True)
-    if batch.edits is not None:
-        edits = batch.edits
-        values = torch.where(positions[edits.rows] < edits.until, edits.values, 0.0)
-        logits.index_put_((edits.rows, edits.tokens), values, accumulate=True)
-    if batch.penalties is not None:
-        rows = batch.penalties.rows
-        logits[rows] = penalise(logits[rows], batch.penalties, history.counts[batch.penalties.slots])
-    return any(part is not None for part in (batch.allowed, batch.words, batch.edits, batch.penalties))
-
-
-def completing(words: BadWords, history: History, positions: Tensor) -> Tensor:
-    """Which words the next token could complete, judging by the output so far: bool [words]."""
-    back = torch.arange(1, words.prefixes.shape[1] + 1, device=positions.device)
-    where = positions[words.rows, None] - back  # [words, longest - 1]
-    tail = history.tokens[words.slots[:, None], where.clamp(min=0)]
-    in_output = where >= history.prompts[words.slots, None]
-    return ((words.prefixes == -1) | ((words.prefixes == tail) & in_output)).all(-1)
-
-
-def penalise(logits: Tensor, penalties: Penalties, counts: Tensor) -> Tensor:
-    """Penalised logits: [rows, vocabulary] with counts as in `History` for the same rows."""
-    repetition = penalties.repetition[:, None]
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(counts > 0, repeated, logits)
-    times = counts >> 1
-    return logits - penalties.frequency[:, None] * times - penalties.presence[:, None] * (times > 0)
-
-
 def draw(logits: Tensor, draws: Draws, positions: Tensor) -> Tensor:
     """Steps 4 and 5: int64 [draws]. logits: divided by the temperature, each row's best 0: [draws, vocabulary]."""
     floor = floors(logits, draws)
-    if not logits.is_cuda:
-        # Noise is bounded, so a token further below the best than its range cannot win. Where few tokens are left,
-        # drawing for those alone gives the same tokens for a fraction of the work.
-        candidates = logits >= floor.clamp(min=GUMBEL_MIN - GUMBEL_MAX)
-        if 4 * int(candidates.count_nonzero()) < logits.numel():
-            rows, tokens = candidates.nonzero(as_tuple=True)
-            scores = logits[rows, tokens] + gumbel_at(draws.seeds[rows], positions[rows], tokens)
-            return _first_best(rows, tokens, scores, len(logits))
+    # Noise is bounded, so a token further below the best than its range cannot win. Where few tokens are left, drawing
+    # for those alone gives the same tokens for a fraction of the work.
+    candidates = logits >= floor.clamp(min=GUMBEL_MIN - GUMBEL_MAX)
+    if 4 * int(candidates.count_nonzero()) < logits.numel():
+        rows, tokens = candidates.nonzero(as_tuple=True)
+        scores = logits[rows, tokens] + gumbel_at(draws.seeds[rows], positions[rows], tokens)
+        return _first_best(rows, tokens, scores, len(logits))
     scores = gumbel_rows(draws.seeds, positions, logits.shape[1]).add_(logits)
     return scores.masked_fill_(logits < floor, -math.inf).max(-1).indices
 
@@ -249,26 +126,18 @@ def _first_best(rows: Tensor, tokens: Tensor, scores: Tensor, count: int) -> Ten
 
 
 def floors(logits: Tensor, draws: Draws) -> Tensor:
-    """The lowest logit that each row keeps under min_p, top_k and top_p: float32 [draws, 1]."""
+    """The lowest logit that each row keeps under min_p, top_k, then top_p over what is left: float32 [draws, 1]."""
     floor = draws.min_p.log()[:, None]  # the best is 0, and log 0 keeps all
     if not draws.largest_top_k and not draws.nucleus:
         return floor
-    rows = RANKED_ROWS if logits.is_cuda else len(logits)
-    found = []
-    for first in range(0, len(logits), rows):
-        some = slice(first, first + rows)
-        found.append(ranked_floors(logits[some], floor[some], draws.top_k[some, None], draws.top_p[some, None], draws))
-    return torch.cat(found)
-
-
-def ranked_floors(logits: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor, draws: Draws) -> Tensor:
-    """`floor` raised by top_k, then by top_p over what is left: all [rows, 1], logits [rows, vocabulary]."""
     most = min(draws.largest_top_k, logits.shape[1])
     ranked = descending(logits) if draws.nucleus else logits.topk(most).values
     if most:
+        top_k = draws.top_k[:, None]
         kth = ranked.gather(1, (top_k - 1).clamp_(0, most - 1))
         floor = torch.where(top_k > 0, torch.maximum(floor, kth), floor)
     if draws.nucleus:
+        top_p = draws.top_p[:, None]
         mass = ranked.exp().masked_fill_(ranked < floor, 0.0).cumsum(-1, dtype=torch.float64)
         last = torch.searchsorted(mass, mass[:, -1:] * top_p).clamp_(max=logits.shape[1] - 1)  # the first to reach it
         floor = torch.where(top_p < 1.0, ranked.gather(1, last), floor)
@@ -276,7 +145,5 @@ def ranked_floors(logits: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor, d
 
 
 def descending(logits: Tensor) -> Tensor:
-    """Each row sorted, the best first. On a CPU by numpy, whose sort of plain numbers takes a fifteenth of torch's."""
-    if logits.is_cuda:
-        return logits.sort(-1, descending=True).values
+    """Each row sorted, the best first; by numpy, whose sort of plain numbers takes a fifteenth of torch's."""
     return torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_core.execution.transfer import Upload
-from kernels.sampling import GREEDY_BELOW, Allowed, BadWords, Draws, Edits, Penalties, SamplingBatch
+from kernels.sampling import GREEDY_BELOW
 from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, TOP_K, TOP_P, WORD_END, WORDS, SlotSampling
 from protocol.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from protocol.messages import Sampling
@@ -26,7 +26,6 @@ MAX_WORDS = 2 * MAX_BAD_WORDS  # each as it stands alone and behind a space
 FOREVER = 2**31 - 1  # a position that no sequence reaches; no token's id either
 
 Column = NDArray[Any]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,6 @@ class SlotParameters:
         self.uses = np.zeros(slots, np.int64)  # bits
         self.logprobs = np.full(slots, -1, np.int64)  # width asked for, -1 none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
-        self._top_k = np.zeros(slots, np.int64)
-        self._lists: dict[int, Lists] = {}
         self._upload = upload
 
     def start(self, starts: Sequence[SlotStart]) -> None:
@@ -127,12 +124,11 @@ class SlotParameters:
         listed: dict[int, Lists] = {}
         for at, start in enumerate(starts):
             sampling, slot = start.sampling, start.slot
-            lists = self._lists[slot] = read_lists(sampling, start.prompt_tokens, self.vocabulary)
+            lists = read_lists(sampling, start.prompt_tokens, self.vocabulary)
             used = read_uses(sampling, lists, self.vocabulary)
             if used & (EDITS | WORDS | ALLOWED):
                 listed[slot] = lists
             self.uses[slot] = used
-            self._top_k[slot] = sampling.top_k
             self.logprobs[slot] = sampling.logprobs
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
             floats[:, at] = [getattr(sampling, name) for name in FLOATS]
@@ -179,99 +175,6 @@ class SlotParameters:
         index, *sent = self._upload.send([np.array(list(lines), np.int64), *given])
         for table, new in zip(tables, sent, strict=True):
             table[:, : new.shape[1]].index_copy_(0, index, new)
-
-    @property
-    def integers(self) -> Tensor:
-        """Seeds, top_k and tokens of the prompt: int64 [3, slots]."""
-        return torch.stack((self.sampling.seed, self.sampling.top_k.long(), self.sampling.prompt_tokens.long()))
-
-    def batch(self, slots: IntArray) -> SamplingBatch:
-        """How the rows of these slots are sampled; good until one of the slots starts another request."""
-        used = self.uses[slots]
-        features = int(np.bitwise_or.reduce(used, initial=0))
-        if not features:
-            return SamplingBatch(greedy=None)
-        arrays: dict[str, NDArray[Any]] = {}
-        if features & DRAWS:
-            self._draw_arrays(slots, used, arrays)
-        if features & PENALTIES:
-            arrays["penalised"] = np.flatnonzero(used & PENALTIES)
-            arrays["penalised_slots"] = slots[arrays["penalised"]]
-        if features & EDITS:
-            self._edit_arrays(slots, used, arrays)
-        if features & WORDS:
-            self._word_arrays(slots, used, arrays)
-        if features & ALLOWED:
-            self._allowed_arrays(slots, used, arrays)
-        sent = dict(zip(arrays, self._upload.send(list(arrays.values())), strict=True))
-        edits = [sent[name] for name in ("edit_rows", "edit_tokens", "edit_values", "edit_until") if name in sent]
-        words = [sent[name] for name in ("word_rows", "word_slots", "word_tokens", "word_prefixes") if name in sent]
-        allowed = [sent[name] for name in ("allowed", "allowed_rows", "allowed_tokens") if name in sent]
-        return SamplingBatch(
-            greedy=sent.get("greedy"),
-            draws=self._draws(arrays["drawn_slots"], sent) if features & DRAWS else None,
-            edits=Edits(*edits) if edits else None,
-            words=BadWords(*words) if words else None,
-            allowed=Allowed(*allowed) if allowed else None,
-            penalties=self._penalties(sent) if features & PENALTIES else None,
-        )
-
-    def _draw_arrays(self, slots: IntArray, used: IntArray, arrays: dict[str, NDArray[Any]]) -> None:
-        drawn = arrays["drawn"] = np.flatnonzero(used & DRAWS)
-        arrays["drawn_slots"] = slots[drawn]
-        arrays["greedy"] = np.flatnonzero(~used & DRAWS)
-
-    def _draws(self, slots: IntArray, sent: dict[str, torch.Tensor]) -> Draws:
-        table = self.sampling
-        columns = (table.temperature, table.min_p, table.top_p, table.seed, table.top_k)
-        temperature, min_p, top_p, seeds, top_k = (column.index_select(0, sent["drawn_slots"]) for column in columns)
-        return Draws(
-            rows=sent["drawn"],
-            seeds=seeds,
-            temperature=temperature,
-            min_p=min_p,
-            top_k=top_k.long(),
-            top_p=top_p,
-            largest_top_k=int(self._top_k[slots].max()),
-            nucleus=bool((self.uses[slots] & TOP_P).any()),
-        )
-
-    def _penalties(self, sent: dict[str, torch.Tensor]) -> Penalties:
-        table = self.sampling
-        columns = (table.repetition, table.presence, table.frequency)
-        repetition, presence, frequency = (column.index_select(0, sent["penalised_slots"]) for column in columns)
-        return Penalties(sent["penalised"], sent["penalised_slots"], repetition, presence, frequency)
-
-    def _edit_arrays(self, slots: IntArray, used: IntArray, arrays: dict[str, NDArray[Any]]) -> None:
-        rows = np.flatnonzero(used & EDITS)
-        found = [
-            (row, token, value, end)
-            for row, slot in zip(rows.tolist(), slots[rows].tolist(), strict=True)
-            for token, until, early, late in self._lists[slot].edits
-            for value, end in ((late, FOREVER), (early - late, until))
-            if value
-        ]
-        arrays["edit_rows"], arrays["edit_tokens"] = (np.array([edit[at] for edit in found], np.int64) for at in (0, 1))
-        arrays["edit_values"] = np.array([edit[2] for edit in found], np.float32)
-        arrays["edit_until"] = np.array([edit[3] for edit in found], np.int64)
-
-    def _word_arrays(self, slots: IntArray, used: IntArray, arrays: dict[str, NDArray[Any]]) -> None:
-        rows = np.flatnonzero(used & WORDS)
-        words = [(row, word) for row in rows.tolist() for word in self._lists[int(slots[row])].words]
-        prefixes = np.full((len(words), max(len(word) for _, word in words) - 1), -1, np.int64)
-        for at, (_, word) in enumerate(words):
-            # An id that is no token's, which a tokenizer cannot have made, must not read as "anything".
-            prefixes[at, : len(word) - 1] = [token if token >= 0 else FOREVER for token in word[-2::-1]]
-        arrays["word_rows"] = np.array([row for row, _ in words], np.int64)
-        arrays["word_slots"] = slots[arrays["word_rows"]]
-        arrays["word_tokens"] = np.array([word[-1] for _, word in words], np.int64)
-        arrays["word_prefixes"] = prefixes
-
-    def _allowed_arrays(self, slots: IntArray, used: IntArray, arrays: dict[str, NDArray[Any]]) -> None:
-        rows = arrays["allowed"] = np.flatnonzero(used & ALLOWED)
-        allowed = [np.array(sorted(self._lists[slot].allowed or ()), np.int64) for slot in slots[rows].tolist()]
-        arrays["allowed_rows"] = np.repeat(rows, [len(tokens) for tokens in allowed])
-        arrays["allowed_tokens"] = np.concatenate(allowed)
 
 
 def word_lines(words: Sequence[tuple[tuple[int, ...], ...]]) -> Column:

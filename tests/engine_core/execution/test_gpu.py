@@ -202,27 +202,3 @@ def test_the_worst_step_is_measured_with_tables_and_sampler() -> None:
     logits = 64 * 100_000 * 4
     assert 2 * logits < peak < 100 * logits < total - used
     assert abs(step_peak(model, spec, rows, 256) - peak) <= 64 << 20
-
-
-def test_seeded_draws_over_a_large_vocabulary_agree_with_a_cpu() -> None:
-    from kernels.sampling import Draws, draw
-
-    rows, vocabulary = 16, 128256
-    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(1)) * 2
-    logits -= logits.amax(-1, keepdim=True)
-    way = Sampling(temperature=1.0, top_p=0.9, min_p=0.001)
-
-    def tokens(device: str) -> list[int]:
-        draws = Draws(
-            rows=torch.arange(rows, device=device),
-            seeds=torch.arange(rows, device=device) * 7919,
-            temperature=torch.ones(rows, device=device),
-            min_p=torch.full((rows,), way.min_p, device=device),
-            top_k=torch.arange(rows, device=device) * 100,
-            top_p=torch.full((rows,), way.top_p, device=device),
-            largest_top_k=1500,
-            nucleus=True,
-        )
-        return draw(logits.to(device), draws, torch.arange(rows, device=device)).tolist()
-
-    assert tokens("cuda") == tokens("cpu")
