@@ -17,7 +17,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
 
 # At one place: a space, or a line break and its indentation. A model that could idle would idle to the token limit.
-BOUNDED = r" |\r?\n[ \t]{0,64}"
+BOUNDED = r" |\r?\n[ \t]{0,32}"
 OPTIONS = "x-guidance"  # a schema's key for options of the library
 
 

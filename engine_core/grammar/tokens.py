@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ LIMITS = LLParserLimits(
     max_grammar_size=2_000_000,
     verbose_errors=False,  # an error's text reaches the client, so it holds no parser state
 )
+MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")
 SENTINEL = "\x02"  # a text after it is split as within a text, without the space that some tokenizers put first
 
 
@@ -29,6 +31,12 @@ def read_tokens(folder: Path, vocabulary: Vocabulary) -> GrammarTokens | None:
     """The tokens of a model folder; None if nothing there says which token ends an output. Raises ModelError."""
     ends = end_tokens(folder, vocabulary)
     return GrammarTokens(vocabulary, read_spec(folder).vocab_size, ends) if ends else None
+
+
+def control_tokens(vocabulary: Vocabulary) -> frozenset[int]:
+    """Special tokens, and added ones that look like markup (<think>, [TOOL_CALLS]): models never write them as text."""
+    marks = {token_id for token_id in vocabulary.added if MARKUP.fullmatch(vocabulary.token(token_id))}
+    return vocabulary.special | marks
 
 
 class TokenSplit:
@@ -41,7 +49,7 @@ class TokenSplit:
         self.bos_token_id = None
         # Ids without a token of their own have no bytes, and what has no bytes is never allowed.
         self.tokens = [vocabulary.raw(token_id) if token_id < vocabulary.size else b"" for token_id in range(width)]
-        self.special_token_ids = sorted(token_id for token_id in vocabulary.special if token_id < width)
+        self.special_token_ids = sorted(token_id for token_id in control_tokens(vocabulary) if token_id < width)
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):

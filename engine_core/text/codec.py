@@ -22,6 +22,7 @@ class Codec(Protocol):
     size: int  # ids are below it
     decoder: dict[str, Any]  # tokenizer.json's description of the decoder; {} when there is none
     special: frozenset[int]  # what skip_special_tokens leaves out
+    added: frozenset[int]  # split off whole in texts, special or not
     names: Mapping[str, str]  # bos_token and its like, where the library knows them by itself
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
@@ -50,6 +51,7 @@ class FastCodec:
         added = tokenizer.get_added_tokens_decoder()
         self.size = max(tokenizer.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added = frozenset(added)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -85,6 +87,7 @@ class SlowCodec:
         self.decoder: dict[str, Any] = {}
         self.size = len(tokenizer)
         self.special = frozenset(int(token_id) for token_id in tokenizer.all_special_ids)
+        self.added = frozenset(map(int, tokenizer.added_tokens_decoder))
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]

@@ -54,6 +54,7 @@ class Vocabulary:
         self.spelling = spelling or read_spelling(codec.decoder)
         self.size = codec.size
         self.special = codec.special
+        self.added = codec.added
         self.eos = codec.token_id(names["eos_token"]) if "eos_token" in names else None
         self.texts: dict[int, str] = {}  # BYTES: of every token that is whole UTF-8
         self._raw: dict[int, bytes] = {}
