@@ -136,7 +136,7 @@ class Algebra:
             for a in one:
                 for b in two:
                     if type(a) is type(b):
-                        self.allowance.spend()
+                        self.allowance.spend(1 + len(b.layers) if isinstance(b, Record) else 1)
                         cell = meet(a, b)
                         if cell is not None and (cell == a or cell == b or not self.hollow(cell)):
                             out[cell] = None

@@ -6,7 +6,7 @@ from protocol.errors import UnsupportedSchema
 
 MAX_DEPTH = 256  # JSON levels of a schema
 MAX_NODES = 200_000  # JSON values of a schema
-MAX_STEPS = 30_000  # cells made while a schema is rewritten
+MAX_STEPS = 20_000  # cells made while a schema is rewritten
 MAX_INPLACE = 48  # $ref, allOf, anyOf, oneOf, not, if inside one another, all for the same value
 MAX_PRESENCE = 256  # alternatives for which optional keys of one object are present
 MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains

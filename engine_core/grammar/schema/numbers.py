@@ -14,7 +14,7 @@ from engine_core.grammar.schema.cells import Number
 
 LARGEST = Fraction(2**1024 - 2**970)  # finite double
 NATIVE = 2**63  # first integer that an int64 cannot hold
-MAX_COEFFICIENT = 2**32 - 1  # of a multipleOf
+MAX_COEFFICIENT = 20_000  # digits of a multipleOf, as an integer: llguidance makes a state of each remainder
 
 
 def fraction(value: int | float) -> Fraction:
@@ -141,7 +141,7 @@ def write(cell: Number) -> tuple[dict[str, object], str]:
         if _same_decimal(grid):
             out["multipleOf"] = _literal(grid)
         else:
-            trouble = f"multipleOf: {_shown(grid)} has too many digits"
+            trouble = f"multipleOf: {_shown(grid)} has too many digits to be counted in states"
     return out, trouble
 
 

@@ -352,13 +352,23 @@ def _clipped(ranges: Ranges) -> Ranges:
     return tuple(out)
 
 
+def _holdable(ranges: Ranges) -> Ranges:
+    """llguidance 1.9 lets a set of all control characters (but for a newline) without `"` or without a backslash match those two, escaped
+    (seen in 1.9.1: `^[^"]$` accepts `"\\""`). Without one of the control characters it does not: NUL is given up."""
+    controls = (any(low <= code <= high for low, high in ranges) for code in range(0x20) if code != 0x0A)
+    quotes = (any(low <= code <= high for low, high in ranges) for code in (0x22, 0x5C))
+    if all(controls) and not all(quotes):
+        return ((1, ranges[0][1]), *ranges[1:])
+    return ranges
+
+
 def _written_chars(node: Chars) -> str:
-    ranges = _clipped(node.ranges)
+    ranges = _holdable(_clipped(node.ranges))
     if not ranges and not node.properties:
         return r"[^\x{0}-\x{10FFFF}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and not node.properties:
         return _char(ranges[0][0])
-    outside = _clipped(complemented(node.ranges))
+    outside = _clipped(complemented(ranges))
     if not node.properties and len(outside) < len(ranges):
         return "[^" + "".join(_range(*r) for r in outside) + "]" if outside else r"[\x{0}-\x{10FFFF}]"
     return f"[{'^' * node.negated}{''.join(_range(*r) for r in ranges)}{''.join(node.properties)}]"

@@ -23,6 +23,7 @@ from engine_core.grammar.schema.cells import (
     Place,
     Record,
     Series,
+    Some,
     Term,
     Union,
     every,
@@ -116,7 +117,8 @@ class Reader:
         if len(branches) > MAX_BRANCHES:
             raise UnsupportedSchema("anyOf", self.path(place), "too many branches beside unevaluated keywords")
         sizes = range(1, len(branches) + 1)
-        return some(*(every(*chosen) for size in sizes for chosen in itertools.combinations(branches, size)))
+        chosen = (every(*some_of) for size in sizes for some_of in itertools.combinations(branches, size))
+        return Some(tuple(dict.fromkeys(chosen)))
 
     def one_of(self, algebra: Algebra, branches: list[Term]) -> Term:
         """Each branch without those others that it has, or may have, values in common with."""
