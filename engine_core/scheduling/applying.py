@@ -162,7 +162,7 @@ def judge(choice: Choice, tokens: list[int]) -> Judged:
         if guide.ended or (guide.finished and not can_end(request, before + count)):
             return Judged(choice, count, Finish.STOP)
     if guide is not None and choice.drafter is not None:
-        choice.drafter.forced = guide.forced()
+        choice.drafter.forced = guide.forced() if choice.drafter.awake else []
     return Judged(choice, len(tokens))
 
 

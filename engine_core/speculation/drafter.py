@@ -42,9 +42,14 @@ class Drafter:
         self._on_track = False  # the last guess came true
         self._rest = self._pause = 0
 
+    @property
+    def awake(self) -> bool:
+        """Whether the next `draft` will look at what is expected; if not, nobody need say what is forced."""
+        return self._pause == 0
+
     def draft(self, tokens: array[int], free: int, most: int) -> Draft | None:
         """A draft for the next step: at most `most` tokens, of which at most `free` are not forced."""
-        if self._pause and not self.forced:
+        if self._pause:
             self._pause -= 1
             return None
         self._learn(tokens)

@@ -1,0 +1,69 @@
+"""What steps taught: between known points a straight line, beyond them the least it can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine_core.speculation.cost import RECENT, STALE, StepCost, half_octave
+
+
+def at(cost: StepCost, rows: int, *positions: float) -> list[float]:
+    found = cost.seconds(rows, np.array(positions))
+    assert found is not None
+    return found.tolist()
+
+
+def test_nothing_is_known_at_first() -> None:
+    cost = StepCost()
+    assert cost.seconds(4, np.array([4.0])) is None
+    cost.tell(1, 1, 0.01)
+    assert cost.seconds(64, np.array([64.0])) is None, "other rows, other sequences"
+    assert cost.statistics().steps == 1
+
+
+def test_lines_between_what_is_known() -> None:
+    cost = StepCost()
+    cost.tell(8, 8, 0.010)
+    cost.tell(8, 32, 0.016)
+    assert at(cost, 8, 8, 20, 32) == pytest.approx([0.010, 0.013, 0.016])
+
+
+def test_the_unknown_is_taken_for_cheap_so_that_it_is_tried() -> None:
+    cost = StepCost()
+    cost.tell(8, 16, 0.010)
+    assert at(cost, 8, 8, 16, 64) == pytest.approx([0.005, 0.010, 0.010])
+
+
+def test_one_step_out_of_line_says_nothing() -> None:
+    cost = StepCost()
+    for seconds in (0.01, 0.01, 5.0, 0.01):
+        cost.tell(1, 1, seconds)
+    assert at(cost, 1, 1) == pytest.approx([0.01])
+
+
+def test_more_positions_never_cost_less() -> None:
+    cost = StepCost()
+    cost.tell(8, 8, 0.020)
+    cost.tell(8, 32, 0.010)
+    assert at(cost, 8, 8, 32) == pytest.approx([0.020, 0.020])
+
+
+def test_times_change_and_what_is_old_is_forgotten() -> None:
+    cost = StepCost()
+    cost.tell(8, 32, 0.016)
+    for _ in range(RECENT):
+        cost.tell(8, 8, 0.010)
+    for _ in range(STALE):
+        cost.tell(8, 8, 0.020)
+    assert at(cost, 8, 8, 32) == pytest.approx([0.020, 0.020])
+    assert cost.statistics().classes == 1
+
+
+def test_classes_are_half_an_octave_wide() -> None:
+    classes = [half_octave(count) for count in range(1, 513)]
+    assert classes == sorted(classes)
+    assert len(set(classes)) == 18
+    for count in range(1, 513):
+        same = [other for other in range(1, 513) if classes[other - 1] == classes[count - 1]]
+        assert max(same) < 1.5 * min(same) or len(same) == 1

@@ -1,0 +1,138 @@
+"""Drafts follow from what is expected of the steps in flight; how often that comes true is learned."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from engine_core.speculation.acceptance import Acceptance
+from engine_core.speculation.drafter import LONGEST_REST, Drafter, agreement
+
+TEXT = list(range(100, 200))
+
+
+class Reciter:
+    """Knows the text; says it wrongly from one place on."""
+
+    def __init__(self, wrong_from: int = 1000) -> None:
+        self.asked = 0
+        self._text = [*TEXT[:wrong_from], *[7] * (len(TEXT) - wrong_from)]
+
+    def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
+        self.asked += 1
+        place = len(tokens) + len(ahead)
+        return self._text[place : place + most]
+
+
+def drafter(*proposers: Reciter, ending: tuple[int, ...] = ()) -> Drafter:
+    return Drafter(proposers, frozenset(ending), Acceptance())
+
+
+def drafted(one: Drafter, known: int, free: int = 4, most: int = 100) -> list[int]:
+    draft = one.draft(array("i", TEXT[:known]), free, most)
+    return [] if draft is None else draft.tokens
+
+
+def test_with_nothing_in_flight_a_draft_is_what_comes_next() -> None:
+    one = drafter(Reciter())
+    assert drafted(one, 5) == TEXT[5:9]
+    assert drafted(one, 5, most=2) == TEXT[5:7]
+    assert drafted(one, 5, free=0) == []
+
+
+def test_a_step_in_flight_gives_a_token_and_the_drafts_that_are_as_expected() -> None:
+    one = drafter(Reciter())
+    one.flying.append(())
+    assert drafted(one, 5) == TEXT[6:10]
+    one.flying.append(TEXT[6:9])
+    assert drafted(one, 5) == TEXT[10:14]
+    one.flying[1] = [TEXT[6], 7, TEXT[8]]  # its second draft will be rejected
+    assert drafted(one, 5) == TEXT[8:12]
+    one.flying[1] = [7, 7]
+    assert drafted(one, 5) == TEXT[7:11]
+
+
+def test_where_the_path_ends_before_the_steps_in_flight_do_there_is_no_draft() -> None:
+    one = drafter()
+    one.forced = TEXT[5:7]
+    one.flying.extend([(), [TEXT[6], 7]])
+    assert one.draft(array("i", TEXT[:5]), 4, 100) is None
+
+
+def test_a_forced_run_is_drafted_whole_and_goes_on_with_a_guess() -> None:
+    one = drafter(Reciter())
+    one.forced = TEXT[5:15]
+    one.flying.append(())
+    assert drafted(one, 5, free=2) == TEXT[6:17]
+    assert drafted(one, 5, free=0) == TEXT[6:15]
+    assert drafted(one, 5, free=2, most=3) == TEXT[6:9]
+
+
+def test_the_first_proposer_that_knows_something_speaks() -> None:
+    silent, second, third = Reciter(0), Reciter(), Reciter()
+    silent._text = []
+    assert drafted(drafter(silent, second, third), 5) == TEXT[5:9]
+    assert (silent.asked, second.asked, third.asked) == (1, 1, 0)
+
+
+def test_nothing_is_drafted_from_an_end_on() -> None:
+    one = drafter(Reciter(), ending=(TEXT[7],))
+    assert drafted(one, 5) == TEXT[5:7]
+    one.flying.extend([(), TEXT[6:7]])
+    assert drafted(one, 5) == []
+
+
+def test_what_comes_true_is_learned_and_what_does_not() -> None:
+    acceptance = Acceptance()
+    good = Drafter((Reciter(),), frozenset(), acceptance)
+    for known in range(5, 80):
+        good.draft(array("i", TEXT[:known]), 4, 100)
+    assert acceptance.next.chance > 0.9
+    bad = Drafter((Reciter(0),), frozenset(), acceptance)
+    for known in range(5, 80):
+        bad.draft(array("i", TEXT[:known]), 4, 100)
+    assert acceptance.first.chance < 0.1
+    draft = bad.draft(array("i", TEXT[:80]), 4, 100)
+    assert draft is not None
+    assert draft.chances == sorted(draft.chances, reverse=True)
+    assert draft.chances[0] < 0.1
+
+
+def test_several_tokens_at_once_teach_as_much_as_one_after_the_other() -> None:
+    acceptance = Acceptance()
+    one = Drafter((Reciter(),), frozenset(), acceptance)
+    for known in range(5, 80, 4):
+        one.draft(array("i", TEXT[:known]), 4, 100)
+    assert acceptance.next.chance > 0.9
+
+
+def test_forced_tokens_teach_about_forced_runs_alone() -> None:
+    acceptance = Acceptance()
+    one = Drafter((), frozenset(), acceptance)
+    for known in range(5, 50):
+        one.forced = [7, 7]
+        one.draft(array("i", TEXT[:known]), 4, 100)
+    assert acceptance.forced.chance < 0.2
+    assert acceptance.first.chance == acceptance.next.chance == 0.5
+
+
+def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
+    reciter = Reciter()
+    one = drafter(reciter)
+    for known in range(5, 95):
+        if one.draft(array("i", TEXT[:known]), 4, 100) is not None:
+            one.taken(0)
+    assert 5 <= reciter.asked <= 12
+    while not one.awake:
+        assert one.draft(array("i", TEXT[:95]), 4, 100) is None
+    assert drafted(one, 95)
+    one.taken(4)
+    assert one.awake
+    assert LONGEST_REST < 32
+
+
+def test_agreement() -> None:
+    assert agreement([1, 2, 3], [9, 1, 2, 4], 1) == 2
+    assert agreement([1, 2, 3], [1, 2], 0) == 2
+    assert agreement([1], [1], 5) == 0
+    assert agreement((), [1], 0) == 0
