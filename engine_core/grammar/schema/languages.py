@@ -20,17 +20,15 @@ from engine_core.grammar.schema.patterns import (
     Ranges,
     Repeat,
     Sequence,
-    complemented,
-    single,
+    plain_char,
     united,
-    written,
 )
 
 MAX_LINKS = 6000  # of the nondeterministic automaton of one pattern
 MAX_STATES = 150  # of a deterministic one
 MAX_WRITTEN = 30_000  # characters and operators of a pattern made from an automaton
-ANYTHING = r"[\x{0}-\x{10FFFF}]*"
-ANYTHING_MORE = r"[\x{0}-\x{10FFFF}]+"
+ANYTHING = "(?s:.*)"
+ANYTHING_MORE = "(?s:.+)"
 EMPTY = Sequence(())
 NOTHING = Chars(())
 
@@ -361,10 +359,11 @@ def excluding(texts: Iterable[str]) -> str:
         if not branches:
             done[at] = ANYTHING_MORE if taken else ANYTHING
             continue
-        others = written(Chars(complemented(single(*branches))))
-        options = [*([] if taken else [""]), f"{others}{ANYTHING}"]
-        options.extend(written(Chars(single(char))) + done.pop(target) for char, target in branches.items())
-        done[at] = f"(?:{'|'.join(options)})"
+        heads = {char: plain_char(ord(char)) for char in branches}
+        given_up = r"\x{0}" if '"' in branches or "\\" in branches else ""  # as `written` does for such sets
+        options = ["" if not taken else None, f"[^{given_up}{''.join(heads.values())}]{ANYTHING}"]
+        options.extend(heads[char] + done.pop(target) for char, target in branches.items())
+        done[at] = f"(?:{'|'.join(option for option in options if option is not None)})"
     return f"^{done[0]}$"
 
 

@@ -335,7 +335,8 @@ def read(pattern: str) -> Node:
     return node
 
 
-def _char(code: int) -> str:
+def plain_char(code: int) -> str:
+    """A character that stands for itself, in a set or outside."""
     if 0x30 <= code <= 0x39 or 0x41 <= code <= 0x5A or 0x61 <= code <= 0x7A or code > 0xA0 and chr(code).isprintable():
         return chr(code)
     return f"\\x{{{code:X}}}"
@@ -367,7 +368,7 @@ def _written_chars(node: Chars) -> str:
     if not ranges and not node.properties:
         return r"[^\x{0}-\x{10FFFF}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and not node.properties:
-        return _char(ranges[0][0])
+        return plain_char(ranges[0][0])
     outside = _clipped(complemented(ranges))
     if not node.properties and len(outside) < len(ranges):
         return "[^" + "".join(_range(*r) for r in outside) + "]" if outside else r"[\x{0}-\x{10FFFF}]"
@@ -375,7 +376,7 @@ def _written_chars(node: Chars) -> str:
 
 
 def _range(low: int, high: int) -> str:
-    return _char(low) if low == high else f"{_char(low)}-{_char(high)}"
+    return plain_char(low) if low == high else f"{plain_char(low)}-{plain_char(high)}"
 
 
 def written(node: Node) -> str:

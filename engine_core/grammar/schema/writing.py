@@ -3,8 +3,8 @@
 What is written uses no keyword whose meaning depends on another beyond its own type, so nothing is left to llguidance's
 own merging of schemas. Two of its traps are written around: it enforces no order of keys but the one given here, which
 is the order in which the schema names them; and for `additionalProperties` beside `properties` it accepts a known key
-again in another spelling (`"\\u0061"` for `"a"`), so the other keys of an open object are a pattern that leaves out the
-known ones."""
+again in another spelling (`"\\u0061"` for `"a"`), which it does not for `patternProperties`: the other keys of an open
+object are a pattern."""
 
 from __future__ import annotations
 

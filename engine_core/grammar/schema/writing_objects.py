@@ -258,6 +258,12 @@ def _written(writer: Writer, keys: Keys) -> Json:
                 out["additionalProperties"] = schema
             continue
         closed = True
+        if node is None and schema == {} and all(map(_spelled_once, keys.terms)):
+            # llguidance keeps known keys out of a pattern, and {} adds nothing to their own schemas
+            patterns[""] = schema
+            properties.update({name: False for name, gone in keys.terms.items() if gone == NEVER})
+            out["properties"] = properties
+            continue
         for text in _key_patterns(node, tuple(keys.terms)):
             patterns[text] = schema
     if patterns:
@@ -269,6 +275,11 @@ def _written(writer: Writer, keys: Keys) -> Json:
     if keys.most is not None and keys.others:
         out["maxProperties"] = keys.most + len(required)
     return out
+
+
+def _spelled_once(name: str) -> bool:
+    """Whether llguidance has one spelling for a key: it writes control characters in two."""
+    return all(" " <= char != "\x7f" for char in name)
 
 
 def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
