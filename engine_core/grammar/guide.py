@@ -72,8 +72,8 @@ class Guide:
     def prime(self) -> None:
         """Make now what the automaton makes when it is first asked, for all copies. Raises GrammarFailure."""
         self.matcher.compute_bitmask()
-        check(self.matcher)
         self.matcher.compute_ff_tokens()
+        check(self.matcher)
 
     def copy(self) -> Guide:
         """A guide at the same place that goes its own way: for the other choices of a request."""

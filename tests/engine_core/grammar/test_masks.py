@@ -1,0 +1,200 @@
+"""Masks of a step: the right bits at the right entries, places that nobody reads any more, rows that fail alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from engine_core.grammar.masks import FilledMasks, MaskRow, MaskStore, bits_of
+from protocol.errors import GrammarFailure
+from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, guide, ids, tokens, vocabulary
+
+WORDS = 128
+THINK = 4091
+
+
+class Executors:
+    """A store as executors keep it, fed by what is sent."""
+
+    def __init__(self, places: int) -> None:
+        self.store = np.zeros((places, WORDS), np.int32)
+
+    def masks(self, filled: FilledMasks) -> dict[int, set[int]]:
+        """Allowed tokens of each entry."""
+        fresh = np.frombuffer(filled.fresh, np.int32)
+        self.store[fresh] = np.frombuffer(filled.bits, np.int32).reshape(-1, WORDS)
+        entries = np.frombuffer(filled.entries, np.int32).tolist()
+        places = np.frombuffer(filled.places, np.int32).tolist()
+        return {entry: allowed(self.store[place].tobytes()) for entry, place in zip(entries, places, strict=True)}
+
+
+def test_each_entry_gets_the_mask_of_its_place_in_the_output() -> None:
+    store, executors = MaskStore(tokens(), 64, 2), Executors(64)
+    one, two = guide("regex", "[ab]c"), guide("regex", "x*")
+    drafts = ids("a")
+    masks = executors.masks(store.fill(1, 0, [MaskRow(one, drafts, 3), MaskRow(two, [], 7)]))
+    assert sorted(masks) == [3, 4, 7]
+    assert {vocabulary().token(token) for token in masks[3]} >= {"a", "b"}
+    assert {vocabulary().token(token)[0] for token in masks[4]} == {"c"}
+    assert {END, OTHER_END} < masks[7]
+    assert one.matcher.compute_bitmask() == guide("regex", "[ab]c").matcher.compute_bitmask()
+
+
+def test_a_fill_equals_a_walk() -> None:
+    """Any drafts, allowed or not, ends among them: the masks are those of the guide that took them one by one, and the
+    guide itself is where it was."""
+    rng = random.Random(5)
+    store, executors = MaskStore(tokens(), 512, 2), Executors(512)
+    properties = '{"a":{"type":"integer"},"b":{"enum":["x","yy"]}}'
+    source = f'{{"type":"object","properties":{properties},"additionalProperties":false}}'
+    for step in range(1, 40):
+        rows, expected, entry = [], {}, 0
+        for _ in range(rng.randrange(1, 6)):
+            found = guide("json_schema", source)
+            for _ in range(rng.randrange(8)):
+                choices = sorted(allowed(found.matcher.compute_bitmask()) - tokens().eos)
+                if not choices:
+                    break
+                found.advance([rng.choice(choices)])
+            before, twin, drafts, good = found.matcher.compute_bitmask(), found.copy(), [], True
+            expected[entry] = allowed(before)
+            for place in range(rng.randrange(5)):
+                choices = sorted(allowed(twin.matcher.compute_bitmask()))
+                token = rng.choice(choices) if rng.random() < 0.8 else rng.randrange(4096)
+                drafts.append(token)
+                good = good and token in choices and token not in tokens().eos
+                if good:
+                    twin.advance([token])
+                    expected[entry + place + 1] = allowed(twin.matcher.compute_bitmask())
+            rows.append((MaskRow(found, drafts, entry), before))
+            entry += len(drafts) + 1
+        masks = executors.masks(store.fill(step, step - 1, [row for row, _ in rows]))
+        assert sorted(masks) == list(range(entry))
+        for place, want in expected.items():
+            assert masks[place] == want
+        for row, before in rows:
+            assert row.guide.matcher.compute_bitmask() == before
+
+
+def test_a_mask_that_stands_there_is_not_sent_again() -> None:
+    store, executors = MaskStore(tokens(), 64, 1), Executors(64)
+    rows = [MaskRow(guide("json_object"), [], entry) for entry in range(20)]
+    first = store.fill(1, 0, rows)
+    assert len(first.fresh) == 4
+    expected = executors.masks(first)
+    again = store.fill(2, 1, rows)
+    assert again.fresh == again.bits == b""
+    assert executors.masks(again) == expected
+    assert store.statistics().fresh == 1
+
+
+def test_a_place_is_not_reused_while_a_step_in_flight_reads_it() -> None:
+    store, executors = MaskStore(tokens(), 8, 1), Executors(8)
+    assert store.most == 4
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    read: dict[int, tuple[set[int], dict[int, set[int]]]] = {}
+    for step in range(1, 200):
+        rows = [MaskRow(guide("regex", f"{letters[(step * 3 + row) % 26]}+1"), [], row) for row in range(4)]
+        filled = store.fill(step, step - 2, rows)
+        fresh = set(np.frombuffer(filled.fresh, np.int32).tolist())
+        if step - 1 in read:
+            assert fresh.isdisjoint(read[step - 1][0]), "the step before may still read it"
+        read[step] = set(np.frombuffer(filled.places, np.int32).tolist()), executors.masks(filled)
+        for row in range(4):
+            assert read[step][1][row] == allowed(rows[row].guide.matcher.compute_bitmask())
+
+
+def test_masks_with_one_digest_keep_apart() -> None:
+    store, executors = MaskStore(tokens(), 64, 1), Executors(64)
+    store._factors[:] = 0  # every mask has the same digest
+    rows = [MaskRow(guide("regex", letter), [], entry) for entry, letter in enumerate("abcabc")]
+    masks = executors.masks(store.fill(1, 0, rows))
+    assert masks[0] == masks[3] != masks[1] == masks[4] != masks[2] == masks[5]
+    assert store.fill(2, 1, rows).fresh == b""
+
+
+def test_new_executors_are_sent_everything_again() -> None:
+    store = MaskStore(tokens(), 64, 1)
+    rows = [MaskRow(guide("json_object"), [], 0)]
+    store.fill(1, 0, rows)
+    store.clear()
+    assert len(store.fill(2, 1, rows).fresh) == 4
+
+
+def test_entries_before_a_structure_begins_are_free() -> None:
+    store, executors = MaskStore(tokens(), 64, 1), Executors(64)
+    found = guide("regex", "[0-9]", after=(THINK,))
+    masks = executors.masks(store.fill(1, 0, [MaskRow(found, [5, THINK, 16], 0)]))
+    assert len(masks[0]) == len(masks[1]) == WORDS * 32
+    assert masks[2] == allowed(guide("regex", "[0-9]").matcher.compute_bitmask())
+    assert masks[3] == {END, OTHER_END}
+    assert not found.bound
+
+
+def test_after_the_end_only_ends_follow() -> None:
+    store, executors = MaskStore(tokens(), 64, 1), Executors(64)
+    found = guide("regex", "a*")
+    found.advance([*ids("a"), END])
+    assert executors.masks(store.fill(1, 0, [MaskRow(found, [], 0)]))[0] == {END, OTHER_END}
+
+
+def test_a_step_without_rows_is_an_empty_message() -> None:
+    assert MaskStore(tokens(), 8, 1).fill(1, 0, []) == FilledMasks(b"", b"", b"", b"")
+
+
+def test_a_row_that_fails_fails_alone() -> None:
+    store, executors = MaskStore(tokens(), 64, 2), Executors(64)
+    good, bad = guide("regex", "[ab]c"), guide("regex", "[ab]c")
+    bad.matcher.consume_token(7)  # in error from here on: its masks would allow the end
+    masks = executors.masks(store.fill(1, 0, [MaskRow(bad, ids("a"), 0), MaskRow(good, ids("a"), 2)]))
+    assert masks[0].isdisjoint(tokens().eos)
+    assert masks[2] == allowed(guide("regex", "[ab]c").matcher.compute_bitmask())
+    assert store.statistics().failures == 1
+    good.advance(ids("a"))
+    with pytest.raises(GrammarFailure):
+        bad.advance([min(masks[0])])
+
+
+def test_a_fill_that_raises_is_done_again_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, executors = MaskStore(tokens(), 64, 2), Executors(64)
+    rows = [MaskRow(guide("regex", "[ab]c"), [], entry) for entry in range(4)]
+    native = store._call
+
+    def call(jobs, masks):
+        if any(job[0] is rows[2].guide for job in jobs):
+            raise ValueError("too many expressions")
+        native(jobs, masks)
+
+    monkeypatch.setattr(store, "_call", call)
+    masks = executors.masks(store.fill(1, 0, rows))
+    assert masks[0] == masks[1] == masks[3] != masks[2]
+    with pytest.raises(GrammarFailure, match="too many expressions"):
+        rows[2].guide.advance(ids("a"))
+    rows[1].guide.advance(ids("a"))
+
+
+def test_an_odd_number_of_words_is_hashed_too() -> None:
+    from engine_core.grammar.tokens import GrammarTokens
+
+    odd = GrammarTokens(vocabulary(), 4097, (END,))
+    assert odd.words == 129
+    assert allowed(bits_of(odd, {0, 4096}).tobytes()) == {0, 4096}
+    store = MaskStore(odd, 8, 1)
+    assert len(store.fill(1, 0, [MaskRow(guide("regex", "a"), [], 0)]).bits) == 129 * 4
+
+
+def test_it_may_run_in_a_thread_while_others_are_advanced() -> None:
+    store, found = MaskStore(tokens(), 256, 2), []
+    rows = [MaskRow(guide("json_object"), [], entry) for entry in range(64)]
+    thread = threading.Thread(target=lambda: found.append(store.fill(1, 0, rows)))
+    thread.start()
+    for _ in range(50):
+        guide("regex", "[ab]c").advance(ids("ac"))
+    thread.join()
+    assert len(found[0].entries) == 256
+    statistics = store.statistics()
+    assert (statistics.fills, statistics.rows, statistics.entries) == (1, 64, 64)
+    assert 0 < statistics.row_seconds <= statistics.slowest
