@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch import overlaps
 from kernels.rope import Rotation
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ def rotate_heads(
     assert v_pages.is_contiguous()
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
     query, key, eps = norms or (q, q, 0.0)
+    ahead = overlaps(q.device)
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
     rotate_kernel[(tokens, programs)](
         q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key, q.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
-        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, num_warps=4,
+        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
     )  # fmt: skip
     return out
 
@@ -70,9 +72,12 @@ def turn_heads(
 def rotate_kernel(
     q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
-    NORMS: tl.constexpr,
+    NORMS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One token, a few heads of its queries, keys or values: the grid's second axis counts them in this order."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     QUERY_TILES: tl.constexpr = (HEADS + HEADS_TILE - 1) // HEADS_TILE
     KEY_TILES: tl.constexpr = (KV_HEADS + HEADS_TILE - 1) // HEADS_TILE
     token = tl.program_id(0).to(tl.int64)

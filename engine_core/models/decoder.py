@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from engine_core.models.layers import (
     Destination,
@@ -23,6 +22,7 @@ from engine_core.models.layers import (
 from engine_core.models.rope import rope_table
 from engine_core.models.spec import ModelSpec
 from kernels.attention import AttentionBatch
+from kernels.linear import linear
 from kernels.norm import add_rms_norm
 from kernels.rope import Rotation, gather_rotation
 
@@ -96,9 +96,10 @@ class Decoder:
         return add_rms_norm(delta, residual, self.norm.weight, self.norm.eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` -> fp32 `[rows, vocab]`."""
+        """`[rows, hidden] -> [rows, vocab]`: on a GPU in the model's type, elsewhere in fp32."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return linear(hidden, weight).float()
+        logits = linear(hidden, weight, invariant=self.placement.invariant)
+        return logits if logits.is_cuda else logits.float()
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of a checkpoint goes, by its name there."""

@@ -11,21 +11,25 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from engine_core.models.spec import ModelSpec
-from kernels.activation import silu_mul
+from kernels.linear import gated_linear, linear
 from kernels.norm import rms_norm
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's tensors live, and which share of the sharded ones: heads, MLP width and vocabulary over ranks."""
+    """Where a model's tensors live, and which share of the sharded ones: heads, MLP width and vocabulary over ranks.
+
+    `invariant` asks for arithmetic whose results do not depend on what else is in the batch, to the last bit.
+    """
 
     dtype: torch.dtype
     device: torch.device
     rank: int = 0
     size: int = 1
+    invariant: bool = False
 
     def share(self, count: int) -> int:
         """Elements per rank of an axis that is split evenly."""
@@ -102,10 +106,15 @@ class Linear:
         self.weight = placement.matrix(outputs, placement.share(inputs) if split_inputs else inputs)
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
         self.has_bias = bias
+        self.invariant = placement.invariant
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, invariant=self.invariant)
+
+    def forward_gated(self, x: Tensor) -> Tensor:
+        """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`."""
+        return gated_linear(x, self.weight, self.bias, invariant=self.invariant)
 
     def destinations(self) -> Destinations:
         """Rows of the fused weight by the parts' names."""
@@ -164,7 +173,7 @@ class GatedMlp:
         self.down = Linear(down, spec.intermediate, placement, bias=spec.mlp_bias, split_inputs=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down.forward(silu_mul(self.gate_up.forward(x)))
+        return self.down.forward(self.gate_up.forward_gated(x))
 
     def destinations(self) -> Destinations:
         yield from self.gate_up.destinations()

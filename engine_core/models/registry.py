@@ -20,10 +20,18 @@ FAMILIES: Mapping[str, Callable[[ModelSpec, Placement, int], Decoder]] = {
 
 
 def build(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, length: int, *, rank: int = 0, size: int = 1
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    length: int,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    invariant: bool = False,
 ) -> Decoder:
     """A model without its weights (`loading.load` fills them), for sequences of up to `length` tokens.
 
     With `size` > 1 it holds the share of `rank`: heads, MLP width; the products that end a block are then partial sums.
+    `invariant` products and norms give each row the same bits whatever the batch; attention is the caller's to ask.
     """
-    return FAMILIES[spec.family](spec, Placement(dtype, device, rank, size), length)
+    return FAMILIES[spec.family](spec, Placement(dtype, device, rank, size, invariant), length)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.norm_triton import add_norm_rows
+from kernels.norm_triton import add_norm_rows, norm_rows
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,22 @@ def test_kernel_takes_rows_of_a_wider_tensor(device: str) -> None:
     normed, total = add_norm_rows(x, residual.to(device), weight.to(device), 1e-5)
     torch.testing.assert_close(total.cpu(), wide[:, 16:48] + residual)
     torch.testing.assert_close(normed.cpu(), exact(wide[:, 16:48] + residual, weight, 1e-5).float())
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("shape", [(1, 64), (9, 33), (3, 1000)])
+def test_kernel_of_the_norm_alone(shape: tuple[int, int], device: str) -> None:
+    x, weight = torch.randn(shape), torch.randn(shape[1])
+    found = norm_rows(x.to(device), weight.to(device), 1e-5)
+    torch.testing.assert_close(found.cpu(), exact(x, weight, 1e-5).float())
+
+
+def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
+    x, residual, weight = (torch.randn(size).to(device) for size in ((40, 300), (40, 300), (300,)))
+    together, _ = add_norm_rows(x, residual, weight, 1e-5)
+    for row in (0, 39):
+        part = slice(row, row + 1)
+        assert torch.equal(add_norm_rows(x[part], residual[part], weight, 1e-5)[0], together[part])
 
 
 @pytest.mark.gpu

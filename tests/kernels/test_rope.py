@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.rope import apply_rope, gather_rotation
+from kernels.rope_triton import rotation_rows
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +45,13 @@ def test_scores_depend_on_distance_alone() -> None:
         return (turned_q * turned_k).sum()
 
     torch.testing.assert_close(score(3, 11), score(80, 11), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dim", [8, 24, 128])
+def test_kernel_of_the_gather(dim: int, kind: torch.dtype, device: str) -> None:
+    rows, positions = table(50, dim), torch.tensor([49, 0, 7, 7, 13], dtype=kind)
+    found = rotation_rows(rows.to(device), positions.to(device))
+    for part, expected in zip(found, gather_rotation(rows, positions), strict=True):
+        assert torch.equal(part.cpu(), expected)

@@ -1,0 +1,265 @@
+"""Products with a weight in Triton, for the shapes at which they measure better than cuBLAS, or must be invariant.
+
+One row is multiplied by the plain arithmetic units, which keep up with the memory then. More rows go through the matrix
+units in tiles: few rows by loads of their own, many by the tensor memory accelerator, whose programs take tile after
+tile. No tile cuts the inputs, and a matrix instruction adds them to the sums in order, 16 at a time, whatever its size:
+so a row's result is the same to the last bit in every tiling, alone or among others. Tests hold that, and
+`invariant` products are made of tiles alone.
+
+The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `silu_mul` is a
+kernel of its own, so that it is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.activation import silu_mul
+from kernels.launch import overlaps, processors
+from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
+    """`kernels.linear.linear`, or `gated_linear`, on a GPU."""
+    outputs, inputs = weight.shape
+    width = outputs // 2 if gated else outputs
+    tiling = choose_tiling(len(x), width, inputs, x.dtype, gated=gated, invariant=invariant)
+    if tiling is None:
+        found = functional.linear(x, weight, bias)
+        return silu_mul(found) if gated else found
+    if isinstance(tiling, VectorTiling):
+        return multiply_vector(x, weight, bias, tiling, gated=gated)
+    fused = gated and tiling.gated
+    described = tiling.described and describable(x) and describable(weight)
+    product = multiply_described if described else multiply_tiles
+    found = product(x, weight, bias, tiling, gated=fused)
+    return silu_mul(found) if gated and not fused else found
+
+
+def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: VectorTiling, *, gated: bool) -> Tensor:
+    """The product of one row `[1, inputs]`. Weights must have been complete when the kernel before this one began."""
+    width, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    assert x.shape == (1, inputs)
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    out = torch.empty(1, width, dtype=x.dtype, device=x.device)
+    ahead = overlaps(x.device)
+    vector_kernel[(triton.cdiv(width, tiling.outputs),)](
+        x, weight, x if bias is None else bias, out, width, inputs,
+        OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, GATED=gated, BIAS=bias is not None, AHEAD=ahead,
+        num_warps=tiling.warps, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool) -> Tensor:
+    """The product of some rows `[rows, inputs]`, a program to a tile."""
+    rows, inputs = x.shape
+    width = weight.shape[0] // (2 if gated else 1)
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    ahead = overlaps(x.device)
+    tile_kernel[(triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs))](
+        x, weight, x if bias is None else bias, out, rows, width, inputs, x.stride(0),
+        ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped, GATED=gated,
+        BIAS=bias is not None, EVEN=inputs % tiling.inputs == 0, AHEAD=ahead,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+def multiply_described(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool) -> Tensor:
+    """The product of many rows `[rows, inputs]`; x and weight must be `describable`."""
+    rows, inputs = x.shape
+    width = weight.shape[0] // (2 if gated else 1)
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(width, tiling.outputs)
+    ahead = overlaps(x.device)
+    described_kernel[(min(tiles, tiling.resident * processors(x.device)),)](
+        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, tiling.inputs]),
+        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tiling.outputs, tiling.inputs]),
+        x if bias is None else bias, out, rows, width, inputs,
+        ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped, GATED=gated,
+        BIAS=bias is not None, FLAT=tiling.flat, AHEAD=ahead,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+def describable(matrix: Tensor) -> bool:
+    """Whether the tensor memory accelerator can read it: every row begins at a multiple of 16 bytes."""
+    aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
+    return aligned and matrix.stride(1) == 1
+
+
+@triton.jit
+def gate_values(gate, up, TYPE: tl.constexpr):
+    """silu(gate) * up of values that are rounded first."""
+    gate = gate.to(TYPE).to(tl.float32)
+    return gate / (1.0 + tl.exp(-gate)) * up.to(TYPE).to(tl.float32)
+
+
+@triton.jit
+def vector_kernel(
+    x, weight, bias, out, width, inputs,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of one row. Each turn multiplies the weights that the turn before has fetched."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = output < width
+    places = tl.arange(0, INPUTS)
+    lines = weight + output.to(tl.int64)[:, None] * inputs + places[None, :]
+    up_lines = lines + width.to(tl.int64) * inputs
+    there = real[:, None] & (places < inputs)[None, :]
+    gates = tl.load(lines, mask=there, other=0.0, eviction_policy="evict_first")
+    ups = gates
+    if GATED:
+        ups = tl.load(up_lines, mask=there, other=0.0, eviction_policy="evict_first")
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+    sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    up_sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    for start in range(0, inputs, INPUTS):
+        values = tl.load(x + start + places, mask=places < inputs - start, other=0.0).to(tl.float32)
+        there = real[:, None] & (places < inputs - start - INPUTS)[None, :]
+        following = tl.load(lines + start + INPUTS, mask=there, other=0.0, eviction_policy="evict_first")
+        sums += gates.to(tl.float32) * values[None, :]
+        gates = following
+        if GATED:
+            following = tl.load(up_lines + start + INPUTS, mask=there, other=0.0, eviction_policy="evict_first")
+            up_sums += ups.to(tl.float32) * values[None, :]
+            ups = following
+    found = tl.sum(sums, 1)
+    if BIAS:
+        found += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)
+    if GATED:
+        up = tl.sum(up_sums, 1)
+        if BIAS:
+            up += tl.load(bias + width + output, mask=real, other=0.0).to(tl.float32)
+        found = gate_values(found, up, out.dtype.element_ty)
+    tl.store(out + output, found.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def store_tile(
+    sums, ups, bias, out, row, output, rows, width,
+    SWAPPED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Bias, gate and rounding of a finished tile; what lies past the last row or output is not written."""
+    if SWAPPED:
+        sums = sums.trans()
+        ups = ups.trans()
+    real = output < width
+    if BIAS:
+        sums += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        if BIAS:
+            ups += tl.load(bias + width + output, mask=real, other=0.0).to(tl.float32)[None, :]
+        sums = gate_values(sums, ups, out.dtype.element_ty)
+    targets = out + row.to(tl.int64)[:, None] * width + output[None, :]
+    tl.store(targets, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & real[None, :])
+
+
+@triton.jit
+def load_tile(lines, start, inputs, INPUTS: tl.constexpr, EVEN: tl.constexpr, UPRIGHT: tl.constexpr):
+    """Inputs from start on of some lines, `[lines, inputs]` or UPRIGHT `[inputs, lines]`; zeros past their end."""
+    inner = start + tl.arange(0, INPUTS)
+    if UPRIGHT:
+        places = lines[None, :] + inner[:, None]
+        there = (inner < inputs)[:, None]
+    else:
+        places = lines[:, None] + inner[None, :]
+        there = (inner < inputs)[None, :]
+    if EVEN:
+        return tl.load(places)
+    return tl.load(places, mask=there, other=0.0)
+
+
+@triton.jit
+def load_box(matrix, line, start, UPRIGHT: tl.constexpr):
+    """A box of a descriptor, `[lines, inputs]` or UPRIGHT `[inputs, lines]`."""
+    box = matrix.load([line, start])
+    if UPRIGHT:
+        box = box.trans()
+    return box
+
+
+@triton.jit
+def add_product(values, weights, sums, SWAPPED: tl.constexpr):
+    """sums + values @ weights; SWAPPED: sums + weights @ values."""
+    if SWAPPED:
+        return tl.dot(weights, values, sums, input_precision="ieee")
+    return tl.dot(values, weights, sums, input_precision="ieee")
+
+
+@triton.jit
+def tile_kernel(
+    x, weight, bias, out, rows, width, inputs, x_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One tile. Lines past the last row or output repeat it.
+
+    The next kernel is let in at the end alone: its programs would take their places unevenly before.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    x_lines = x + tl.minimum(row, rows - 1).to(tl.int64) * x_stride
+    lines = weight + tl.minimum(output, width - 1).to(tl.int64) * inputs
+    up_lines = lines + width.to(tl.int64) * inputs
+    sums = tl.zeros([OUTPUTS, ROWS] if SWAPPED else [ROWS, OUTPUTS], tl.float32)
+    ups = sums
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+    for start in range(0, inputs, INPUTS):
+        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAPPED)
+        weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAPPED)
+        sums = add_product(values, weights, sums, SWAPPED)
+        if GATED:
+            weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAPPED)
+            ups = add_product(values, weights, ups, SWAPPED)
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+    store_tile(sums, ups, bias, out, row, output, rows, width, SWAPPED, GATED, BIAS)
+
+
+@triton.jit
+def described_kernel(
+    x, weight, bias, out, rows, width, inputs,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, FLAT: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Every so many-th tile. Neighbouring programs take the tiles of up to 8 heights over the same outputs.
+
+    x and weight are descriptors, which give zeros past the end; FLAT fetches for the next tile while one ends.
+    """
+    high = tl.cdiv(rows, ROWS)
+    tiles = high * tl.cdiv(width, OUTPUTS)
+    group = 8 * tl.cdiv(width, OUTPUTS)
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLAT):
+        top = tile // group * 8
+        size = tl.minimum(high - top, 8)
+        first_row = (top + tile % group % size) * ROWS
+        first_output = tile % group // size * OUTPUTS
+        sums = tl.zeros([OUTPUTS, ROWS] if SWAPPED else [ROWS, OUTPUTS], tl.float32)
+        ups = sums
+        for start in range(0, inputs, INPUTS):
+            values = load_box(x, first_row, start, SWAPPED)
+            sums = add_product(values, load_box(weight, first_output, start, not SWAPPED), sums, SWAPPED)
+            if GATED:
+                ups = add_product(values, load_box(weight, width + first_output, start, not SWAPPED), ups, SWAPPED)
+        row = first_row + tl.arange(0, ROWS)
+        output = first_output + tl.arange(0, OUTPUTS)
+        store_tile(sums, ups, bias, out, row, output, rows, width, SWAPPED, GATED, BIAS)
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()

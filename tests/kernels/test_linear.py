@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.linear import gated_linear, linear
+from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling, invariant_tiling
+from kernels.linear_triton import multiply
+
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048), (1024, 3072), (128256, 4096))
+SHARED_MEMORY = 227 << 10  # bytes that one program may have on a Hopper GPU
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_reference(biased: bool) -> None:
+    x, weight = torch.randn(5, 24), torch.randn(12, 24)
+    bias = torch.randn(12) if biased else None
+    product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(linear(x, weight, bias).double(), product, rtol=1e-5, atol=1e-5)
+    gate, up = product.chunk(2, dim=1)
+    expected = gate / (1 + (-gate).exp()) * up
+    torch.testing.assert_close(gated_linear(x, weight, bias).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_invariant_products_are_tiles() -> None:
+    """Neither cuBLAS nor the kernel of one row, whose sums are made in another order."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for rows in (1, 2, 7, 8, 16, 17, 64, 256, 300, 8192):
+            for width, inputs in SHAPES:
+                for gated in (False, True):
+                    found = choose_tiling(rows, width, inputs, dtype, gated=gated, invariant=True)
+                    assert isinstance(found, Tiling)
+
+
+def test_one_row_of_16_bits_is_a_vector() -> None:
+    for width, inputs in SHAPES:
+        for gated in (False, True):
+            found = choose_tiling(1, width, inputs, torch.bfloat16, gated=gated, invariant=False)
+            assert isinstance(found, VectorTiling)
+            assert choose_tiling(1, width, inputs, torch.float32, gated=gated, invariant=False) is None
+
+
+def test_tiles_fit_the_chip() -> None:
+    for rows in (1, 8, 16, 32, 64, 128, 256, 1024, 8192):
+        for width, inputs in SHAPES:
+            for gated in (False, True):
+                found = invariant_tiling(rows, width, inputs, gated=gated)
+                lines = found.rows + found.outputs * (2 if gated and found.gated else 1)
+                assert 2 * lines * found.inputs * found.stages <= SHARED_MEMORY, found
+                assert lines * found.rows <= 128 * 256 * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("width", "inputs"), [(1024, 2048), (6144, 4096), (4096, 14336), (1000, 1000), (30, 14)])
+def test_a_gpu_gives_the_product(width: int, inputs: int, dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    weight, bias = torch.randn(2 * width, inputs).mul_(inputs**-0.5).to(dtype).cuda(), torch.randn(2 * width).to(dtype)
+    bias = bias.cuda()
+    torch.cuda.synchronize()
+    for rows in (1, 2, 8, 13, 64, 100, 256, 300):
+        x = torch.randn(rows, inputs).to(dtype).cuda()
+        product = x.double() @ weight.double().T + bias.double()
+        gate, up = product.to(dtype).double().chunk(2, dim=1)
+        for invariant in (False, True):
+            found = linear(x, weight, bias, invariant=invariant)
+            torch.testing.assert_close(found.double(), product, rtol=4 * eps, atol=16 * eps)
+            found = gated_linear(x, weight, bias, invariant=invariant)
+            torch.testing.assert_close(found.double(), gate * gate.sigmoid() * up, rtol=8 * eps, atol=32 * eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("width", "inputs"), [(1024, 2048), (6144, 4096), (4096, 14336)])
+def test_invariant_rows_have_the_same_bits(width: int, inputs: int, gated: bool) -> None:
+    weight = torch.randn(2 * width, inputs, device="cuda").mul_(inputs**-0.5).bfloat16()
+    x = torch.randn(2048, inputs, device="cuda").bfloat16()
+    torch.cuda.synchronize()
+    whole = multiply(x, weight, None, gated=gated, invariant=True)
+    for rows in (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100, 128, 129, 255, 256, 257, 300, 513, 1024):
+        for first in (0, 2048 - rows):
+            part = slice(first, first + rows)
+            assert torch.equal(multiply(x[part], weight, None, gated=gated, invariant=True), whole[part]), rows
