@@ -58,7 +58,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     host: Annotated[str, Option("address to listen on")] = "127.0.0.1"
     port: Annotated[int, Option("port to listen on; 0 picks a free one", 0, 65535)] = 8000
-    api_processes: Annotated[int, Option("api processes sharing the port", 1, 64)] = 1
+    api_processes: Annotated[int, Option("api processes sharing the port; 0: 1 to 4, by cores", 0, 64)] = 0
     api_key: Annotated[str, Option("key that clients must send as bearer token; empty: none", secret=True)] = ""
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
@@ -69,7 +69,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the tokenizer processes."""
 
-    tokenizer_processes: Annotated[int, Option("tokenizer processes; requests are sharded over them", 1, 64)] = 1
+    tokenizer_processes: Annotated[
+        int, Option("tokenizer processes, over which requests are spread; 0: 1 or 2, by cores", 0, 64)
+    ] = 0
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
     grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
     grammar_compile_timeout: Annotated[

@@ -17,6 +17,7 @@ from protocol.links import Role
 from protocol.version import VERSION
 from services import options, process, rundir
 from services.process import ExitCode
+from services.sizing import sized, usable_cores
 
 COMMANDS: Mapping[str, str] = {
     "serve": "start every process of a server on this machine",
@@ -103,6 +104,7 @@ def run_role(role: Role, index: str, config: Config) -> int:
     if not (index.isdecimal() and int(index) <= MAX_INDEX):
         raise ConfigError("--index", index, f"it must be a whole number between 0 and {MAX_INDEX}")
     directory = rundir.of_one_process(config.run.run_dir)
+    config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
     process.enter(role, int(index), config.run.log_level)
     try:

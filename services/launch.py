@@ -30,6 +30,7 @@ from services.child import Child
 from services.notify import VARIABLE, NoticeSocket, notify
 from services.process import ExitCode, Stop
 from services.rundir import RunDirectory
+from services.sizing import sized, usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
     Raises ConfigError, AddressError, ModelError before anything is started.
     """
     journal.setup("launcher", config.run.log_level)
+    config = sized(config, usable_cores())
     model = folder.resolve(config.model.model, config.model.revision)
     names = folder.served_names(model, config.model)
     folder.model_length(read_spec(model), config.model)

@@ -20,6 +20,7 @@ SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
 LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
+LEFTOVERS = ("*.sock", "*.entry", "*.entry.new")  # of processes that could not remove them
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
 
@@ -122,8 +123,9 @@ def clear(path: Path, *, temporary: bool) -> None:
     if temporary:
         shutil.rmtree(path, ignore_errors=True)
         return
-    for name in path.glob("*.sock"):
-        name.unlink(missing_ok=True)
+    for pattern in LEFTOVERS:
+        for name in path.glob(pattern):
+            name.unlink(missing_ok=True)
 
 
 def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:

@@ -15,6 +15,7 @@ from protocol.errors import Unavailable
 from protocol.messages import EngineStatus
 from protocol.version import VERSION
 from services.api.errors import send_json
+from services.api.ledger import Entry
 from services.api.scrape import Scrape
 from services.api.service import Service
 
@@ -107,7 +108,7 @@ class Version:
 
 
 class MetricsText:
-    """Prometheus' text of this process and of the engine."""
+    """Prometheus' text of all api processes and of the engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -115,7 +116,8 @@ class MetricsText:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         pipeline = service.pipeline
-        body = Scrape(service.index, service.traffic, pipeline.statistics(), pipeline.status).text()
+        own = Entry.of(service.index, service.traffic, pipeline.statistics())
+        body = Scrape([own, *service.ledger.others()], pipeline.status).text()
         head = [
             (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
             (b"content-length", str(len(body)).encode()),

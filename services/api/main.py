@@ -26,6 +26,7 @@ from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import address, journal
 from services.api.app import application
 from services.api.connection import Connection
+from services.api.ledger import Entry, Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.served import ServedModel
@@ -42,6 +43,7 @@ KEEP_ALIVE = 75  # seconds an idle connection stays; longer than the usual 60 of
 BACKLOG = 2048
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
+LEDGER_TICK = 1.0  # seconds between entries into the ledger
 SERVER_TICK = 1.0  # seconds between new values of the Date header
 MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
 HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
@@ -76,14 +78,16 @@ async def serve(config: Config, index: int) -> None:
     ]
     pipeline = Pipeline(
         watches, index, incarnation, config.api.max_queued_requests,
-        max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval),
+        max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
     )  # fmt: skip
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))
-    service = Service(config, index, model, pipeline, Traffic())
+    ledger = Ledger(run_dir, index, config.api.api_processes)
+    service = Service(config, index, model, pipeline, Traffic(), ledger)
     try:
         await answer(service, listener)
     finally:
+        ledger.close()
         for watch in watches:
             watch.close()
         context.term()
@@ -166,7 +170,11 @@ async def attend(service: Service, server: Server) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
     pipeline = service.pipeline
+    entered = float("-inf")
     while not server.should_exit:
+        if (now := time.monotonic()) - entered >= LEDGER_TICK:
+            entered = now
+            service.ledger.write(Entry.of(service.index, service.traffic, pipeline.statistics()))
         ready = server.started and pipeline.ready(time.monotonic())
         if ready and not announced:
             announced = True

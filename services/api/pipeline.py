@@ -79,15 +79,31 @@ class Question:
 
 
 class Pipeline:
-    """Tickets by id, over one port per tokenizer. `limit` bounds the unfinished requests of this process."""
+    """Tickets by id, over one port per tokenizer. `limit` bounds the unfinished requests of this process.
+
+    The tokenizers are shared out among the `processes` api processes, so that a step's text comes in few messages; a
+    process turns to the others when its own take no more.
+    """
 
     def __init__(
-        self, ports: Sequence[TextPort], api_index: int, incarnation: int, limit: int, status_limit: float
+        self,
+        ports: Sequence[TextPort],
+        api_index: int,
+        incarnation: int,
+        limit: int,
+        status_limit: float,
+        *,
+        processes: int,
     ) -> None:
         self.status: EngineStatus | None = None
         self.status_time = 0.0  # monotonic seconds when it came
         self.draining = False
         self._ports = tuple(ports)
+        shares = min(len(self._ports), processes)
+        assert shares > 0
+        own = [index % shares == api_index % shares for index in range(len(self._ports))]
+        self._own = tuple(port for port, mine in zip(self._ports, own, strict=True) if mine)
+        self._spare = tuple(port for port, mine in zip(self._ports, own, strict=True) if not mine)
         self._api_index = api_index
         self._incarnation = incarnation
         self._limit = limit
@@ -271,11 +287,12 @@ class Pipeline:
 
     def _send(self, number: int, message: Message) -> Peer | None:
         """Hand `message` to the tokenizer that `number` falls to, or to the next with credit; None: all are full."""
-        candidates = [(port, peer) for port in self._ports for peer in port.peers]
-        for step in range(len(candidates)):
-            port, peer = candidates[(number + step) % len(candidates)]
-            if port.send(peer, message):
-                return peer
+        for ports in (self._own, self._spare):
+            candidates = [(port, peer) for port in ports for peer in port.peers]
+            for step in range(len(candidates)):
+                port, peer = candidates[(number + step) % len(candidates)]
+                if port.send(peer, message):
+                    return peer
         return None
 
     def _port(self, peer: Peer) -> TextPort | None:

@@ -1,19 +1,17 @@
-"""The text of /metrics: this process's numbers and the engine's as of its last heartbeat.
-
-Each api process answers a scrape for itself, with its index as the label `api`, and for the engine, whose numbers all
-of them share. With several processes on one port a scrape reaches one of them; the label keeps their series apart.
+"""The text of /metrics: every api process's numbers, told apart by the label `api`, and the engine's as of its last
+heartbeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from protocol.messages import EngineStatus
-from services.api.metrics import Histogram, Traffic
-from services.api.pipeline import PipelineStatistics
+from services.api.ledger import Entry
+from services.api.metrics import HistogramStatistics
 
 GAUGES: tuple[tuple[str, str], ...] = (
     ("running", "Requests in the engine's slots"),
@@ -37,15 +35,29 @@ TOTALS: tuple[tuple[str, str], ...] = (
 )
 
 
+API_TOTALS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
+    ("penstock_prompt_tokens", "Prompt tokens of answered requests", lambda entry: entry.traffic.prompt_tokens),
+    ("penstock_completion_tokens", "Output tokens of answered requests", lambda entry: entry.traffic.completion_tokens),
+    ("penstock_submitted_requests", "Requests handed to tokenizers", lambda entry: entry.pipeline.submitted),
+    ("penstock_refused_requests", "Requests refused for want of room", lambda entry: entry.pipeline.refused),
+)
+API_GAUGES: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
+    ("penstock_unfinished_requests", "Requests in the pipeline", lambda entry: entry.pipeline.unfinished),
+    ("penstock_connected_tokenizers", "Tokenizers it is linked to", lambda entry: entry.pipeline.tokenizers),
+)
+API_TIMINGS: tuple[tuple[str, str, Callable[[Entry], HistogramStatistics]], ...] = (
+    ("penstock_time_to_first_token_seconds", "Request to first token", lambda entry: entry.first_token),
+    ("penstock_inter_token_latency_seconds", "Gap between deltas", lambda entry: entry.inter_token),
+    ("penstock_request_duration_seconds", "Whole responses", lambda entry: entry.request),
+)
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
 class Scrape:
     """What one scrape finds, in the form that prometheus-client writes as text."""
 
-    def __init__(
-        self, api_index: int, traffic: Traffic, pipeline: PipelineStatistics, status: EngineStatus | None
-    ) -> None:
-        self._label = str(api_index)
-        self._traffic = traffic
-        self._pipeline = pipeline
+    def __init__(self, entries: Sequence[Entry], status: EngineStatus | None) -> None:
+        self._entries = entries
         self._status = status
 
     def text(self) -> bytes:
@@ -54,50 +66,42 @@ class Scrape:
 
     def collect(self) -> Iterator[Metric]:
         """Every family; called by `generate_latest`."""
-        yield from self._own()
+        yield from self._of_apis()
         if self._status is not None:
             yield from engine_families(self._status)
 
-    def _own(self) -> Iterable[Metric]:
-        statistics = self._traffic.statistics()
+    def _of_apis(self) -> Iterable[Metric]:
         responses = CounterMetricFamily(
             "penstock_requests", "Responses by endpoint and HTTP status; 499: the client left",
             labels=["api", "endpoint", "status"],
         )  # fmt: skip
-        for (endpoint, status), count in sorted(statistics.responses.items()):
-            responses.add_metric([self._label, endpoint, str(status)], count)
+        for entry in self._entries:
+            for (endpoint, status), count in sorted(entry.traffic.responses.items()):
+                responses.add_metric([str(entry.index), endpoint, str(status)], count)
         yield responses
-        for name, help_text, count in (
-            ("penstock_prompt_tokens", "Prompt tokens of answered requests", statistics.prompt_tokens),
-            ("penstock_completion_tokens", "Output tokens of answered requests", statistics.completion_tokens),
-            ("penstock_submitted_requests", "Requests handed to tokenizers", self._pipeline.submitted),
-            ("penstock_refused_requests", "Requests refused for want of room", self._pipeline.refused),
-        ):
-            total = CounterMetricFamily(name, help_text, labels=["api"])
-            total.add_metric([self._label], count)
-            yield total
-        for name, help_text, count in (
-            ("penstock_unfinished_requests", "Requests in the pipeline", self._pipeline.unfinished),
-            ("penstock_connected_tokenizers", "Tokenizers that this process is linked to", self._pipeline.tokenizers),
-        ):
-            gauge = GaugeMetricFamily(name, help_text, labels=["api"])
-            gauge.add_metric([self._label], count)
-            yield gauge
-        timings = self._traffic.timings
-        yield self._histogram("penstock_time_to_first_token_seconds", "Request to first token", timings.first_token)
-        yield self._histogram("penstock_inter_token_latency_seconds", "Gap between deltas", timings.inter_token)
-        yield self._histogram("penstock_request_duration_seconds", "Whole responses", timings.request)
+        for name, help_text, counted in API_TOTALS:
+            yield self._filled(CounterMetricFamily(name, help_text, labels=["api"]), counted)
+        for name, help_text, counted in API_GAUGES:
+            yield self._filled(GaugeMetricFamily(name, help_text, labels=["api"]), counted)
+        for name, help_text, timed in API_TIMINGS:
+            family = HistogramMetricFamily(name, help_text, labels=["api"])
+            for entry in self._entries:
+                add_histogram(family, str(entry.index), timed(entry))
+            yield family
 
-    def _histogram(self, name: str, help_text: str, histogram: Histogram) -> Metric:
-        statistics = histogram.statistics()
-        family = HistogramMetricFamily(name, help_text, labels=["api"])
-        running = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, statistics.bounds), "+Inf"), statistics.counts, strict=True):
-            running += count
-            buckets.append((bound, running))
-        family.add_metric([self._label], buckets, statistics.total)
+    def _filled(self, family: Family, counted: Callable[[Entry], int]) -> Metric:
+        for entry in self._entries:
+            family.add_metric([str(entry.index)], counted(entry))
         return family
+
+
+def add_histogram(family: HistogramMetricFamily, label: str, statistics: HistogramStatistics) -> None:
+    running = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*map(str, statistics.bounds), "+Inf"), statistics.counts, strict=True):
+        running += count
+        buckets.append((bound, running))
+    family.add_metric([label], buckets, statistics.total)
 
 
 def engine_families(status: EngineStatus) -> Iterator[Metric]:

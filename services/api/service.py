@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config
+from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.served import ServedModel
@@ -19,3 +20,4 @@ class Service:
     model: ServedModel
     pipeline: Pipeline
     traffic: Traffic
+    ledger: Ledger

@@ -17,6 +17,7 @@ from typing import Any
 
 from services.notify import NoticeSocket
 
+ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
 START_LIMIT = 120.0  # seconds; a loaded two-core machine needs some of them
 
 
@@ -74,7 +75,7 @@ def serving(folder: Path, *arguments: str, model: str = "") -> Iterator[Server]:
     run_dir = folder / "run"
     log = folder / "server.log"
     command = [sys.executable, "-m", "penstock", "serve", *([model] if model else [])]
-    command += ["--port", "0", "--run-dir", str(run_dir), *arguments]
+    command += ["--port", "0", "--run-dir", str(run_dir), *ONE_EACH, *arguments]
     environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
     started = time.monotonic()
     with log.open("wb") as out:

@@ -36,7 +36,7 @@ def test_an_address_of_no_interface_is_told(host):
 
 
 def test_one_api_process_needs_no_port_kept():
-    assert address.hold(ApiConfig(port=0)) is None
+    assert address.hold(ApiConfig(port=0, api_processes=1)) is None
     assert address.hold(ApiConfig(port=8000, api_processes=2)) is None
 
 

@@ -23,6 +23,7 @@ LIMIT = 60.0  # seconds; a loaded machine needs some of them
 NAMES = {"executor-0", "scheduler-0", "tokenizer-0", "api-0"}
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
 CONFIG |= {"num_attention_heads": 1, "vocab_size": 32, "max_position_embeddings": 64, "torch_dtype": "float32"}
+ONE_EACH = ("--api-processes=1", "--tokenizer-processes=1")  # unless a test asks for more
 START = """
 import sys
 from pathlib import Path
@@ -87,7 +88,8 @@ def serving(folder: Path, *arguments: str, plan: dict[str, str] | None = None) -
     notices = NoticeSocket(folder / "notify")
     environ = dict(os.environ, NOTIFY_SOCKET=str(notices.path), TMPDIR=str(folder / "tmp"), PYTHONPATH=str(ROOT))
     environ |= {"FAKE_PLAN": json.dumps(plan or {}), "FAKE_LOG": str(folder / "events"), "WATCHDOG_USEC": "1"}
-    command = [sys.executable, "-c", START, str(FAKE), "serve", str(folder / "model"), "--port=0", *arguments]
+    command = [sys.executable, "-c", START, str(FAKE), "serve", str(folder / "model"), "--port=0"]
+    command += [*ONE_EACH, *arguments]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     server = Server(process, notices, folder)
     try:

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,10 +32,12 @@ from protocol.messages import (
     TokenLogprob,
 )
 from services.api.app import application
+from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.served import ServedModel
 from services.api.service import Service
+from services.sizing import sized
 from services.wire import Arrival, Joined, Left, Peer
 
 VOCABULARY = 1000
@@ -173,13 +176,13 @@ def position(token: str, token_id: int, offset: int, top: int = 0, value: float 
 def service(port: FakePort | Sequence[FakePort], *, generation: Generation | None = None, **options: Any) -> Service:
     """An api's parts over fake ports, with an engine that is ready."""
     ports = [port] if isinstance(port, FakePort) else list(port)
-    config = Config(api=ApiConfig(**options))
-    pipeline = Pipeline(ports, 0, 1, config.api.max_queued_requests, 2.0)
+    config = sized(Config(api=ApiConfig(**options)), cores=1)
+    pipeline = Pipeline(ports, 0, 1, config.api.max_queued_requests, 2.0, processes=1)
     for each in ports:
         each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation())
-    return Service(config, 0, model, pipeline, Traffic())
+    return Service(config, 0, model, pipeline, Traffic(), Ledger(Path(config.run.run_dir), 0, 1))
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@ are too large or of the wrong kind."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -202,7 +203,7 @@ async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFix
         def check_name(self, asked: str | None) -> None:
             raise RuntimeError("an internal detail")
 
-    broken = type(parts)(parts.config, 0, Broken(**_model(parts.model)), parts.pipeline, parts.traffic)
+    broken = dataclasses.replace(parts, model=Broken(**_model(parts.model)))
     async with client(broken) as http:
         answer = await http.post(CHAT, json=HELLO)
         assert (await http.get("/version")).status_code == 200

@@ -20,9 +20,9 @@ from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, s
 NOW = 100.0
 
 
-def pipeline(*ports: FakePort, limit: int = 8) -> Pipeline:
+def pipeline(*ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1) -> Pipeline:
     """A pipeline at a stopped clock, with an engine that is ready."""
-    made = Pipeline(ports, 3, 5, limit, status_limit=2.0)
+    made = Pipeline(ports, index, 5, limit, status_limit=2.0, processes=processes)
     for port in ports:
         port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     ports[0].arrive(status())
@@ -53,6 +53,34 @@ def test_requests_are_spread_over_the_tokenizers() -> None:
     for _ in range(9):
         submit(made)
     assert [len(port.of(SubmitText)) for port in ports] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("tokenizers", "processes", "shares"),
+    [(1, 4, ["0", "0", "0", "0"]), (2, 4, ["0", "1", "0", "1"]), (4, 2, ["02", "13"]), (3, 2, ["02", "1"])],
+)
+def test_tokenizers_are_shared_out_among_api_processes(tokenizers: int, processes: int, shares: list[str]) -> None:
+    found = []
+    for index in range(processes):
+        ports = [FakePort(silent, number) for number in range(tokenizers)]
+        made = pipeline(*ports, limit=64, index=index, processes=processes)
+        for _ in range(6):
+            submit(made)
+        found.append("".join(str(number) for number, port in enumerate(ports) if port.of(SubmitText)))
+    assert found == shares
+
+
+def test_another_share_is_used_when_its_own_takes_no_more() -> None:
+    ports = [FakePort(silent, index) for index in range(2)]
+    made = pipeline(*ports, limit=64, index=0, processes=2)
+    assert ports[0].peer is not None
+    ports[0].peer.credit = 1
+    for _ in range(3):
+        submit(made)
+    assert [len(port.of(SubmitText)) for port in ports] == [1, 2]
+    ports[1].lose()
+    with pytest.raises(Overloaded):
+        submit(made)
 
 
 def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
