@@ -179,8 +179,10 @@ def load_tile(lines, start, inputs, INPUTS: tl.constexpr, EVEN: tl.constexpr, UP
         places = lines[:, None] + inner[None, :]
         there = (inner < inputs)[None, :]
     if EVEN:
-        return tl.load(places)
-    return tl.load(places, mask=there, other=0.0)
+        found = tl.load(places)
+    else:
+        found = tl.load(places, mask=there, other=0.0)
+    return found
 
 
 @triton.jit
@@ -196,8 +198,10 @@ def load_box(matrix, line, start, UPRIGHT: tl.constexpr):
 def add_product(values, weights, sums, SWAPPED: tl.constexpr):
     """sums + values @ weights; SWAPPED: sums + weights @ values."""
     if SWAPPED:
-        return tl.dot(weights, values, sums, input_precision="ieee")
-    return tl.dot(values, weights, sums, input_precision="ieee")
+        sums = tl.dot(weights, values, sums, input_precision="ieee")
+    else:
+        sums = tl.dot(values, weights, sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit
