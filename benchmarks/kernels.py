@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from torch import Tensor
 
 from kernels.activation import silu_mul
 from kernels.attention import AttentionBatch
-from kernels.attention_triton import Tiling, attend_pages, choose_tiling, processors
+from kernels.attention_device import arrival_counters, attend_pages, chunk_attention
+from kernels.attention_tiling import Tiling
+from kernels.attention_triton import attend_tiles
 from kernels.norm import add_rms_norm
 from kernels.qkv import rotate_and_store
 from kernels.rope import Rotation
@@ -49,7 +52,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     kernel: str
     shape: str
-    tiling: str = ""
+    form: str = ""
     chosen: bool = True  # by the product
     microseconds: float
     bytes: int
@@ -129,38 +132,53 @@ def attention_work(rows: Rows) -> tuple[int, int]:
     return 4 * keys * KV_HEADS * DIM + 4 * queries * HEADS * DIM, 4 * pairs * HEADS * DIM
 
 
-def tilings(rows: Rows, chosen: Tiling) -> list[Tiling]:
-    """Others worth trying."""
+def tilings(rows: Rows) -> list[Tiling]:
+    """Forms of the general kernel worth trying for these rows, all of them by one launch."""
     if max(count for count, _ in rows) > 1:
-        forms = [(128, 64, 8, 3), (128, 128, 8, 3), (256, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4)]
-        counts = sorted({1, chosen.splits})
-        return [Tiling(lines, keys, n, warps, stages) for n in counts for lines, keys, warps, stages in forms]
-    forms = [(16, 64, 4, 4), (16, 64, 2, 4), (16, 64, 2, 5), (16, 64, 1, 4), (16, 128, 4, 3), (16, 128, 2, 4)]
-    found = [Tiling(lines, keys, chosen.splits, warps, stages) for lines, keys, warps, stages in forms]
+        forms = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 4)]
+        return [Tiling(lines, keys, n, warps, stages) for n in (1, 4) for lines, keys, warps, stages in forms]
     most = max(1, max(context for _, context in rows) // 64)
     splits = sorted({min(most, splits) for splits in (1, 2, 4, 8, 16, 32, 64)})
-    return found + [Tiling(16, 64, count, 2, 4) for count in splits]
+    forms = [(16, 64, 2, 4), (16, 64, 4, 4), (16, 128, 4, 3), (16, 128, 2, 3)]
+    return [
+        Tiling(lines, keys, count, warps, stages, by_row=True, least=64)
+        for count in splits
+        for lines, keys, warps, stages in forms
+    ]
+
+
+def name_of(tiling: Tiling) -> str:
+    kind = "by row" if tiling.by_row else "tiles"
+    return f"{kind} {tiling.lines}x{tiling.keys} split {tiling.splits} warps {tiling.warps} stages {tiling.stages}"
 
 
 def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figure]:
-    """The product's tiling and, in a sweep, others."""
-    batches = pages.batches(rows)
-    tokens = sum(count for count, _ in rows)
-    q = torch.randn(tokens, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
-    own = choose_tiling(batches[0], q.shape, KV_HEADS, q.dtype, processors(q.device))
-    for tiling in dict.fromkeys([own, *(tilings(rows, own) if sweep else [])]):
+    """The product's choice, the same held invariant, and in a sweep other forms."""
+    counters = arrival_counters(torch.device("cuda"))
+    batches = [replace(batch, arrivals=counters) for batch in pages.batches(rows)]
+    fixed = [replace(batch, invariant=True) for batch in batches]
+    q = torch.randn(sum(count for count, _ in rows), HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(q)
+    calls: dict[str, Callable[[int], object]] = {
+        "own": lambda at: attend_pages(q, pages.k, pages.v, batches[at], SCALE),
+        "invariant": lambda at: attend_pages(q, pages.k, pages.v, fixed[at], SCALE),
+    }
+    if sweep:
+        chunks = chunk_attention(q, pages.k, 0)
+        if chunks is not None:
+            calls["Hopper"] = lambda at: chunks(q, pages.k, pages.v, out, batches[at], SCALE, 1)
+        for tiling in tilings(rows):
 
-        def call(at: int, tiling: Tiling = tiling) -> Tensor:
-            return attend_pages(q, pages.k, pages.v, batches[at], SCALE, 0, tiling)
+            def call(at: int, tiling: Tiling = tiling) -> None:
+                attend_tiles(q, pages.k, pages.v, out, batches[at], SCALE, 0, tiling)
 
+            calls[name_of(tiling)] = call
+    for form, attend in calls.items():
         try:
-            taken = timed(call, len(batches))
+            taken = timed(attend, len(batches))
         except triton.runtime.errors.OutOfResources:  # more shared memory than the chip has
             continue
-        yield figure(
-            "attention", name, taken, attention_work(rows), chosen=tiling == own,
-            tiling=f"{tiling.lines}x{tiling.keys} split {tiling.splits} warps {tiling.warps} stages {tiling.stages}",
-        )  # fmt: skip
+        yield figure("attention", name, taken, attention_work(rows), chosen=form == "own", form=form)
 
 
 def pointwise(pages: Pages, tokens: int) -> Iterator[Figure]:
@@ -210,7 +228,7 @@ def shapes() -> dict[str, Rows]:
 def line(found: Figure) -> str:
     mark = "*" if found.chosen else " "
     return (
-        f"{mark} {found.kernel:20} {found.shape:32} {found.tiling:32} {found.microseconds:10.1f} us"
+        f"{mark} {found.kernel:20} {found.shape:32} {found.form:40} {found.microseconds:10.1f} us"
         f" {found.bytes / 1e6:9.1f} MB {found.flops / 1e9:9.1f} GFLOP {100 * found.share:6.1f} % of {found.limit}"
     )
 
@@ -236,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         copy_bytes_per_second=copied, matrix_flops_per_second=multiplied, figures=figures,
     )  # fmt: skip
     options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
-    print(f"copy {copied / 1e12:.2f} TB/s, matrix product {multiplied / 1e12:.0f} TFLOP/s; * the product's own tiling")
+    print(f"copy {copied / 1e12:.2f} TB/s, matrix product {multiplied / 1e12:.0f} TFLOP/s; * the product's own choice")
     print("\n".join(line(found) for found in figures))
     return 0
 

@@ -34,6 +34,8 @@ class AttentionBatch:
     slot_mapping: Tensor  # int64 [tokens], block * block_size + offset of each new token
     max_query: int
     max_context: int
+    invariant: bool = False  # a query's result has the same bits whatever the batch and the chunk (on a GPU)
+    arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -57,7 +59,7 @@ def paged_attention(
     end is never read. On a GPU it is a kernel that waits for nothing.
     """
     if q.is_cuda:
-        from kernels.attention_triton import attend_pages
+        from kernels.attention_device import attend_pages
 
         return attend_pages(q, k_pages, v_pages, batch, scale, window)
     return attend_spans(q, k_pages, v_pages, batch, scale, window)

@@ -1,17 +1,15 @@
-"""Attention over paged keys and values in Triton: one launch for rows of any mixture of queries and lengths.
+"""Attention over paged keys and values in Triton, for rows of any mixture of queries and lengths.
 
 A program computes a tile: some queries of one row by the heads that share one key-value head, so that each key is read
-once for the whole group. Tiles are found on the device, by binary search over `query_start`, and the grid is a bound
-that follows from sizes alone: nothing waits for the device, and a graph may hold the launch. Where tiles are few and
-contexts long, keys are cut too and the parts joined afterwards (flash decoding: Dao et al., 2023). Softmax runs over
-blocks of keys with a running maximum (FlashAttention-2: Dao, 2023), in fp32.
+once for the whole group. Tiles are found on the device, by row or by binary search over `query_start`, and the grid is
+a bound that follows from sizes alone: nothing waits for the device, and a graph may hold the launch. Where tiles are
+few and contexts long, keys are cut into shares, and the last program of a tile to finish joins them (flash decoding:
+Dao et al., 2023). Softmax runs over blocks of keys with a running maximum (FlashAttention-2: Dao, 2023), in fp32.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
@@ -19,102 +17,54 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.attention_tiling import Tiling
 
-LOW = 16  # lines of the lowest tile that the matrix units take
-LONG_CHUNK = 4096  # queries of a row from which the tallest tiles measure best
-DECODE_WAVES = 4  # low tiles per processor up to which their keys are cut
-SPLIT_KEYS = 128  # fewest keys that are worth a program
-MAX_SPLITS = 64
 LOG2_E = math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """How a batch is cut."""
-
-    lines: int  # of a tile: queries times the heads of a group, the rest idle; a power of 2, at least 16
-    keys: int  # of one turn of its loop; a power of 2, at least 16
-    splits: int  # programs that share the keys of a tile
-    warps: int
-    stages: int
-
-
-def attend_pages(
+def attend_tiles(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
+    out: Tensor,
     batch: AttentionBatch,
     scale: float,
-    window: int = 0,
-    tiling: Tiling | None = None,
-) -> Tensor:
-    """`kernels.attention.paged_attention` by the kernel, without waiting for the device.
+    window: int,
+    tiling: Tiling,
+    shortest: int = 1,
+) -> None:
+    """One launch, which writes `out  # [tokens, heads, dim]` for the rows that it serves.
 
-    A row without keys gives zeros; tokens past the last row's end are left unwritten.
+    These are, with `tiling.by_row`, those whose queries fit one tile, else those of at least `shortest` queries. A row
+    without keys gives zeros; tokens past the last row's end are left alone.
     """
     tokens, heads, dim = q.shape
     rows, kv_heads = len(batch.context), k_pages.shape[2]
-    single = batch.max_query == 1 and tokens == rows
     group = heads // kv_heads
-    if tiling is None:
-        tiling = choose_tiling(batch, q.shape, kv_heads, q.dtype, processors(q.device), window)
     queries = tiling.lines // group  # of a tile
     assert queries > 0, f"{group} heads share keys, more than the {tiling.lines} lines of a tile"
-    assert q.stride(2) == 1 and q.stride(1) == dim and k_pages.is_contiguous() and v_pages.is_contiguous()  # noqa: PT018
-    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    found, mass = out, out
+    assert q.stride(2) == 1 and q.stride(1) == dim  # noqa: PT018
+    assert k_pages.is_contiguous() and v_pages.is_contiguous() and out.is_contiguous()  # noqa: PT018
+    tiles = rows if tiling.by_row else tokens // queries + rows  # a bound: count // queries + 1 for each row
+    parts, masses, arrivals, places = out, out, batch.query_start, 1
     if tiling.splits > 1:
-        found = torch.empty(tiling.splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
-        mass = torch.empty(tiling.splits, tokens, heads, dtype=torch.float32, device=q.device)
-    tiles = tokens if single else tokens // queries + rows  # a bound: count // queries + 1 for each row
-    grid = (kv_heads, tiles, tiling.splits) if single else (tiles, kv_heads, tiling.splits)
-    attention_kernel[grid](
-        q, k_pages, v_pages, found, mass, batch.query_start, batch.context, batch.slots, batch.block_tables,
-        tokens, rows, batch.block_tables.stride(0), q.stride(0), scale * LOG2_E,
+        reach = min(batch.max_context, window + queries + tiling.keys) if window else batch.max_context
+        places = -(-reach // tiling.share) + 1 if tiling.share else tiling.splits
+        shape = tiles * kv_heads, places, tiling.lines
+        parts = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
+        masses = torch.empty(*shape, dtype=torch.float32, device=q.device)
+        arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
+        assert len(arrivals) >= tiles * kv_heads
+    attention_kernel[(kv_heads, tiles, tiling.splits) if tiling.by_row else (tiles, kv_heads, tiling.splits)](
+        q, k_pages, v_pages, out, parts, masses, arrivals,
+        batch.query_start, batch.context, batch.slots, batch.block_tables,
+        rows, batch.block_tables.stride(0), q.stride(0), places, shortest, scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
-        BLOCK_SIZE=k_pages.shape[1], WINDOW=window, SINGLE=single, SPLIT=tiling.splits > 1,
-        LINES=tiling.lines, KEYS=tiling.keys, num_warps=tiling.warps, num_stages=tiling.stages,
+        BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT=tiling.splits > 1, SHARE=tiling.share,
+        LEAST=max(tiling.least // tiling.keys, 1), LINES=tiling.lines, KEYS=tiling.keys,
+        JOIN_LINES=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.lines,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    if tiling.splits > 1:
-        join_kernel[(tokens, heads)](
-            found, mass, out, tokens, tiling.splits,
-            HEADS=heads, DIM=dim, DIM_TILE=triton.next_power_of_2(dim),
-            SPLIT_TILE=16 if tiling.splits <= 16 else MAX_SPLITS, num_warps=4,
-        )  # fmt: skip
-    return out
-
-
-def choose_tiling(
-    batch: AttentionBatch, q: tuple[int, ...], kv_heads: int, dtype: torch.dtype, processors: int, window: int = 0
-) -> Tiling:
-    """Low tiles for single queries, tall ones for long chunks; keys are cut where tiles are too few for the device.
-
-    q: the shape of the queries. Sizes on the host decide alone, so that nothing waits and a captured graph keeps its
-    form. The numbers are the best of `benchmarks.kernels --sweep` on an H200.
-    """
-    tokens, heads, dim = q
-    group = heads // kv_heads
-    need = triton.next_power_of_2(group)
-    waves = 1
-    if batch.max_query * group <= max(LOW, need):
-        lines, keys, warps, stages, waves = max(LOW, need), 64, 2 if need <= LOW else 4, 4, DECODE_WAVES
-    elif batch.max_query < LONG_CHUNK:
-        lines, keys, warps, stages = max(64, need), 64, 4 if need <= 64 else 8, 3
-    else:
-        lines, keys, warps, stages = 128, 128, 8, 3
-    if dtype == torch.float32 or dim > 128:  # keep within the shared memory
-        warps = 4 if lines <= LOW else 8
-        lines, keys, stages = min(lines, max(64, need)), (64 if dim > 128 else 128) // dtype.itemsize, 2
-    tiles = min(tokens, tokens // (lines // group) + len(batch.context)) * kv_heads
-    longest = min(batch.max_context, window + batch.max_query) if window else batch.max_context
-    splits = min(waves * processors // tiles, -(-longest // SPLIT_KEYS), MAX_SPLITS)
-    return Tiling(lines, keys, max(1, splits), warps, stages)
-
-
-@lru_cache(maxsize=64)
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; where there is none (Triton's interpreter), one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @triton.jit
@@ -139,7 +89,7 @@ def attend_keys(
     """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every line sees all of them.
 
     found: fp32 [lines, dim], unnormalised. peak, total: fp32 [lines], the largest score so far and the sum of weights.
-    scale: positive, of the scores, in base 2.
+    scale: positive, of the scores, in base 2. What is fused is written out, so that MASKED rounds no differently.
     """
     dims = tl.arange(0, DIM_TILE)
     in_head = dims < DIM
@@ -170,115 +120,199 @@ def attend_keys(
         level = highest
         if MASKED:  # a line that has seen nothing yet
             level = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores * scale - level[:, None])
+        weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, scale, tl.float32), -level[:, None]))
         fade = tl.exp2(peak - level)
-        total = total * fade + tl.sum(weights, 1)
+        total = tl.fma(total, fade, tl.sum(weights, 1))
         found = tl.dot(weights.to(v.dtype), v, found * fade[:, None], input_precision="ieee")
         peak = highest
     return found, peak, total
 
 
+@triton.jit
+def attend_share(
+    q, k_pages, v_pages, table, position, scale, lowest, highest, first, end,
+    LINES: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Attention of a tile over keys first .. end - 1 alone: fp32 [lines, dim], and [lines] the base-2 logarithm of its
+    weight, -inf for a line that sees none. lowest, highest: positions of the tile's first and last query.
+    """
+    sums = tl.zeros([LINES, DIM_TILE], tl.float32)
+    peak = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    # Between `clear` and `masked` every query of the tile sees every key.
+    clear = first
+    if WINDOW > 0:
+        after = highest + 1 - WINDOW  # first key that the last query sees
+        clear = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(after, 0), KEYS) * KEYS, first), end)
+        sums, peak, total = attend_keys(
+            q, k_pages, v_pages, table, position, scale, sums, peak, total, first, clear,
+            STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, True,
+        )  # fmt: skip
+    masked = tl.maximum(clear, tl.minimum((lowest + 1) // KEYS * KEYS, end))
+    sums, peak, total = attend_keys(
+        q, k_pages, v_pages, table, position, scale, sums, peak, total, clear, masked,
+        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, False,
+    )  # fmt: skip
+    sums, peak, total = attend_keys(
+        q, k_pages, v_pages, table, position, scale, sums, peak, total, masked, end,
+        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, True,
+    )  # fmt: skip
+    whole = tl.where(total > 0, total, 1.0)
+    return sums / whole[:, None], peak + tl.log2(whole)
+
+
+@triton.jit
+def join(found, peak, total, part, mass):
+    """Add one share to the weighted mean of those before it; shares are always joined in their order.
+
+    found, part: fp32 [lines, dim]. peak, total, mass: fp32 [lines]. A mean of nothing, or a share without weight,
+    leaves the other as it is, to the bit.
+    """
+    highest = tl.maximum(peak, mass)
+    level = tl.where(highest == float("-inf"), 0.0, highest)
+    fade = tl.exp2(peak - level)
+    weight = tl.exp2(mass - level)
+    found = tl.fma(part, weight[:, None], found * fade[:, None])
+    return found, highest, tl.fma(total, fade, weight)
+
+
+@triton.jit
+def join_shares(
+    parts, masses, shares, LINES: tl.constexpr, JOIN_LINES: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """The weighted mean of a tile's shares for its first lines: fp32 [lines, dim], and [lines] its sum of weights."""
+    lines = tl.arange(0, JOIN_LINES)
+    dims = tl.arange(0, DIM_TILE)
+    found = tl.zeros([JOIN_LINES, DIM_TILE], tl.float32)
+    peak = tl.full([JOIN_LINES], float("-inf"), tl.float32)
+    total = tl.zeros([JOIN_LINES], tl.float32)
+    for first in range(0, shares, AT_ONCE):
+        for ahead in tl.static_range(AT_ONCE):  # independent loads
+            share = tl.full([JOIN_LINES], first + ahead, tl.int32)
+            line = share * LINES + lines
+            mass = tl.load(masses + line, mask=share < shares, other=float("-inf"))
+            held = (share < shares)[:, None] & (dims < DIM)[None, :]
+            part = tl.load(parts + line[:, None] * DIM + dims[None, :], mask=held, other=0.0)
+            found, peak, total = join(found, peak, total, part, mass)
+    return found, total
+
+
 @triton.jit(
-    do_not_specialize=("tokens", "rows", "table_stride"),
-    do_not_specialize_on_alignment=("query_start", "context", "slots", "block_tables"),
+    do_not_specialize=("rows", "table_stride", "places", "shortest"),
+    do_not_specialize_on_alignment=("arrivals", "query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
-    q, k_pages, v_pages, found, mass, query_start, context, slots, block_tables,
-    tokens, rows, table_stride, q_stride, scale,
+    q, k_pages, v_pages, out, parts, masses, arrivals, query_start, context, slots, block_tables,
+    rows, table_stride, q_stride, places, shortest, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SINGLE: tl.constexpr, SPLIT: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr,
+    LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr,
 ):  # fmt: skip
-    """One tile over its share of the keys. scale: of the scores, in base 2.
+    """One tile over its share of the keys, or all of its shares. scale: of the scores, in base 2.
 
-    SINGLE: every row has one query, and key-value heads are neighbours in the grid; else tiles are. SPLIT: `found` is
-    fp32 [splits, tokens, heads, dim] and `mass` [splits, tokens, heads] the base-2 logarithm of its weight, -inf where
-    the program's share held no key; else `found` is the output.
+    BY_ROW: tiles are rows, and key-value heads are neighbours in the grid; else tiles are. SHARE: keys of a share, or 0
+    where the programs of a tile divide its keys evenly, into shares of at least LEAST turns. SPLIT: several programs
+    take the shares by turns, `parts` is fp32 [tiles, kv_heads, places, lines, dim] and `masses` the same without dim;
+    `arrivals` int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = LINES // GROUP
-    if SINGLE:
+    if BY_ROW:
         kv_head, tile = tl.program_id(0), tl.program_id(1)
-        row, ahead = tile, 0
+        row = tile
     else:
         tile, kv_head = tl.program_id(0), tl.program_id(1)
         row = find_row(query_start, tile, rows, QUERIES)
     start = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - start
     length = tl.load(context + row)
-    if not SINGLE:
-        left = tl.cdiv(count, QUERIES) - 1 - (tile - start // QUERIES - row)
-        if left < 0:
+    slot = tl.load(slots + row)
+    if BY_ROW:
+        ahead = 0
+        if (count == 0) | (count > QUERIES):
             return
+    else:
+        left = tl.cdiv(count, QUERIES) - 1 - (tile - start // QUERIES - row)
         ahead = left * QUERIES  # the tile of the last queries, which see most keys, comes first
-    lines = tl.arange(0, LINES)
-    query = ahead + lines // GROUP  # [lines], within the row
-    head = kv_head * GROUP + lines % GROUP
-    real = (lines < QUERIES * GROUP) & (query < count)
-    position = length - count + query
-    places = (start + query).to(tl.int64)
-    dims = tl.arange(0, DIM_TILE)
-    written = real[:, None] & (dims < DIM)[None, :]
+        if (left < 0) | (count < shortest):
+            return
     lowest = length - count + ahead  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - ahead)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0) // KEYS * KEYS
-    if SPLIT:
-        share = tl.cdiv(tl.cdiv(end - first, KEYS), tl.num_programs(2)) * KEYS
-        first += tl.program_id(2) * share
-        end = tl.minimum(end, first + share)
-        places += tl.program_id(2).to(tl.int64) * tokens
-        if first >= end:
-            tl.store(mass + places * HEADS + head, tl.full([LINES], float("-inf"), tl.float32), mask=real)
-            return
-    q_places = q + (start + query).to(tl.int64)[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
-    q_tile = tl.load(q_places, mask=written, other=0.0)
-    sums = tl.zeros([LINES, DIM_TILE], tl.float32)
-    peak = tl.full([LINES], float("-inf"), tl.float32)
-    total = tl.zeros([LINES], tl.float32)
+    if SHARE > 0:
+        size = SHARE
+        base = first // SHARE * SHARE
+    else:
+        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, KEYS), tl.num_programs(2)), LEAST) * KEYS
+        base = first
+    shares = tl.maximum(tl.cdiv(end - base, size), 1)
+    own = tl.program_id(2)
+    if own >= shares:
+        return
+    lines = tl.arange(0, LINES)
+    query = ahead + lines // GROUP  # [lines], within the row
+    head = kv_head * GROUP + lines % GROUP
+    real = (lines < QUERIES * GROUP) & (query < count)
+    position = length - count + query
+    token = (start + query).to(tl.int64)
+    dims = tl.arange(0, DIM_TILE)
+    in_head = (dims < DIM)[None, :]
+    q_places = token[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
+    q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
+    out_places = (token * HEADS + head)[:, None] * DIM + dims[None, :]
     k_pages += kv_head * DIM
     v_pages += kv_head * DIM
-    table = block_tables + tl.load(slots + row).to(tl.int64) * table_stride
-    # Between `clear` and `masked` every query of the tile sees every key.
-    clear = first
-    if WINDOW > 0:
-        after = lowest + tl.minimum(QUERIES, count - ahead) - WINDOW  # first key that the last query sees
-        clear = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(after, 0), KEYS) * KEYS, first), end)
-        sums, peak, total = attend_keys(
-            q_tile, k_pages, v_pages, table, position, scale, sums, peak, total, first, clear,
-            KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, True,
+    table = block_tables + slot.to(tl.int64) * table_stride
+    held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * LINES  # line of the tile's first part
+    if SHARE > 0:
+        found = tl.zeros([LINES, DIM_TILE], tl.float32)
+        peak = tl.full([LINES], float("-inf"), tl.float32)
+        total = tl.zeros([LINES], tl.float32)
+        for share in range(own, shares, tl.num_programs(2)):
+            low = base + share * SHARE
+            part, mass = attend_share(
+                q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1,
+                tl.maximum(low, first), tl.minimum(low + SHARE, end),
+                LINES, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS,
+            )  # fmt: skip
+            if SPLIT:
+                line = held + share * LINES + lines
+                tl.store(parts + line[:, None] * DIM + dims[None, :], part, mask=real[:, None] & in_head)
+                tl.store(masses + line, mass, mask=real)
+            else:
+                found, peak, total = join(found, peak, total, part, mass)
+        if not SPLIT:
+            found = found / tl.where(total > 0, total, 1.0)[:, None]
+            tl.store(out + out_places, found.to(out.dtype.element_ty), mask=real[:, None] & in_head)
+    else:
+        low = base + own * size
+        part, mass = attend_share(
+            q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1, low, tl.minimum(low + size, end),
+            LINES, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS,
         )  # fmt: skip
-    masked = tl.maximum(clear, tl.minimum((lowest + 1) // KEYS * KEYS, end))
-    sums, peak, total = attend_keys(
-        q_tile, k_pages, v_pages, table, position, scale, sums, peak, total, clear, masked,
-        KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, False,
-    )  # fmt: skip
-    sums, peak, total = attend_keys(
-        q_tile, k_pages, v_pages, table, position, scale, sums, peak, total, masked, end,
-        KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, True,
-    )  # fmt: skip
-    sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    places = places * HEADS + head
-    tl.store(found + places[:, None] * DIM + dims[None, :], sums.to(found.dtype.element_ty), mask=written)
-    if SPLIT:
-        tl.store(mass + places, peak + tl.log2(tl.where(total > 0, total, 1.0)), mask=real)
-
-
-@triton.jit(do_not_specialize=("tokens", "splits"))
-def join_kernel(
-    found, mass, out, tokens, splits,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, SPLIT_TILE: tl.constexpr,
-):  # fmt: skip
-    """The weighted mean of what the splits found for one head of one token."""
-    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    split = tl.arange(0, SPLIT_TILE).to(tl.int64)
-    dims = tl.arange(0, DIM_TILE)
-    places = split * tokens * HEADS + place
-    masses = tl.load(mass + places, mask=split < splits, other=float("-inf"))  # [splits]
-    peak = tl.max(masses, 0)
-    weights = tl.exp2(masses - tl.where(peak == float("-inf"), 0.0, peak))
-    there = (masses > float("-inf"))[:, None] & (dims < DIM)[None, :]
-    parts = tl.load(found + places[:, None] * DIM + dims[None, :], mask=there, other=0.0)  # [splits, dim]
-    total = tl.sum(weights, 0)
-    joined = tl.sum(parts * weights[:, None], 0) / tl.where(total == 0, 1.0, total)
-    tl.store(out + place * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
+        if SPLIT and shares > 1:
+            line = held + own * LINES + lines
+            tl.store(parts + line[:, None] * DIM + dims[None, :], part, mask=real[:, None] & in_head)
+            tl.store(masses + line, mass, mask=real)
+        else:
+            tl.store(out + out_places, part.to(out.dtype.element_ty), mask=real[:, None] & in_head)
+    if SPLIT and (SHARE > 0 or shares > 1):
+        tl.debug_barrier()  # every thread's part is written before the program counts as done
+        arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
+        if arrived == tl.minimum(shares, tl.num_programs(2)) - 1:
+            tl.store(arrivals + tile * KV_HEADS + kv_head, 0)
+            joined, total = join_shares(
+                parts + held * DIM, masses + held, shares, LINES, JOIN_LINES, DIM, DIM_TILE,
+                8 if JOIN_LINES <= 8 else 2,
+            )  # fmt: skip
+            joined = joined / tl.where(total > 0, total, 1.0)[:, None]
+            place = tl.arange(0, JOIN_LINES)
+            query = ahead + place // GROUP
+            head = kv_head * GROUP + place % GROUP
+            real = (place < QUERIES * GROUP) & (query < count)
+            places = ((start + query).to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
+            tl.store(out + places, joined.to(out.dtype.element_ty), mask=real[:, None] & in_head)

@@ -1,0 +1,82 @@
+"""Attention on a GPU: which launches serve a batch.
+
+Rows of few queries and long chunks want tiles of different heights, so that a step that mixes them takes two launches,
+each of which leaves the other's rows alone. Which rows are which is found on the device; the host knows bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.attention_tiling import LOW, PACKED, WAVES, Shape, Tiling, invariant_tiling, low_tiling, tall_tiling
+from kernels.attention_triton import attend_tiles
+
+ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float, int], None]
+
+
+def attend_pages(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float, window: int = 0
+) -> Tensor:
+    """`kernels.attention.paged_attention` by the kernels, without waiting for the device.
+
+    A row without keys gives zeros; tokens past the last row's end are left unwritten.
+    """
+    shape = shape_of(q, k_pages, batch, window)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    by_row, chunks, shortest = launches(shape, batch.invariant, processors(q.device))
+    if by_row is not None:
+        attend_tiles(q, k_pages, v_pages, out, batch, scale, window, by_row)
+    if chunks is not None:
+        attend = None if batch.invariant else chunk_attention(q, k_pages, window)
+        if attend is not None:
+            attend(q, k_pages, v_pages, out, batch, scale, shortest)
+        else:
+            attend_tiles(q, k_pages, v_pages, out, batch, scale, window, chunks, shortest)
+    return out
+
+
+def launches(shape: Shape, invariant: bool, processors: int) -> tuple[Tiling | None, Tiling | None, int]:
+    """How rows of few queries are cut, how chunks are, and the fewest queries of what the latter launch serves."""
+    if invariant:
+        tiling = invariant_tiling(shape, processors)
+        return (tiling, None, 1) if tiling.by_row else (None, tiling, 1)
+    if shape.max_query * shape.group <= max(PACKED, shape.group):
+        return low_tiling(shape, shape.max_query, processors), None, 1
+    if shape.rows == 1:
+        return None, tall_tiling(shape, processors), 1
+    few = max(LOW // shape.group, 1)
+    return low_tiling(shape, few, processors), tall_tiling(shape, processors), few + 1
+
+
+def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention | None:
+    """The kernel of Hopper's own instructions, if the device, the types and the sizes are such as it takes."""
+    if not q.is_cuda:
+        return None
+    try:
+        from kernels.attention_hopper import attend_chunks, serves
+    except ImportError:  # a Triton without Gluon
+        return None
+    return attend_chunks if serves(q, k_pages, window) else None
+
+
+def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> Shape:
+    tokens, heads, dim = q.shape
+    return Shape(
+        len(batch.context), tokens, batch.max_query, batch.max_context, heads, k_pages.shape[2], dim, q.dtype, window
+    )
+
+
+def arrival_counters(device: torch.device) -> Tensor:
+    """Zeros for `AttentionBatch.arrivals`, enough for any batch: the kernels leave them zero."""
+    return torch.zeros(WAVES * processors(device), dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=64)
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; where there is none (Triton's interpreter), one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,177 @@
+"""Attention as a GPU runs it: by the interpreter, or on a GPU if there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, attend_spans
+from kernels.attention_device import arrival_counters, attend_pages, chunk_attention, launches, processors, shape_of
+from kernels.attention_tiling import WAVES
+from tests.kernels.scene import MIXED, Rows, Scene
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+
+SERVED: Rows = [(1, 3000), (700, 900), (1, 17), (130, 4000), (3, 500), (17, 17)]
+
+
+def paged(scene: Scene, window: int = 0) -> Tensor:
+    return attend_pages(scene.q, scene.k_pages, scene.v_pages, scene.batch, scene.q.shape[2] ** -0.5, window)
+
+
+def error(scene: Scene, found: Tensor, row: int, window: int) -> float:
+    """Relative error of a row's result against double precision, on the scene's device."""
+    queries, context = scene.rows[row]
+    start = int(scene.batch.query_start[row])
+    group = scene.q.shape[1] // scene.k_pages.shape[2]
+    own = torch.arange(context - queries, context, device=scene.q.device)[:, None]
+    places = torch.arange(context, device=scene.q.device)
+    seen = (places <= own) & (places > own - window if window else True)
+    q = scene.q[start : start + queries].double().transpose(0, 1)
+    sides = (side[row].to(scene.q.device).double() for side in (scene.k, scene.v))
+    k, v = (side.transpose(0, 1).repeat_interleave(group, 0) for side in sides)
+    scores = (q @ k.transpose(1, 2) * scene.q.shape[2] ** -0.5).masked_fill(~seen, -torch.inf)
+    expected = (scores.softmax(-1) @ v).transpose(0, 1)
+    return float((found[start : start + queries].double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("rows", [MIXED, [(1, 20), (1, 300)], [(40, 60)], [(9, 20), (16, 16)]], ids=str)
+@pytest.mark.parametrize("window", [0, 12])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_every_row_is_served(rows: Rows, window: int, invariant: bool, device: str) -> None:
+    scene = Scene(rows, 4, 2, 16, 16)
+    moved = scene.on(device)
+    moved.batch = replace(moved.batch, invariant=invariant, arrivals=arrival_counters(torch.device(device)))
+    torch.testing.assert_close(paged(moved, window).cpu().double(), scene.expected(window), atol=3e-6, rtol=1e-5)
+
+
+def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None:
+    def launched(rows: Rows, invariant: bool = False) -> tuple[bool, bool, int]:
+        scene = Scene(rows, 8, 2, 16, 16)
+        by_row, chunks, shortest = launches(shape_of(scene.q, scene.k_pages, scene.batch, 0), invariant, 132)
+        if by_row is not None and chunks is not None:
+            assert by_row.lines // 4 == shortest - 1
+        return by_row is not None, chunks is not None, shortest
+
+    assert launched([(1, 50), (16, 20)]) == (True, False, 1)
+    assert launched([(17, 20)]) == (False, True, 1)
+    assert launched([(1, 50), (17, 20)]) == (True, True, 5)
+    assert launched([(1, 50), (16, 20)], invariant=True) == (True, False, 1)
+    assert launched([(1, 50), (17, 20)], invariant=True) == (False, True, 1)
+
+
+def test_counters_are_enough_wherever_keys_are_cut(device: str) -> None:
+    counters = arrival_counters(torch.device(device))
+    assert counters.dtype == torch.int32
+    assert len(counters) == WAVES * processors(torch.device(device))
+    assert not counters.any()
+
+
+def test_other_devices_and_sizes_have_no_kernel_of_hoppers_instructions() -> None:
+    scene = Scene(MIXED, 4, 2, 16, 16)
+    assert chunk_attention(scene.q, scene.k_pages, 0) is None
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_invariant_batches_give_a_query_the_same_bits_in_any_chunk(window: int, device: str) -> None:
+    rows: Rows = [(40, 660), (1, 33)]
+    scene = Scene(rows, 4, 2, 16, 16).on(device)
+    scene.batch = replace(scene.batch, invariant=True)
+    whole = paged(scene, window)
+    check_pieces(scene, whole, ((0, 1), (1, 7), (8, 31), (39, 1)), window)
+
+
+def check_pieces(scene: Scene, whole: Tensor, pieces: tuple[tuple[int, int], ...], window: int) -> None:
+    """Pieces of the first row, alone and beside the second, have the bits that they have in the whole batch."""
+    queries, context = scene.rows[0]
+    last = int(scene.batch.query_start[-2])
+    for first, count in pieces:
+        alone = AttentionBatch(
+            query_start=scene.batch.query_start.new_tensor([0, count]),
+            context=scene.batch.context.new_tensor([context - queries + first + count]),
+            slots=scene.batch.slots[:1],
+            block_tables=scene.batch.block_tables,
+            slot_mapping=scene.batch.slot_mapping[first : first + count],
+            max_query=count,
+            max_context=context - queries + first + count,
+            invariant=True,
+        )
+        beside = replace(
+            alone,
+            query_start=scene.batch.query_start.new_tensor([0, count, count + 1]),
+            context=torch.cat((alone.context, scene.batch.context[-1:])),
+            slots=torch.cat((alone.slots, scene.batch.slots[-1:])),
+        )
+        for batch, q in (
+            (alone, scene.q[first : first + count]),
+            (beside, torch.cat((scene.q[first : first + count], scene.q[last:]))),
+        ):
+            found = attend_pages(q, scene.k_pages, scene.v_pages, batch, q.shape[2] ** -0.5, window)
+            assert torch.equal(found[:count], whole[first : first + count]), (first, count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 300])
+def test_invariant_at_full_size(window: int) -> None:
+    scene = Scene([(1200, 3000), (1, 77)], 32, 8, 128, 16, torch.bfloat16).on("cuda")
+    scene.batch = replace(scene.batch, invariant=True)
+    whole = paged(scene, window)
+    assert error(scene, whole, 0, window) < 5e-3
+    check_pieces(scene, whole, ((0, 1), (1, 15), (16, 500), (516, 17), (1198, 1), (1199, 1)), window)
+    other = replace(scene.batch, max_context=40000, max_query=1200)
+    again = attend_pages(scene.q, scene.k_pages, scene.v_pages, other, 128**-0.5, window)
+    assert torch.equal(again, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [SERVED, [(1, 5000)] * 3, [(2, 700)] * 5, [(16, 9000), (9, 12)]], ids=str)
+@pytest.mark.parametrize("window", [0, 300])
+def test_at_full_size(rows: Rows, window: int) -> None:
+    """bfloat16 of a served shape against double precision: the error of the rounding alone."""
+    scene = Scene(rows, 32, 8, 128, 16, torch.bfloat16).on("cuda")
+    found = paged(scene, window)
+    for row in range(len(rows)):
+        assert error(scene, found, row, window) < 5e-3, row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_graph_replays_with_other_lengths(invariant: bool) -> None:
+    """Captured once for the largest context, it serves shorter ones; nothing waits for the device."""
+    scene = Scene([(1, 700), (1, 650), (1, 3), (1, 690)], 8, 2, 64, 16)
+    moved = scene.on("cuda")
+    moved.batch = replace(
+        moved.batch, max_context=4096, invariant=invariant, arrivals=arrival_counters(torch.device("cuda"))
+    )
+    paged(moved)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.graph(graph):
+            out = paged(moved)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph.replay()
+    torch.testing.assert_close(out.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
+    scene.rows = [(1, 64), (1, 1), (1, 2), (1, 300)]
+    moved.batch.context.copy_(torch.tensor([context for _, context in scene.rows]))
+    graph.replay()
+    torch.testing.assert_close(out.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "dim"), [(4, 256), (64, 128), (2, 96)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [[(1, 300), (1, 40)], [(90, 300), (1, 65)], [(4100, 4200)]], ids=["1", "90", "4100"])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_unusual_heads_fit_the_chip(rows: Rows, heads: int, dim: int, dtype: torch.dtype, invariant: bool) -> None:
+    """Every form compiles within the chip's memory and agrees with the reference on the same numbers."""
+    scene = Scene(rows, heads, 2, dim, 16, dtype).on("cuda")
+    scene.batch = replace(scene.batch, invariant=invariant)
+    expected = attend_spans(scene.q.float(), scene.k_pages.float(), scene.v_pages.float(), scene.batch, dim**-0.5, 0)
+    found = paged(scene).float()
+    assert (found - expected).norm() / expected.norm() < (5e-3 if dtype == torch.bfloat16 else 1e-5)

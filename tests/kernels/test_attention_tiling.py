@@ -1,0 +1,99 @@
+"""Which form is chosen: by sizes alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kernels.attention_tiling import (
+    INVARIANT_SHARE,
+    MAX_SPLITS,
+    SHARE_KEYS,
+    Shape,
+    Tiling,
+    invariant_tiling,
+    low_tiling,
+    power_of_2,
+    tall_tiling,
+)
+from tests.kernels.scene import Rows
+
+PROCESSORS = 132
+SHARED_MEMORY = 227 << 10  # bytes that a program has on Hopper
+
+
+def shape(rows: Rows, window: int = 0, heads: int = 32, dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> Shape:
+    counts, contexts = [n for n, _ in rows], [n for _, n in rows]
+    return Shape(len(rows), sum(counts), max(counts), max(contexts), heads, 8, dim, dtype, window)
+
+
+def low(rows: Rows, window: int = 0, heads: int = 32) -> Tiling:
+    return low_tiling(shape(rows, window, heads), max(n for n, _ in rows), PROCESSORS)
+
+
+def test_few_long_rows_are_split_and_many_are_not() -> None:
+    assert low([(1, 8192)]).splits > 16
+    assert low([(1, 1 << 20)]).splits <= MAX_SPLITS
+    assert low([(1, 8192)] * 256).splits == 1
+    assert low([(1, 64)]).splits == 1
+    assert low([(1, 8192)], window=SHARE_KEYS - 1).splits == 1
+    assert tall_tiling(shape([(8192, 8192)]), PROCESSORS).splits == 1
+    assert tall_tiling(shape([(16, 32768)]), PROCESSORS).splits > 1
+
+
+def test_fewer_rows_never_have_fewer_splits() -> None:
+    """A graph is cut for its batch size with the longest context that it may meet."""
+    splits = [low([(1, 40960)] * rows).splits for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    assert all(more >= fewer for more, fewer in pairwise(splits))
+    assert splits[3] > 1
+
+
+def test_the_queries_of_a_row_are_packed_into_one_tile() -> None:
+    assert low([(1, 100)] * 8).lines == 16
+    assert low([(1, 100), (4, 100)]).lines == 16
+    assert low([(8, 100), (1, 100)]).lines == 32
+    assert low([(1, 100)], heads=8 * 71).lines == 128  # a group must fit
+    assert low([(1, 100)]).by_row
+
+
+def test_tiles_are_tall_where_rows_have_many_queries() -> None:
+    assert tall_tiling(shape([(1, 100), (500, 500)]), PROCESSORS).lines == 64
+    assert tall_tiling(shape([(1, 100), (5000, 5000)]), PROCESSORS).lines == 128
+    assert tall_tiling(shape([(30, 100)], heads=8 * 71), PROCESSORS).lines == 128
+
+
+def test_what_orders_the_arithmetic_of_the_invariant_form_follows_from_the_heads_alone() -> None:
+    forms = [
+        invariant_tiling(shape(rows, window), PROCESSORS)
+        for rows in ([(1, 5)], [(1, 9000)] * 3, [(1, 700)] * 256, [(5000, 9000), (1, 4)], [(16, 300)], [(17, 300)])
+        for window in (0, 1000)
+    ]
+    assert len({(form.lines, form.keys, form.share, form.warps, form.stages) for form in forms}) == 1
+    assert forms[0].share == INVARIANT_SHARE
+    assert INVARIANT_SHARE % forms[0].keys == 0
+    assert {form.splits for form in forms} != {1}
+    assert {form.by_row for form in forms} == {True, False}
+    wide = invariant_tiling(shape([(1, 9000)], dtype=torch.float32), PROCESSORS)
+    assert wide.share == INVARIANT_SHARE
+    assert wide.keys < forms[0].keys
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [[(1, 100)], [(16, 100)], [(500, 500)], [(5000, 5000)]], ids=str)
+@pytest.mark.parametrize("choose", [tall_tiling, invariant_tiling, lambda shape, count: low_tiling(shape, 1, count)])
+def test_a_tile_fits_the_shared_memory(rows: Rows, dtype: torch.dtype, dim: int, choose: object) -> None:
+    """Keys and values of one turn are held at most twice, and the queries once."""
+    assert callable(choose)
+    for heads in (8, 32, 256):
+        tiling = choose(shape(rows, 0, heads, dim, dtype), PROCESSORS)
+        held = (4 * tiling.keys + tiling.lines) * dim * dtype.itemsize
+        assert held <= SHARED_MEMORY, tiling
+        assert tiling.keys >= 16
+        assert tiling.lines >= heads // 8
+
+
+def test_powers_of_2() -> None:
+    assert [power_of_2(n) for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]
