@@ -100,11 +100,11 @@ class FakeExecutor:
         self.epoch = 0
         self.plans: list[StepPlan] = []
 
-    def ready(self, blocks=64, epoch=0) -> None:
+    def ready(self, blocks=64, epoch=0, mask_places=0) -> None:
         self.decoding.clear()
         self.port.arrives(self.peer, ExecutorReady(
             epoch=epoch, blocks=blocks, block_size=16, step_tokens=64, device="cpu", dtype="float32",
-            weight_bytes=1, cache_bytes=1, load_seconds=0.5))  # fmt: skip
+            weight_bytes=1, cache_bytes=1, load_seconds=0.5, mask_places=mask_places))  # fmt: skip
 
     def collect(self) -> list[StepPlan]:
         """Plans that came since."""

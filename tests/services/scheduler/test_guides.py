@@ -1,0 +1,111 @@
+"""Requests wait for their automaton beside the loop, and never for another's."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+
+import pytest
+
+from protocol.errors import GrammarFailure
+from protocol.links import Role
+from protocol.messages import Automaton, Sampling, SubmitTokens
+from services.scheduler import guides as module
+from services.scheduler.guides import Guides, rejection
+from tests.engine_core.grammar.vocabulary import automaton, tokens
+from tests.services.scheduler.fakes import FakePort, Inline
+
+
+class Later(Executor):
+    """Does what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        self.jobs.append((future, fn, args))
+        return future
+
+    def run(self) -> None:
+        for future, fn, args in self.jobs:
+            future.set_result(fn(*args))
+        self.jobs = []
+
+
+def request(number: int, pattern: str = "a+") -> SubmitTokens:
+    return SubmitTokens(id=number, token_ids=b"", sampling=Sampling(), automaton=automaton("regex", pattern))
+
+
+@pytest.fixture
+def peer():
+    return FakePort(Role.TOKENIZER).join()
+
+
+def test_one_build_serves_all_who_wait_and_those_who_come_later(peer) -> None:
+    threads = Later()
+    guides = Guides(tokens(), threads)
+    for number in (1, 2):
+        guides.take(peer, request(number))
+    guides.take(peer, request(3, "b+"))
+    assert (guides.admit(), guides.waiting, len(threads.jobs)) == ([], 3, 2)
+    threads.run()
+    admitted = guides.admit()
+    assert [each.request.id for each in admitted] == [1, 2, 3]
+    assert admitted[0].guide is admitted[1].guide
+    guides.take(peer, request(4))
+    assert [each.request.id for each in guides.admit()] == [4]
+    statistics = guides.statistics()
+    assert (statistics.built, statistics.hits, statistics.remembered, statistics.waiting) == (2, 1, 2, 0)
+
+
+def test_an_abort_is_told_with_the_request(peer) -> None:
+    threads = Later()
+    guides = Guides(tokens(), threads)
+    guides.take(peer, request(1))
+    assert guides.abort(1)
+    assert not guides.abort(2)
+    threads.run()
+    assert [each.aborted for each in guides.admit()] == [True]
+
+
+def test_requests_of_a_peer_that_is_gone_are_dropped(peer) -> None:
+    threads = Later()
+    guides = Guides(tokens(), threads)
+    guides.take(peer, request(1))
+    guides.forget(peer)
+    threads.run()
+    assert guides.admit() == []
+    assert guides.waiting == 0
+    guides.take(peer, request(2))
+    guides.forget(peer)
+    assert guides.admit() == []
+
+
+def test_an_automaton_that_fails_is_an_answer(peer) -> None:
+    guides = Guides(tokens(), Inline())
+    guides.take(peer, SubmitTokens(id=1, token_ids=b"", sampling=Sampling(), automaton=Automaton(source="x y")))
+    (admitted,) = guides.admit()
+    assert isinstance(admitted.guide, GrammarFailure)
+    assert rejection(admitted).status == 500
+    assert guides.statistics().failed == 1
+    assert guides.statistics().remembered == 0
+
+
+def test_a_model_without_structures_says_so(peer) -> None:
+    guides = Guides(None, Inline())
+    guides.take(peer, request(1))
+    (admitted,) = guides.admit()
+    assert isinstance(admitted.guide, GrammarFailure)
+
+
+def test_memory_is_bounded(peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GUIDES", 2)
+    guides = Guides(tokens(), Inline())
+    for number, letter in enumerate("abcd"):
+        guides.take(peer, request(number, letter))
+        assert len(guides.admit()) == 1
+    assert guides.statistics().remembered == 2
+    monkeypatch.setattr(module, "MOST_CHARACTERS", 1)
+    guides.take(peer, request(9, "e"))
+    assert len(guides.admit()) == 1
+    assert guides.statistics().remembered == 0

@@ -1,0 +1,41 @@
+"""Masks are filled beside the loop for the executors of the epoch."""
+
+from __future__ import annotations
+
+from engine_core.grammar.masks import MaskRow
+from engine_core.scheduling.masking import MaskWork
+from services.scheduler.masker import Masker
+from tests.engine_core.grammar.vocabulary import guide, tokens
+from tests.services.scheduler.fakes import Inline
+
+
+def test_masks_come_back_as_the_message_for_the_executors() -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    masker.renew(16)
+    assert masker.most == 8
+    masker.start(MaskWork(5, 3, (MaskRow(guide("regex", "a"), [], 2),)), 4)
+    (masks,) = masker.finished()
+    assert (masks.step, masks.epoch, len(masks.bits)) == (5, 3, tokens().words * 4)
+    assert masks.entries == (2).to_bytes(4, "little")
+    assert masker.finished() == []
+    statistics = masker.statistics()
+    assert statistics is not None
+    assert statistics.rows == 1
+
+
+def test_new_executors_begin_with_an_empty_store() -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    for epoch in (1, 2):
+        masker.renew(16)
+        masker.start(MaskWork(1, epoch, (MaskRow(guide("regex", "a"), [], 0),)), 0)
+        assert [len(masks.fresh) for masks in masker.finished()] == [4]
+
+
+def test_without_places_or_tokens_there_are_no_masks() -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    assert (masker.most, masker.statistics()) == (0, None)
+    masker.renew(0)
+    assert masker.most == 0
+    none = Masker(None, Inline(), 1)
+    none.renew(64)
+    assert none.most == 0

@@ -1,0 +1,159 @@
+"""Grammars are compiled once, in processes with limits, and nobody waits for another's. Real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine_core.embedded import demo_folder
+from protocol.config import TokenizerConfig
+from protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from protocol.messages import Grammar
+from services.tokenizer import compiler as module
+from services.tokenizer.compiler import Compiler, content_key
+
+BOMB = Grammar(kind="regex", source="((a{100}){100}){100}", param="guided_regex")
+
+
+@asynccontextmanager
+async def compiling(folder: Path | None = None, **options: float) -> AsyncIterator[Compiler]:
+    compiler = Compiler(folder or demo_folder(), TokenizerConfig(**{"grammar_workers": 1, **options}))
+    try:
+        yield compiler
+    finally:
+        workers = list(compiler._all)
+        compiler.close()
+        for worker in workers:
+            await worker.end()
+
+
+def regex(source: str) -> Grammar:
+    return Grammar(kind="regex", source=source, param="guided_regex")
+
+
+async def test_one_flight_for_a_grammar_and_a_memory_of_it() -> None:
+    async with compiling() as compiler:
+        found = await asyncio.gather(*(compiler.compile(regex("[a-z]+")) for _ in range(5)))
+        assert len({id(each) for each in found}) == 1
+        assert await compiler.compile(regex("[a-z]+")) is found[0]
+        statistics = compiler.statistics()
+        assert (statistics.compiled, statistics.hits, statistics.workers, statistics.waiting) == (1, 5, 1, 0)
+        assert statistics.slowest > 0
+
+
+async def test_a_refusal_names_the_field_of_each_request() -> None:
+    async with compiling() as compiler:
+        for param in ("guided_regex", "regex"):
+            with pytest.raises(InvalidRequest, match=f"^{param}: .*unclosed") as caught:
+                await compiler.compile(Grammar(kind="regex", source="(a", param=param))
+            assert (caught.value.param, caught.value.code) == (param, "invalid_grammar")
+        assert compiler.statistics().refused == 1
+
+
+async def test_what_takes_too_long_is_refused_for_good_and_the_worker_replaced() -> None:
+    async with compiling(grammar_compile_timeout=0.3) as compiler:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="--grammar-compile-timeout") as caught:
+                await compiler.compile(BOMB)
+            assert caught.value.code == "grammar_too_complex"
+        assert compiler.statistics().replaced == 1
+        assert (await compiler.compile(regex("a"))).source
+
+
+async def test_nobody_waits_for_anothers_grammar() -> None:
+    async with compiling(grammar_workers=2, grammar_compile_timeout=1.0) as compiler:
+        await asyncio.gather(compiler.compile(regex("x")), compiler.compile(regex("y")))  # both workers are up
+        bomb = asyncio.create_task(compiler.compile(BOMB))
+        for number in range(20):
+            await compiler.compile(regex(f"a{{{number + 1}}}"))
+        assert not bomb.done()
+        with pytest.raises(InvalidRequest):
+            await bomb
+
+
+async def test_what_takes_too_much_memory_is_refused() -> None:
+    big = json.dumps([f"value{number:06}" for number in range(80_000)])
+    async with compiling(grammar_compile_memory=24 << 20, grammar_compile_timeout=20.0) as compiler:
+        with pytest.raises(InvalidRequest, match="--grammar-compile-memory"):
+            await compiler.compile(Grammar(kind="choice", source=big, param="guided_choice"))
+        assert (await compiler.compile(regex("a"))).source
+
+
+async def test_a_worker_that_is_killed_costs_time_only() -> None:
+    async with compiling() as compiler:
+        await compiler.compile(regex("a"))
+        (worker,) = compiler._all
+        os.kill(worker._process.pid, signal.SIGKILL)
+        assert (await compiler.compile(regex("b"))).source
+        assert compiler.statistics().replaced == 1
+
+
+async def test_a_worker_that_does_not_come_up_is_our_failure(tmp_path: Path) -> None:
+    async with compiling(tmp_path) as compiler:
+        with pytest.raises(EngineFailure):
+            await compiler.compile(regex("a"))
+        assert compiler.statistics().remembered == 0
+
+
+async def test_what_is_too_long_never_reaches_a_worker() -> None:
+    async with compiling(grammar_max_bytes=100) as compiler:
+        with pytest.raises(InvalidRequest, match="--grammar-max-bytes"):
+            await compiler.compile(regex("a" * 101))
+        assert compiler.statistics().workers == 0
+
+
+async def test_memory_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with compiling(grammar_cache_entries=3) as compiler:
+        for letter in "abcdef":
+            await compiler.compile(regex(letter))
+        assert compiler.statistics().remembered == 3
+        monkeypatch.setattr(module, "MOST_BYTES", 1)
+        await compiler.compile(regex("g"))
+        assert compiler.statistics().remembered == 0
+        assert compiler._bytes == 0
+
+
+async def test_a_queue_that_is_full_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with compiling() as compiler:
+        found = await compiler.compile(regex("a"))
+        monkeypatch.setattr(module, "MOST_WAITING", 0)
+        with pytest.raises(Overloaded):
+            await compiler.compile(regex("b"))
+        assert await compiler.compile(regex("a")) is found
+
+
+async def test_closing_ends_the_workers() -> None:
+    async with compiling() as compiler:
+        await compiler.compile(regex("a"))
+        (worker,) = compiler._all
+        process = worker._process
+        waiting = asyncio.create_task(compiler.compile(BOMB))
+        await until(lambda: not compiler._idle)
+        compiler.close()
+        await asyncio.wait([waiting])
+        assert await process.wait() == -signal.SIGKILL
+
+
+async def until(done: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0)
+
+
+def test_what_means_the_same_has_one_key() -> None:
+    one = Grammar(kind="regex", source="a", param="x")
+    assert content_key(one) == content_key(Grammar(kind="regex", source="a", param="y"))
+    others = [
+        Grammar(kind="choice", source="a"), Grammar(kind="regex", source="b"),
+        Grammar(kind="regex", source="a", lenient=True), Grammar(kind="regex", source="a", whitespace="none"),
+    ]  # fmt: skip
+    assert len({content_key(grammar) for grammar in (one, *others)}) == 5

@@ -1,0 +1,67 @@
+"""A prompt is completed with its automaton, or the request is answered with why it has none."""
+
+from __future__ import annotations
+
+from engine_core.text.columns import pack
+from engine_core.text.prompts import Prepared
+from protocol.errors import InvalidRequest, Overloaded
+from protocol.messages import Grammar, Rejected, Sampling, SubmitText, SubmitTokens
+from services.tokenizer.orders import Done
+from services.tokenizer.structure import Structure
+from tests.engine_core.grammar.vocabulary import vocabulary
+
+OPEN, CLOSE = 4090, 4091
+
+
+class Told:
+    """A compiler that says what it is told to."""
+
+    def __init__(self, outcome: Done | Exception) -> None:
+        self.outcome = outcome
+
+    async def compile(self, grammar: Grammar) -> Done:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def text(*, chat: bool = True) -> SubmitText:
+    grammar = Grammar(kind="regex", source="a", param="regex")
+    given = {"messages": b"[]"} if chat else {"prompt": "x"}
+    return SubmitText(id=7, sampling=Sampling(), grammar=grammar, **given)  # type: ignore[arg-type]
+
+
+def made(*token_ids: int) -> Prepared:
+    return Prepared(SubmitTokens(id=7, token_ids=pack("i", token_ids), sampling=Sampling()), token_ids, "")
+
+
+async def test_the_automaton_travels_with_the_tokens() -> None:
+    structure = Structure(vocabulary(), Told(Done("source", ("said",), 0.0, 0.0)))
+    found = await structure.complete(text(), made(1, 2))
+    assert isinstance(found, Prepared)
+    assert found.request.automaton is not None
+    assert (found.request.automaton.source, found.request.automaton.after) == ("source", b"")
+    assert found.approximations == ("said",)
+    assert found.token_ids == (1, 2)
+
+
+async def test_a_chat_that_opens_reasoning_is_structured_after_it() -> None:
+    structure = Structure(vocabulary(), Told(Done("source", (), 0.0, 0.0)))
+    for request, after in ((text(), pack("i", [CLOSE])), (text(chat=False), b"")):
+        found = await structure.complete(request, made(1, OPEN))
+        assert isinstance(found, Prepared)
+        assert found.request.automaton is not None
+        assert found.request.automaton.after == after
+
+
+async def test_errors_become_answers() -> None:
+    wrong = InvalidRequest("regex: bad", param="regex", code="invalid_grammar")
+    found = await Structure(vocabulary(), Told(wrong)).complete(text(), made(1))
+    assert found == Rejected(id=7, status=400, message="regex: bad", param="regex", code="invalid_grammar")
+    busy = await Structure(vocabulary(), Told(Overloaded("busy"))).complete(text(), made(1))
+    assert isinstance(busy, Rejected)
+    assert (busy.status, busy.retry_after) == (429, 1.0)
+    odd = await Structure(vocabulary(), Told(KeyError("secret"))).complete(text(), made(1))
+    assert isinstance(odd, Rejected)
+    assert odd.status == 500
+    assert "secret" not in odd.message
