@@ -99,8 +99,9 @@ def append_tokens(
     sizes = drafts.sizes(len(lane.slots))
     assert len(entries) == sizes.sum(), "a token for each entry of the rows that sample"
     valid = entries != REJECTED
-    counts = np.add.reduceat(valid, np.cumsum(sizes) - sizes, dtype=np.int32)
-    assert bool((counts > 0).all()), "the first entry of a row is no guess"
+    starts = np.cumsum(sizes) - sizes
+    assert bool(valid[starts].all()), "the first entry of a row follows no guess"
+    counts = np.add.reduceat(valid, starts, dtype=np.int32)
     tokens = entries[valid]
     values, place = tokens.tolist(), 0
     for choice, count in zip(lane.choices, counts.tolist(), strict=True):

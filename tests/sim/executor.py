@@ -66,7 +66,9 @@ class FakeExecutor:
         max_model_len: int,
         epoch: int,
         natures: Mapping[int, Nature],
+        pace: float = 0.0,
     ) -> None:
+        self._pace = pace  # seconds for each token beside the step's own time; 0: it does not say how long it took
         self._longest = max_model_len
         self.epoch = epoch
         self._size = block_size
@@ -210,7 +212,7 @@ class FakeExecutor:
             token_ids=np.array(sampler.tokens, np.int32).tobytes(),
             logprobs=tuple(sampler.scores),
             prompt_logprobs=tuple(prompt_scores),
-            busy=0.01 + len(sampler.tokens) / 4096,
+            busy=0.01 + len(sampler.tokens) * self._pace if self._pace else 0.0,
         )
 
     def _positions(self, slot: Slot, count: int, drafts: list[int]) -> list[int]:

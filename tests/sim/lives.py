@@ -36,6 +36,7 @@ class World:
     growing: bool = False  # short prompts, long outputs
     speculation: SpeculationOptions = PLAIN
     guided: float = 0.0  # share of lives that follow a grammar
+    pace: float = 0.0  # of the executor, seconds for each sampled token
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
 
@@ -83,6 +84,7 @@ def random_world(rng: random.Random) -> World:
             max_step_drafts=rng.choice((2, 1000)),
         ),
         guided=rng.choice((0.0, 0.3, 1.0)),
+        pace=rng.choice((0.0, 0.0001, 0.01)),
     )
 
 
@@ -129,7 +131,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
     if automaton is not None:
         sampling = replace(sampling, min_tokens=0)
     prediction: list[int] = []
-    if rng.random() < 0.3 and not invalid:
+    if rng.random() < 0.5 and not invalid:
         guide = None if automaton is None else FakeGuide(automaton)
         output, _ = rollout(prompt, sampling, sampling.seed, nature, world.max_model_len, guide)
         prediction = misremembered(rng, output)

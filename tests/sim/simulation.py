@@ -45,6 +45,7 @@ class Outcome:
     record: Record
     statistics: SchedulerStatistics
     turns: int
+    masks: int  # entries that were masked
 
 
 class Simulation:
@@ -94,6 +95,7 @@ class Simulation:
             max_model_len=world.max_model_len,
             epoch=epoch,
             natures=self.natures,
+            pace=world.pace,
         )
 
     def run(self) -> Outcome:
@@ -206,4 +208,4 @@ class Simulation:
         choices = sum(life.message.n for life in self.lives if not life.invalid)
         assert stand.finished + stand.aborted + stand.failed == choices
         assert stand.rejected == sum(life.invalid for life in self.lives)
-        return Outcome(self.record, stand, self.turns)
+        return Outcome(self.record, stand, self.turns, self.desk.made)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine_core.speculation.options import SpeculationOptions
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.simulation import Outcome, Simulation
 
@@ -25,9 +26,15 @@ def test_300_lives(seed: int) -> None:
 
 def test_the_lives_are_lively() -> None:
     """The runs reach what they are meant to reach: an empty test would pass as well."""
-    seen = [run(seed, 100, restarts=0.02).statistics for seed in range(24)]
+    outcomes = [run(seed, 100, restarts=0.02) for seed in range(24)]
+    seen = [outcome.statistics for outcome in outcomes]
     for name in ("aborted", "failed", "rejected", "surplus_tokens", "preemptions", "reused_tokens", "stale_results"):
         assert sum(getattr(stand, name) for stand in seen) >= 10, name
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert sum(getattr(stand, name) for stand in seen) >= 500, name
+    assert sum(stand.draft_tokens - stand.accepted_tokens for stand in seen) >= 500
+    assert max(len(stand.accepted_at) for stand in seen) >= 8
+    assert sum(outcome.masks for outcome in outcomes) >= 1000
     assert any(random_world(random.Random(seed)).leaves for seed in range(24))
     assert sum(stand.prefix.evicted for stand in seen) > 1000
     assert sum(stand.forecast.refused for stand in seen) > 100
@@ -49,6 +56,8 @@ def test_10000_lives_in_one_run(depth: int) -> None:
         leaves=0.0005,
         lazy=0.3,
         careless=True,
+        speculation=SpeculationOptions(method="ngram"),
+        guided=0.3,
     )
     rng = random.Random(7)
     outcome = Simulation(world, random_lives(rng, world, 10_000), rng).run()
