@@ -1,15 +1,20 @@
 """Instances of a schema for the corpus: drawn from it and spoiled one step at a time, then judged by jsonschema.
 
-The judge is jsonschema's validator of the announced draft with its format checks, and with two changes: `multipleOf` is
-decimal arithmetic (the library divides floats and finds that 19.99 is no multiple of 0.01), and `nullable: true`
-beside `type` allows null, as OpenAPI 3.0.3 says and as the engine takes it."""
+The judge is jsonschema's validator of the announced draft, with three changes: `multipleOf` is decimal arithmetic (the
+library divides floats and finds that 19.99 is no multiple of 0.01); `nullable: true` beside `type` allows null, as
+OpenAPI 3.0.3 says and as the engine takes it; and the formats that the engine enforces are checked in every draft, by
+the grammars of their RFCs, since the library checks most of them only with further packages."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import ipaddress
 import json
 import random
+import re
 from collections.abc import Iterator
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +24,44 @@ from jsonschema import validators
 WANTED = 6  # instances of each sort
 TRIES = 400
 MAX_DEPTH = 7
-FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+TIME = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"  # RFC 3339
+LABEL = r"[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"  # RFC 1123
+GRAMMARS = {
+    "time": TIME,
+    "duration": r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?)",  # RFC 3339, appendix A
+    "email": rf"[^@\s\"]+@({LABEL})(\.{LABEL})*",
+    "hostname": rf"{LABEL}(\.{LABEL})*",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",  # RFC 4122
+    "uri": r"[a-zA-Z][-+.a-zA-Z0-9]*:[^\s\\\"<>^`{|}]*",  # RFC 3986, without the parts of its path
+}
+
+
+def _formed(name: str, text: object) -> bool:
+    if not isinstance(text, str):
+        return True
+    try:
+        match name:
+            case "ipv4":
+                ipaddress.IPv4Address(text)
+            case "ipv6":
+                ipaddress.IPv6Address(text)
+            case "date":
+                return re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) is not None and bool(date.fromisoformat(text))
+            case "date-time":
+                day, mark, rest = text[:10], text[10:11], text[11:]
+                return mark in ("t", "T") and _formed("date", day) and _formed("time", rest)
+            case _:
+                return re.fullmatch(GRAMMARS[name], text, re.ASCII) is not None
+    except ValueError:
+        return False
+    return True
+
+
+def _checker() -> jsonschema.FormatChecker:
+    checker = jsonschema.FormatChecker(())
+    for name in (*GRAMMARS, "ipv4", "ipv6", "date", "date-time"):
+        checker.checks(name)(functools.partial(_formed, name))
+    return checker
 
 
 def _multiple(validator: Any, step: Any, value: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
@@ -38,8 +80,7 @@ def _type(validator: Any, kinds: Any, value: Any, schema: Any) -> Iterator[jsons
 def judge(schema: object) -> Any:
     """The validator of a schema, for its own draft or 2020-12."""
     kind = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    checker = jsonschema.FormatChecker(sorted(FORMATS & kind.FORMAT_CHECKER.checkers.keys()))
-    return validators.extend(kind, {"multipleOf": _multiple, "type": _type})(schema, format_checker=checker)
+    return validators.extend(kind, {"multipleOf": _multiple, "type": _type})(schema, format_checker=_checker())
 
 
 def _follow(schema: Any, root: Any) -> Any:
