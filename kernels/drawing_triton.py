@@ -102,7 +102,7 @@ def draw_kernel(
     limit = tl.load(floors + entry)
     if limit < 0:
         return
-    peak, _ = read_peak(peaks + entry * spans, spans, SPANS)
+    peak, _alive = read_peak(peaks + entry * spans, spans, SPANS)
     adjusted = ((used & ADJUSTED) != 0) | (tl.load(entry_masks + entry) >= 0)
     position = tl.load(known + slot) + tl.load(entry_depth + entry)
     score, token, key, mass = draw_span(
@@ -155,7 +155,7 @@ def choose_kernel(
     score = tl.load(scores + entry * spans + lanes, mask=there, other=float("-inf"))
     token = tl.load(drawn + entry * spans + lanes, mask=there, other=ABSENT)
     key = tl.load(keys + entry * spans + lanes, mask=there, other=ABSENT)
-    _, chosen, reach = best_of(score, token, key)
+    _lead, chosen, reach = best_of(score, token, key)
     if (used & TOP_P) != 0:
         own, line = logits + entry * stride, changed + entry * vocabulary
         adjusted = ((used & ADJUSTED) != 0) | (tl.load(entry_masks + entry) >= 0)
@@ -170,12 +170,12 @@ def choose_kernel(
             else:
                 for span in range(spans):
                     if tl.min(tl.where(lanes == span, key, ABSENT), 0) >= reach:
-                        new_score, new_token, new_key, _ = draw_span(
+                        new_score, new_token, new_key, _mass = draw_span(
                             own, line, adjusted, peak, temperature, seed, position, reach - 1, span * SPAN, vocabulary,
                             SPAN, TILE,
                         )  # fmt: skip
                         score = tl.where(lanes == span, new_score, score)
                         token = tl.where(lanes == span, new_token, token)
                         key = tl.where(lanes == span, new_key, key)
-                _, chosen, reach = best_of(score, token, key)
+                _lead, chosen, reach = best_of(score, token, key)
     tl.store(tokens + entry, chosen)

@@ -108,7 +108,7 @@ def draw_candidates(candidates, count, top_k, top_p, seed, position, FEW: tl.con
         weights = tl.where(kept, tl.exp(-below), 0.0).to(tl.float64)
         kept = key <= key_of_mass(key, weights, tl.sum(weights, 0) * top_p.to(tl.float64))
     noise = token_noise(seed, position, tl.where(kept, token, 0))
-    _, winner, _ = best_of(tl.where(kept, noise - below, float("-inf")), token, key)
+    _score, winner, _key = best_of(tl.where(kept, noise - below, float("-inf")), token, key)
     return winner
 
 

@@ -57,17 +57,5 @@ def test_a_line_says_what_was_measured() -> None:
     cost = Cost(
         mix="greedy", rows=64, vocabulary=1000, spread=1.0, microseconds=12.34, read=3.0, price=0.0125
     )  # fmt: skip
-    assert line(cost).split() == [
-        "greedy",
-        "64",
-        "x",
-        "1000",
-        "spread",
-        "1.0",
-        "12.3",
-        "us",
-        "(read",
-        "3.0)",
-        "+1.25",
-        "%",
-    ]
+    assert line(cost).startswith("greedy ")
+    assert line(cost).endswith("64 x 1000 spread 1.0     12.3 us (read   3.0)  +1.25 %")
