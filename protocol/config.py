@@ -51,6 +51,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0
     tensor_parallel_size: Annotated[int, Option("GPUs per replica; only 1 is built", 1, 1)] = 1
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
+    batch_invariant: Annotated[
+        bool, Option("a request's tokens never depend on what shares its steps, to the last bit; needs a GPU")
+    ] = False
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

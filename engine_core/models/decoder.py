@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -88,6 +89,7 @@ class Decoder:
 
         Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
         """
+        attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
         delta, residual = self.embedding.forward(input_ids), None
         rotation = gather_rotation(self.rope, positions)
         for block, pages in zip(self.blocks, cache, strict=True):

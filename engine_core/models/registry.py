@@ -32,6 +32,6 @@ def build(
     """A model without its weights (`loading.load` fills them), for sequences of up to `length` tokens.
 
     With `size` > 1 it holds the share of `rank`: heads, MLP width; the products that end a block are then partial sums.
-    `invariant` products and norms give each row the same bits whatever the batch; attention is the caller's to ask.
+    With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
     return FAMILIES[spec.family](spec, Placement(dtype, device, rank, size, invariant), length)

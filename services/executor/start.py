@@ -52,6 +52,8 @@ def start(config: Config, index: int) -> Engine:
     """
     began = time.monotonic()
     device = choose_device(config.executor.device, index)
+    if config.model.batch_invariant and device.type == "cpu":
+        raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
     if device.type == "cpu":
         torch.set_num_threads(config.executor.cpu_threads or default_threads(len(os.sched_getaffinity(0))))
     else:
@@ -62,7 +64,7 @@ def start(config: Config, index: int) -> Engine:
     length = folder.model_length(spec, config.model)
     dtype = choose_dtype(config.model.dtype, spec, device)
     notify("STATUS=loading weights")
-    model = registry.build(spec, dtype, device, length)
+    model = registry.build(spec, dtype, device, length, invariant=config.model.batch_invariant)
     with torch.inference_mode():
         loading.load(model, path, config.model.load_format, config.model.seed)
     options = RunnerOptions(
@@ -85,7 +87,10 @@ def start(config: Config, index: int) -> Engine:
     blocks = count_blocks(config, shape, model, spec, options)
     runner = Runner(model, spec, replace(options, blocks=blocks))
     notify("STATUS=warming up")
-    for plan in warm_steps(runner.sizes, longest_warm_chunk(config.model, device)):
+    warm = warm_steps(runner.sizes, longest_warm_chunk(config.model, device))
+    if config.executor.kv_cache_memory:  # else measuring has compiled everything
+        runner.compile(warm)
+    for plan in warm:
         runner.collect(runner.launch(plan))
     runner.prepare()
     runner.reset()

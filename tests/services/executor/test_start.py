@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from engine_core.models.spec import read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig
@@ -58,6 +59,12 @@ def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: 
 def test_a_length_beyond_the_model_is_refused(folder: str) -> None:
     with pytest.raises(ConfigError, match="--max-model-len"):
         start(config(folder, max_model_len=LENGTH + 1), 0)
+
+
+def test_a_cpu_cannot_promise_the_same_bits_in_every_batch(folder: str) -> None:
+    wanted = config(folder)
+    with pytest.raises(ConfigError, match="--batch-invariant.*needs a GPU"):
+        start(structs.replace(wanted, model=structs.replace(wanted.model, batch_invariant=True)), 0)
 
 
 def test_a_folder_without_weights_is_refused(folder: str) -> None:
