@@ -216,7 +216,9 @@ def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: s
         graphs=graphs,
     )  # fmt: skip
     runner = Runner(model, spec, options)
-    for plan in warm_steps(runner.sizes, STEP_TOKENS):
+    warm = warm_steps(runner.sizes, STEP_TOKENS)
+    runner.compile(warm)
+    for plan in warm:
         runner.collect(runner.launch(plan))
     runner.prepare()
     while runner.prepare_more():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -37,7 +37,8 @@ Output = TypeVar("Output")
 
 SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
 COMMON = frozenset(1 << power for power in range(13))
-RARE = 2  # rank of what is captured last
+LARGEST, USUAL, RARE = 0, 1, 2  # ranks of captures: a server starts with the first two
+REHEARSED = frozenset((1, 2, 8, 64))  # sizes of which each may take kernels of its own
 MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
 HOST_LAYER = 400e-6  # seconds that a host takes to launch one layer's kernels
 DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
@@ -65,11 +66,6 @@ def graph_sizes(layers: int, weights: int, max_num_seqs: int, step_tokens: int, 
         rows=max_num_seqs,
         max_context=max_context,
     )
-
-
-def largest(sizes: GraphSizes) -> GraphSizes:
-    """Of each kind the largest alone, which decides the memory that all of them take."""
-    return replace(sizes, decode=sizes.decode[-1:], mixed=sizes.mixed[-1:], entries=sizes.entries[-1:])
 
 
 def kept_tokens(sizes: GraphSizes) -> int:
@@ -174,7 +170,12 @@ class ForwardGraphs:
         self.replays = 0
 
     def capture(self, shape: Shape, memory: Memory) -> None:
-        """Make the graph of one shape, over rows without tokens. Nothing may be running."""
+        """Make the graph of one shape. Nothing may be running."""
+        self._graphs[shape] = memory.capture(self.work(shape))
+        insort(self._captured[shape.plain], shape, key=size_of)
+
+    def work(self, shape: Shape) -> Callable[[], Tensor]:
+        """What the graph of a shape holds, over rows without tokens; it returns the hidden states of all tokens."""
         self._sent = None
         inputs = step_inputs(self._packing.views(self._packed, shape.lengths))
         self._packed.zero_()
@@ -182,13 +183,12 @@ class ForwardGraphs:
         forward, states = self._forward, self._states[: shape.entries]
         max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
 
-        def work() -> Tensor:
+        def run() -> Tensor:
             hidden = forward.run(inputs.rows, max_query, max_context)
             torch.index_select(hidden, 0, inputs.last, out=states)
             return hidden
 
-        self._graphs[shape] = memory.capture(work)
-        insort(self._captured[shape.plain], shape, key=size_of)
+        return run
 
     def fitting(self, rows: HostRows) -> Shape | None:
         """The smallest captured shape that holds these rows."""
@@ -226,7 +226,12 @@ class SamplingGraphs:
         self.replays = 0
 
     def capture(self, size: int, memory: Memory) -> None:
-        """Make the graph of one size, over entries of the scratch slot. Nothing may be running."""
+        """Make the graph of one size. Nothing may be running."""
+        self._graphs[size] = memory.capture(self.work(size))
+        insort(self._captured, size)
+
+    def work(self, size: int) -> Callable[[], Sampled]:
+        """What the graph of a size holds, over entries of the scratch slot."""
         self._sent = None
         entries = Entries(*self._packing.views(self._packed, entry_lengths(size)))
         self._packed.zero_()
@@ -235,11 +240,10 @@ class SamplingGraphs:
         entries.masks.fill_(NO_MASK)
         sampler, states = self._sampler, self._states[:size]
 
-        def work() -> Sampled:
+        def run() -> Sampled:
             return sampler.run(states, entries, scored=True)
 
-        self._graphs[size] = memory.capture(work)
-        insort(self._captured, size)
+        return run
 
     def fitting(self, rows: HostRows) -> int:
         """The smallest captured size that holds the entries, 0 if there is none."""
@@ -275,9 +279,9 @@ class Graphs:
         self._waiting = capture_order(wanted, sizes.entries)
 
     @property
-    def common(self) -> bool:
-        """Whether the next to be captured is of a size that a server should not start without."""
-        return bool(self._waiting) and self._waiting[0][0] < RARE
+    def next_rank(self) -> int:
+        """Rank of the next to be captured, beyond all ranks if there is none."""
+        return self._waiting[0][0] if self._waiting else RARE + 1
 
     @property
     def waiting(self) -> int:
@@ -292,12 +296,19 @@ class Graphs:
             self.sampling.capture(what, self._memory)
         self._captured += 1
 
+    def rehearse(self) -> None:
+        """Run once what graphs of each kind and of very different sizes hold."""
+        for rank, what in tuple(self._waiting):
+            if rank == LARGEST or size_of(what) in REHEARSED:
+                work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
+                work()
+
     def statistics(self) -> GraphStatistics:
         return GraphStatistics(self._captured, len(self._waiting), self.forward.replays, self.sampling.replays)
 
 
 def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> deque[tuple[int, Shape | int]]:
-    """Graphs with their rank: 0 the largest of each kind, 1 common sizes, RARE the others. Largest first in each.
+    """Graphs with their rank: the LARGEST of each kind, USUAL sizes, RARE ones. Largest first in each.
 
     A small one is captured into memory that the large ones have left; and once the largest stand, every step has one.
     """
@@ -309,7 +320,7 @@ def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> deque[tupl
     ranked = []
     for kind in kinds:
         for what in kind:
-            rank = 0 if what is kind[-1] else 1 if size_of(what) in COMMON else RARE
+            rank = LARGEST if what is kind[-1] else USUAL if size_of(what) in COMMON else RARE
             ranked.append((rank, what))
     ranked.sort(key=lambda pair: (pair[0], -size_of(pair[1])))
     return deque(ranked)

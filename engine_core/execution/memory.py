@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from engine_core.execution.forward import Network
-from engine_core.execution.graphs import kept_tokens, largest
+from engine_core.execution.graphs import LARGEST, kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import worst_step
+from engine_core.execution.trial import warm_steps, worst_step
 from engine_core.models.spec import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
@@ -34,17 +34,19 @@ def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
 def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int) -> int:
     """Bytes of GPU memory that slot tables, a worst-case step of `tokens` and graphs take beyond what is allocated now.
 
-    It is measured by running that step, and capturing the largest graphs, over a cache of the scratch block alone.
+    It is measured by running that step, and capturing the largest graphs, over a cache of the scratch block alone. What
+    a server launches is compiled on the way.
     """
     device = options.device
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    graphs = None if options.graphs is None else largest(options.graphs)
-    trial = Runner(model, spec, replace(options, blocks=0, graphs=graphs))
-    trial.collect(trial.launch(worst_step(trial.sizes, tokens)))
-    trial.prepare()
+    trial = Runner(model, spec, replace(options, blocks=0))
+    worst = worst_step(trial.sizes, tokens)
+    trial.compile([worst, *warm_steps(trial.sizes, tokens)])
+    trial.collect(trial.launch(worst))
+    trial.prepare(LARGEST)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
     if options.graphs is not None:

@@ -8,6 +8,7 @@ and eager where none does. On a CPU the same code runs to the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine_core.execution.compilation import compile_all, rehearsal
 from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graphs import Graphs, GraphSizes
+from engine_core.execution.graphs import USUAL, Graphs, GraphSizes
 from engine_core.execution.masks import entry_masks, store_masks
 from engine_core.execution.pages import kv_pages
 from engine_core.execution.prompts import prompt_scores, prompt_spans
@@ -43,6 +45,7 @@ class RunnerOptions:
     max_model_len: int
     max_num_seqs: int
     graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
+    invariant: bool = False  # a row's results have the same bits whatever else is in the step (the model's part too)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Runner:
         self._download = Download(options.device)
         self._slots = SlotTable(self.sizes, self._upload)
         cache = kv_pages(spec, options.blocks, options.block_size, options.dtype, options.device)
-        self._forward = Forward(model, self._slots, cache)
+        self._forward = Forward(model, self._slots, cache, invariant=options.invariant)
         self._sampler = Sampler(model, self._slots)
         self._graphs: Graphs | None = None
         if options.graphs is not None:
@@ -105,9 +108,21 @@ class Runner:
         self._slots.reset()
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Capture the graphs that a server should not start without."""
-        while self._graphs is not None and self._graphs.common:
+    def compile(self, plans: Sequence[StepPlan]) -> None:
+        """Have what `plans` and the graphs launch compiled, side by side. The plans touch scratch alone."""
+        if self.options.device.type == "cpu":
+            return
+        with rehearsal() as missing:
+            for plan in plans:
+                self.launch(plan)
+            if self._graphs is not None:
+                self._graphs.rehearse()
+        compile_all(missing, self.options.device)
+
+    @torch.inference_mode()
+    def prepare(self, rank: int = USUAL) -> None:
+        """Capture the graphs up to a rank: the largest, which decide the memory, or all that a server starts with."""
+        while self._graphs is not None and self._graphs.next_rank <= rank:
             self._graphs.capture()
 
     @torch.inference_mode()

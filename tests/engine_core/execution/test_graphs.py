@@ -16,7 +16,6 @@ from engine_core.execution.graphs import (
     entry_lengths,
     graph_sizes,
     kept_tokens,
-    largest,
     mixed_sizes,
     shapes,
     size_of,
@@ -87,8 +86,6 @@ def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
     assert [what for _, what in order] == [Shape(2, 2, 2, True), 2]
 
 
-def test_the_largest_decide_the_memory() -> None:
-    found = largest(SIZES)
-    assert (found.decode, found.mixed, found.entries) == ((6,), (32,), (6,))
+def test_all_but_the_largest_keep_their_hidden_states_beside_those_of_the_largest() -> None:
     assert kept_tokens(SIZES) == 1 + 2 + 4 + 16
-    assert kept_tokens(found) == 0
+    assert kept_tokens(GraphSizes(decode=(6,), mixed=(), entries=(6,), rows=6, max_context=100)) == 0
