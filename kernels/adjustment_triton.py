@@ -1,4 +1,4 @@
-"""Steps 1 and 2 of kernels/sampling.py in Triton, on one span of an entry's vocabulary."""
+"""Steps 1 and 2 of kernels/sampling.py in Triton: one launch, in which entries that change nothing end at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ PENALTIES = tl.constexpr(sampling_tables.PENALTIES)
 EDITS = tl.constexpr(sampling_tables.EDITS)
 WORDS = tl.constexpr(sampling_tables.WORDS)
 ALLOWED = tl.constexpr(sampling_tables.ALLOWED)
+ADJUSTED = tl.constexpr(sampling_tables.ADJUSTED)
 WORD_END = tl.constexpr(sampling_tables.WORD_END)
 NOT_OUTPUT = tl.constexpr(-2)  # no token's id, and not WORD_END
 EDIT_LANES = tl.constexpr(128)
@@ -68,3 +69,58 @@ def penalise(x, places, there, depth, drafts, counts, repetition, presence, freq
     x = tl.where(count > 0, repeated, x)
     times = count >> 1
     return x - frequency * times.to(tl.float32) - tl.where(times > 0, presence, 0.0)
+
+
+@triton.jit
+def adjust_kernel(
+    logits, changed, entry_slots, entry_depth, drafts, entry_masks, uses,
+    repetition, presence, frequency, prompts, edit_counts, edit_tokens, edit_until, edit_early, edit_late,
+    word_counts, words, masks, history, known, counts,
+    stride, vocabulary, own_masks, mask_words, most_edits, most_words, row_length,
+    LONGEST: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """One span of one entry. A logit that is not finite becomes NaN, forbidden or not: the entry is to fail."""
+    entry = tl.program_id(0).to(tl.int64)
+    slot = tl.load(entry_slots + entry).to(tl.int64)
+    used = tl.load(uses + slot)
+    mask = tl.load(entry_masks + entry).to(tl.int64)
+    if ((used & ADJUSTED) == 0) & (mask < 0):
+        return
+    start = tl.program_id(1) * SPAN
+    places = start + tl.arange(0, SPAN)
+    there = places < vocabulary
+    x = tl.load(logits + entry * stride + places, mask=there, other=0.0).to(tl.float32)
+    finite = tl.abs(x) < float("inf")
+    x = tl.where(finite, x, 0.0)
+    depth = tl.load(entry_depth + entry)
+    behind = drafts + entry
+    line = changed + entry * vocabulary
+    if mask >= 0:
+        x = forbid(x, masks + mask * mask_words, places, there)
+    if (used & ALLOWED) != 0:
+        x = forbid(x, masks + (own_masks + slot) * mask_words, places, there)
+    if (used & (EDITS | WORDS)) != 0:
+        position = tl.load(known + slot) + depth
+        tl.store(line + places, x, mask=there)
+        tl.debug_barrier()
+        if (used & WORDS) != 0:
+            forbid_words(
+                line, start, start + SPAN, position, depth, tl.load(prompts + slot), history + slot * row_length,
+                behind, words + slot * most_words * LONGEST, tl.load(word_counts + slot), LONGEST,
+            )  # fmt: skip
+            tl.debug_barrier()
+        if (used & EDITS) != 0:
+            at = slot * most_edits
+            edit(
+                line, start, start + SPAN, position, edit_tokens + at, edit_until + at, edit_early + at,
+                edit_late + at, tl.load(edit_counts + slot),
+            )  # fmt: skip
+            tl.debug_barrier()
+        x = tl.load(line + places, mask=there, other=0.0)
+        tl.debug_barrier()
+    if (used & PENALTIES) != 0:
+        x = penalise(
+            x, places, there, depth, behind, counts + slot * vocabulary,
+            tl.load(repetition + slot), tl.load(presence + slot), tl.load(frequency + slot),
+        )  # fmt: skip
+    tl.store(line + places, tl.where(finite, x, float("nan")), mask=there)

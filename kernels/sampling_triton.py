@@ -1,11 +1,12 @@
-"""The sampler in Triton: four launches, whatever the entries ask for.
+"""The sampler in Triton: five launches, whatever the entries ask for.
 
-1. survey: each span of each entry's vocabulary gives its best logit. Where a request changes its logits the changed
-   ones are written in fp32, for that entry alone; where it has top_k the best logits of small groups are kept.
-2. rank (kernels/ranking_triton.py), one program an entry: top_k from those groups. Few tokens are left as a rule, from
+1. adjust (kernels/adjustment_triton.py): where a request changes its logits the changed ones are written in fp32, for
+   that entry alone.
+2. survey: each span of each entry's vocabulary gives its best logit and, where there is top_k, those of small groups.
+3. rank (kernels/ranking_triton.py), one program an entry: top_k from those groups. Few tokens are left as a rule, from
    which it draws at once.
-3. draw (kernels/drawing_triton.py): each span of the other entries that are not greedy gives its best score.
-4. choose, one program an entry: the best of the spans. For top_p it is tested and, if it lies outside, replaced by the
+4. draw (kernels/drawing_triton.py): each span of the other entries that are not greedy gives its best score.
+5. choose, one program an entry: the best of the spans. For top_p it is tested and, if it lies outside, replaced by the
    next that may lie inside.
 
 A program of an entry that has nothing to do in a launch ends at once. Spans follow from the vocabulary's size alone,
@@ -22,13 +23,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import sampling_tables
-from kernels.adjustment_triton import ALLOWED, EDITS, PENALTIES, WORDS, edit, forbid, forbid_words, penalise
-from kernels.drawing_triton import choose_kernel, draw_kernel
+from kernels.adjustment_triton import adjust_kernel
+from kernels.drawing_triton import ADJUSTED, choose_kernel, draw_kernel, read_logits
 from kernels.ranking_triton import rank_kernel
 from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 TOP_K = tl.constexpr(sampling_tables.TOP_K)
-ADJUSTED = tl.constexpr(sampling_tables.ADJUSTED)
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,18 @@ def choose_tokens(
     assert history.tokens.is_contiguous()
     assert history.counts.is_contiguous()
     spans, found = triton.cdiv(vocabulary, cut.span), blank_survey(count, vocabulary, cut, logits.device)
+    adjust_kernel[(count, spans)](
+        logits, found.changed, entries.slots, entries.depth, entries.drafts, entries.masks, sampling.uses,
+        sampling.repetition, sampling.presence, sampling.frequency, sampling.prompt_tokens, sampling.edit_counts,
+        sampling.edit_tokens, sampling.edit_until, sampling.edit_early, sampling.edit_late, sampling.word_counts,
+        sampling.words, sampling.masks, history.tokens, history.known, history.counts,
+        logits.stride(0), vocabulary, sampling.own_masks, sampling.masks.shape[1], sampling.edit_tokens.shape[1],
+        sampling.words.shape[1], history.tokens.shape[1],
+        LONGEST=sampling.words.shape[2], SPAN=cut.span, num_warps=16,
+    )  # fmt: skip
     survey_kernel[(count, spans)](
-        logits, found.changed, found.peaks, found.best, found.groups, entries.slots, entries.depth, entries.drafts,
-        entries.masks, sampling.uses, sampling.repetition, sampling.presence, sampling.frequency,
-        sampling.prompt_tokens, sampling.edit_counts, sampling.edit_tokens, sampling.edit_until, sampling.edit_early,
-        sampling.edit_late, sampling.word_counts, sampling.words, sampling.masks, history.tokens, history.known,
-        history.counts, logits.stride(0), vocabulary, sampling.own_masks, sampling.masks.shape[1],
-        sampling.edit_tokens.shape[1], sampling.words.shape[1], history.tokens.shape[1], found.groups.shape[1],
-        LONGEST=sampling.words.shape[2], SPAN=cut.span, GROUP=cut.group, num_warps=8,
+        logits, found.changed, found.peaks, found.best, found.groups, entries.slots, entries.masks, sampling.uses,
+        logits.stride(0), vocabulary, found.groups.shape[1], SPAN=cut.span, GROUP=cut.group, num_warps=8,
     )  # fmt: skip
     common = (entries.slots, entries.depth, entries.masks, sampling.uses, history.known)
     draws = (sampling.temperature, sampling.top_p, sampling.seed)
@@ -126,58 +130,21 @@ def choose_tokens(
 
 @triton.jit
 def survey_kernel(
-    logits, changed, peaks, best, groups, entry_slots, entry_depth, drafts, entry_masks, uses,
-    repetition, presence, frequency, prompts, edit_counts, edit_tokens, edit_until, edit_early, edit_late,
-    word_counts, words, masks, history, known, counts,
-    stride, vocabulary, own_masks, mask_words, most_edits, most_words, row_length, most_groups,
-    LONGEST: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
+    logits, changed, peaks, best, groups, entry_slots, entry_masks, uses, stride, vocabulary, most_groups,
+    SPAN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One span of one entry: steps 1 and 2, and its best token."""
+    """One span of one entry: its best token. A forbidden one is -inf, but only where logits were changed."""
     entry = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
+    used = tl.load(uses + tl.load(entry_slots + entry))
+    adjusted = ((used & ADJUSTED) != 0) | (tl.load(entry_masks + entry) >= 0)
     start = span * SPAN
     places = start + tl.arange(0, SPAN)
     there = places < vocabulary
-    x = tl.load(logits + entry * stride + places, mask=there, other=float("-inf")).to(tl.float32)
-    finite = tl.abs(x) < float("inf")
-    odd = tl.max((there & ~finite).to(tl.int32), 0)
+    x = read_logits(logits + entry * stride, changed + entry * vocabulary, adjusted, places, there)
+    finite = (tl.abs(x) < float("inf")) | ((x == float("-inf")) & (adjusted | ~there))
+    odd = tl.max((~finite).to(tl.int32), 0)
     x = tl.where(finite, x, float("-inf"))
-    slot = tl.load(entry_slots + entry).to(tl.int64)
-    used = tl.load(uses + slot)
-    mask = tl.load(entry_masks + entry).to(tl.int64)
-    if ((used & ADJUSTED) != 0) | (mask >= 0):
-        depth = tl.load(entry_depth + entry)
-        behind = drafts + entry
-        line = changed + entry * vocabulary
-        if mask >= 0:
-            x = forbid(x, masks + mask * mask_words, places, there)
-        if (used & ALLOWED) != 0:
-            x = forbid(x, masks + (own_masks + slot) * mask_words, places, there)
-        if (used & (EDITS | WORDS)) != 0:
-            position = tl.load(known + slot) + depth
-            tl.store(line + places, x, mask=there)
-            tl.debug_barrier()
-            if (used & WORDS) != 0:
-                forbid_words(
-                    line, start, start + SPAN, position, depth, tl.load(prompts + slot), history + slot * row_length,
-                    behind, words + slot * most_words * LONGEST, tl.load(word_counts + slot), LONGEST,
-                )  # fmt: skip
-                tl.debug_barrier()
-            if (used & EDITS) != 0:
-                at = slot * most_edits
-                edit(
-                    line, start, start + SPAN, position, edit_tokens + at, edit_until + at, edit_early + at,
-                    edit_late + at, tl.load(edit_counts + slot),
-                )  # fmt: skip
-                tl.debug_barrier()
-            x = tl.load(line + places, mask=there, other=float("-inf"))
-            tl.debug_barrier()
-        if (used & PENALTIES) != 0:
-            x = penalise(
-                x, places, there, depth, behind, counts + slot * vocabulary,
-                tl.load(repetition + slot), tl.load(presence + slot), tl.load(frequency + slot),
-            )  # fmt: skip
-        tl.store(line + places, x, mask=there)
     peak, at = tl.max(x, 0, return_indices=True)
     place = entry * tl.num_programs(1) + span
     tl.store(peaks + place, tl.where(odd > 0, float("nan"), peak))
