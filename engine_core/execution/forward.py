@@ -30,11 +30,10 @@ class Network(Protocol):
 class Forward:
     """One model over the slots and their pages. Every operation is enqueued and none waits, so a graph may hold it."""
 
-    def __init__(self, model: Network, slots: SlotTable, cache: Sequence[Pages], *, invariant: bool) -> None:
+    def __init__(self, model: Network, slots: SlotTable, cache: Sequence[Pages]) -> None:
         self._model = model
         self._slots = slots
         self._cache = cache
-        self._invariant = invariant
         self._arrivals: Tensor | None = None
         if slots.block_tables.is_cuda:
             from kernels.attention_device import arrival_counters
@@ -53,7 +52,6 @@ class Forward:
             slot_mapping=inputs.slot_mapping,
             max_query=max_query,
             max_context=max_context,
-            invariant=self._invariant,
             arrivals=self._arrivals,
         )
         return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)

@@ -45,7 +45,6 @@ class RunnerOptions:
     max_model_len: int
     max_num_seqs: int
     graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
-    invariant: bool = False  # a row's results have the same bits whatever else is in the step (the model's part too)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Runner:
         self._download = Download(options.device)
         self._slots = SlotTable(self.sizes, self._upload)
         cache = kv_pages(spec, options.blocks, options.block_size, options.dtype, options.device)
-        self._forward = Forward(model, self._slots, cache, invariant=options.invariant)
+        self._forward = Forward(model, self._slots, cache)
         self._sampler = Sampler(model, self._slots)
         self._graphs: Graphs | None = None
         if options.graphs is not None:
