@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-FEW_ROWS = 16  # up to here a tile's height is that of the rows
-WIDE = 16384  # outputs
+WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
+LARGE = 2 * 132 * 128 * 128  # results from which tiles of 128 by 256 are enough for the device
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,28 @@ class Tiling:
     flat: bool = False  # if described: tiles are one loop
 
 
+SINGLE = Tiling(16, 64, 32, 4, 2)  # of single precision, which is for tests: nobody serves it on a GPU for speed
+
+
 def choose_tiling(
     rows: int, width: int, inputs: int, dtype: torch.dtype, *, gated: bool, invariant: bool
 ) -> Tiling | VectorTiling | None:
     """How to multiply `[rows, inputs]` with a weight of `width` outputs, or twice as many if `gated`; None: cuBLAS."""
     if dtype.itemsize > 2:
-        return Tiling(16, 64, 32, 4, 2) if invariant else None
-    if invariant:
-        return invariant_tiling(rows, width, inputs, gated=gated)
-    if rows == 1:
+        return SINGLE if invariant else None
+    if rows == 1 and not invariant:
         return vector_tiling(width, inputs, gated=gated)
+    if rows <= 64:
+        return low_tiling(rows, width, gated=gated)
+    if invariant:
+        return tall_tiling(rows, width, inputs, gated=gated)
+    if rows <= 256 and not gated and width * inputs <= 4096 * 4096:
+        return tall_tiling(rows, width, inputs, gated=False)
     return None
 
 
 def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
+    """Of one row."""
     if gated:
         return VectorTiling(1, 2048, 4) if inputs > 2048 else VectorTiling(4, 512, 4)
     if width >= WIDE:
@@ -61,23 +69,35 @@ def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
     return VectorTiling(2, 2048, 8)
 
 
-def invariant_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
-    if rows <= 8:
-        return Tiling(8, 16, 128, 2, 6, swapped=True)
+def low_tiling(rows: int, width: int, *, gated: bool) -> Tiling:
+    """Of up to 64 rows: the weights are read once, and the tiles are as many as keep the memory busy."""
+    if rows <= 16:
+        height = 8 if rows <= 8 else 16
+        if gated and width >= 8192:
+            return Tiling(height, 64, 64, 4, 8, swapped=True)
+        if gated or width >= WIDE:
+            return Tiling(height, 32, 128, 2, 5, swapped=True)
+        return Tiling(height, 16, 256, 2, 4, swapped=True)
+    if width <= 2048 or (gated and width < 8192):
+        return Tiling(64, 32, 128, 4, 6, described=True, resident=2)
+    if gated:
+        return Tiling(32 if rows <= 32 else 64, 64, 128, 4, 4, swapped=True)
     if rows <= 32:
-        return Tiling(16 if rows <= 16 else 32, 64, 128, 4, 4, swapped=True)
-    if rows <= 64:
-        if gated:
-            return Tiling(64, 64, 128, 4, 4, described=True, resident=2)
         if width >= WIDE:
-            return Tiling(64, 128, 128, 4, 4, described=True, resident=2)
-        return Tiling(64, 64, 128, 4, 6, swapped=True, described=True, resident=2)
-    if rows <= 256:
-        if width >= WIDE or gated:
-            return Tiling(128, 128, 64, 8, 5, swapped=True, described=True, gated=False)
-        if width * 2 > 3 * inputs:
-            return Tiling(128, 128, 64, 8, 5, swapped=True, described=True)
+            return Tiling(32, 128, 64, 4, 5, swapped=True)
+        return Tiling(32, 64, 128, 4, 6, swapped=True, described=True, resident=2)
+    if width >= WIDE:
         return Tiling(64, 128, 128, 4, 4, described=True, resident=2)
-    if rows * width < 132 * 128 * 256 * 2:
-        return Tiling(128, 128, 64, 8, 5, described=True, gated=False, flat=True)
-    return Tiling(128, 256, 64, 8, 4, described=True, gated=False, flat=True)
+    return Tiling(64, 64, 128, 4, 6, described=True, resident=2)
+
+
+def tall_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
+    """Of more rows: as tall and wide as leaves every processor a tile. The gate is a kernel of its own."""
+    outputs = 2 * width if gated else width
+    if rows <= 256 and width <= 2048:
+        return Tiling(64, 64, 128, 4, 6, described=True, gated=False, resident=2)
+    if rows <= 256 and outputs <= max(4096, inputs):
+        return Tiling(64, 128, 128, 4, 4, described=True, gated=False)
+    if rows * outputs <= LARGE:
+        return Tiling(128, 128, 64, 8, 5, described=True, gated=False, flat=rows > 256)
+    return Tiling(128, 256, 64, 8, 4, described=True, gated=False, flat=rows > 256)

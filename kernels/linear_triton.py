@@ -204,7 +204,7 @@ def add_product(values, weights, sums, SWAPPED: tl.constexpr):
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))  # a single row is no case of its own
 def tile_kernel(
     x, weight, bias, out, rows, width, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr,
@@ -235,7 +235,7 @@ def tile_kernel(
     store_tile(sums, ups, bias, out, row, output, rows, width, SWAPPED, GATED, BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def described_kernel(
     x, weight, bias, out, rows, width, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr,
