@@ -1,8 +1,9 @@
 """The project's own schemas, in the shapes that people send: `python -m benchmarks.schema_corpus` writes them to
 `benchmarks/schemas/FAMILY.json`, each with instances that jsonschema calls valid and others that it calls invalid.
 
-A family is one way of writing schemas (tool arguments, Kubernetes manifests, pydantic's output, ...) applied to entities of
-everyday software. Instances are drawn from the schema, and spoiled one step at a time; the validator has the last word."""
+A family is one way of writing schemas (tool arguments, Kubernetes manifests, pydantic's output, ...) applied to
+entities of everyday software. Instances are drawn from the schema, and spoiled one step at a time; the validator has
+the last word."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ def tool_calls() -> Iterator[Schema]:
             "properties": {
                 "field": {"enum": names},
                 "operator": {"enum": ["eq", "ne", "lt", "gt", "in"]},
-                "value": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "array", "items": {"type": "string"}}]},
+                "value": {
+                    "anyOf": [{"type": "string"}, {"type": "number"}, {"type": "array", "items": {"type": "string"}}]
+                },
             },
             "required": ["field", "operator", "value"],
             "additionalProperties": False,
@@ -113,7 +116,11 @@ def api_payloads() -> Iterator[Schema]:
         }
         yield {"type": "object", "properties": listing, "required": ["items", "total"]}
         problem = {"code": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": {"type": "string"}}
-        failed = {"type": "object", "properties": {"error": {"type": "object", "properties": problem}}, "required": ["error"]}
+        failed = {
+            "type": "object",
+            "properties": {"error": {"type": "object", "properties": problem}},
+            "required": ["error"],
+        }
         made = {"type": "object", "properties": {"data": plain(entity), "error": False}, "required": ["data"]}
         yield {"oneOf": [made, failed]}
         yield {"type": "object", "properties": fields(entity), "minProperties": 1, "additionalProperties": False}
@@ -158,7 +165,7 @@ def manifests() -> Iterator[Schema]:
             "port"]}, "minItems": 1}, "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}},
         "CronJob": {"schedule": {"type": "string"}, "suspend": {"type": "boolean"}, "jobTemplate": {"type": "object"}},
         "Pod": {"containers": pod["properties"]["containers"], "restartPolicy": {"enum": ["Always", "Never"]}},  # type: ignore[index]
-        "HorizontalPodAutoscaler": {"minReplicas": {"type": "integer", "minimum": 1}, "maxReplicas": {"type": "integer"}},
+        "Autoscaler": {"minReplicas": {"type": "integer", "minimum": 1}, "maxReplicas": {"type": "integer"}},
         "PersistentVolumeClaim": {"accessModes": {"type": "array", "items": {"enum": [
             "ReadWriteOnce", "ReadOnlyMany"]}, "uniqueItems": True}, "storage": amount},
         "NetworkPolicy": {"podSelector": {"type": "object", "properties": {"matchLabels": label}}},
@@ -169,11 +176,20 @@ def manifests() -> Iterator[Schema]:
             body = {"type": "object", "properties": spec, "required": [next(iter(spec))]}
             body |= {"additionalProperties": False} if closed else {}
             yield {"type": "object", "properties": {**whole, "spec": body}, "required": ["apiVersion", "kind", "spec"]}
-    data = {"type": "object", "patternProperties": {"^[-._a-zA-Z0-9]+$": {"type": "string"}}, "additionalProperties": False}
+    data = {
+        "type": "object",
+        "patternProperties": {"^[-._a-zA-Z0-9]+$": {"type": "string"}},
+        "additionalProperties": False,
+    }
     yield {"type": "object", "properties": {"kind": {"const": "ConfigMap"}, "data": data}, "required": ["kind"]}
     step = {
         "type": "object",
-        "properties": {"name": {"type": "string"}, "run": {"type": "string"}, "uses": {"type": "string"}, "with": label},
+        "properties": {
+            "name": {"type": "string"},
+            "run": {"type": "string"},
+            "uses": {"type": "string"},
+            "with": label,
+        },
         "oneOf": [{"required": ["run"]}, {"required": ["uses"]}],
         "dependentRequired": {"with": ["uses"]},
         "additionalProperties": False,
@@ -223,7 +239,11 @@ def forms() -> Iterator[Schema]:
         yield {
             "$schema": DRAFT_2019,
             "type": "object",
-            "properties": {**fields(entity), "billing": {"type": "string"}, "card": {"type": "string", "minLength": 12}},
+            "properties": {
+                **fields(entity),
+                "billing": {"type": "string"},
+                "card": {"type": "string", "minLength": 12},
+            },
             "dependentRequired": {"card": ["billing"]},
             "dependentSchemas": {"billing": {"required": [ENTITIES[entity][0]]}},
         }
@@ -270,8 +290,10 @@ def unions() -> Iterator[Schema]:
         yield {"type": "object", "properties": {"event": {"oneOf": options}}, "required": ["event"]}
         listed = {"$defs": dict(zip(chosen, options, strict=True)), "type": "array", "maxItems": 20}
         yield {**listed, "items": {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in chosen]}}
+    # fmt: off
     yield {"oneOf": [{"type": "string"}, {"type": "number"}, {"type": "array", "items": {"oneOf": [
-        {"type": "string"}, {"type": "object", "properties": {"ref": {"type": "string"}}, "required": ["ref"]}]}}]}  # fmt: skip
+        {"type": "string"}, {"type": "object", "properties": {"ref": {"type": "string"}}, "required": ["ref"]}]}}]}
+    # fmt: on
     yield {"oneOf": [{"type": "integer", "maximum": 0}, {"type": "integer", "minimum": 100}, {"const": "auto"}]}
     yield {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 6}]}
     yield {"type": ["string", "integer"], "not": {"enum": ["", "none", 0]}}
@@ -284,15 +306,20 @@ def trees() -> Iterator[Schema]:
         node["properties"] = {**fields(entity), "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}
         yield {"$schema": DRAFT_2020, "$defs": {"node": node}, "$ref": "#/$defs/node"}
     number = {"type": "object", "properties": {"op": {"const": "num"}, "value": {"type": "number"}}}
-    pair = {"type": "object", "properties": {"op": {"enum": ["+", "-", "*"]}, "left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    pair = {
+        "type": "object",
+        "properties": {"op": {"enum": ["+", "-", "*"]}, "left": {"$ref": "#"}, "right": {"$ref": "#"}},
+    }
     unary = {"type": "object", "properties": {"op": {"const": "neg"}, "of": {"$ref": "#"}}}
     shapes = [{**s, "required": list(s["properties"]), "additionalProperties": False} for s in (number, pair, unary)]  # type: ignore[call-overload]
     yield {"oneOf": shapes}
     yield {"anyOf": shapes}
     linked = {"type": "object", "properties": {"value": {}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
     yield {**linked, "required": ["value", "next"], "additionalProperties": False}
+    # fmt: off
     data: Schema = {"anyOf": [{"type": ["null", "boolean", "number", "string"]}, {"type": "array", "items": {
-        "$ref": "#/definitions/json"}}, {"type": "object", "additionalProperties": {"$ref": "#/definitions/json"}}]}  # fmt: skip
+        "$ref": "#/definitions/json"}}, {"type": "object", "additionalProperties": {"$ref": "#/definitions/json"}}]}
+    # fmt: on
     yield {"$schema": DRAFT_7, "definitions": {"json": data}, "$ref": "#/definitions/json"}
     file = {"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer", "minimum": 0}}}
     folder = {"type": "object", "properties": {"name": {"type": "string"}, "entries": {"type": "array", "items": {
@@ -302,8 +329,10 @@ def trees() -> Iterator[Schema]:
         "folder": {"$anchor": "folder", **folder, "required": ["name", "entries"], "additionalProperties": False},
     }
     yield {"$schema": DRAFT_2020, "$id": "https://example.org/files.json", "$defs": anchored, "$ref": "#folder"}
+    # fmt: off
     strict = {"type": "object", "properties": {"name": {"type": "string"}, "reports": {"type": "array", "items": {
-        "$ref": "#/$defs/person", "required": ["manager"]}}, "manager": {"type": "string"}}, "required": ["name"]}  # fmt: skip
+        "$ref": "#/$defs/person", "required": ["manager"]}}, "manager": {"type": "string"}}, "required": ["name"]}
+    # fmt: on
     yield {"$schema": DRAFT_2020, "$defs": {"person": strict}, "$ref": "#/$defs/person"}
     yield {"$schema": DRAFT_2020, "$defs": {"person": strict}, "$ref": "#/$defs/person", "unevaluatedProperties": False}
 
@@ -334,7 +363,11 @@ def openapi() -> Iterator[Schema]:
     names = list(ENTITIES)
     for at, entity in enumerate(names):
         other = names[(at + 4) % len(names)]
-        base: Schema = {"type": "object", "properties": {"kind": {"type": "string"}, "id": FIELDS["id"]}, "required": ["kind"]}
+        base: Schema = {
+            "type": "object",
+            "properties": {"kind": {"type": "string"}, "id": FIELDS["id"]},
+            "required": ["kind"],
+        }
         own = {"type": "object", "properties": {"kind": {"enum": [entity]}, **fields(entity)}}
         child = {"allOf": [{"$ref": "#/components/schemas/Base"}, own]}
         linked = plain(other)
@@ -353,7 +386,13 @@ def rarer() -> Iterator[Schema]:
     yield {"type": "array", "items": {"enum": list("abcdefghij")}, "uniqueItems": True, "maxItems": 2}
     yield {"type": "array", "items": {"type": "string"}, "contains": {"const": "admin"}, "maxItems": 4}
     yield {"type": "array", "items": {"type": "integer"}, "contains": {"type": "integer"}, "minContains": 2}
-    yield {"type": "object", "properties": fields("user"), "minProperties": 2, "maxProperties": 4, "additionalProperties": False}
+    yield {
+        "type": "object",
+        "properties": fields("user"),
+        "minProperties": 2,
+        "maxProperties": 4,
+        "additionalProperties": False,
+    }
     yield {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 3}
     yield {"type": "object", "propertyNames": {"pattern": "^[a-z_]{1,12}$"}, "additionalProperties": {"type": "number"}}
     yield {"type": "string", "pattern": "^(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9]{8,20}$", "examples": ["Abcdefg1"]}
@@ -370,7 +409,12 @@ def rarer() -> Iterator[Schema]:
     yield {**merged, "unevaluatedProperties": False}
     yield {"const": {"version": 1, "items": [1, "two", None]}}
     yield {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    yield {"type": "array", "items": {"type": "object"}, "contains": {"type": "object", "required": ["main"]}, "minItems": 1}
+    yield {
+        "type": "array",
+        "items": {"type": "object"},
+        "contains": {"type": "object", "required": ["main"]},
+        "minItems": 1,
+    }
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Schema]]] = {

@@ -1,7 +1,7 @@
 """Judging a schema front: does the compiled automaton accept what an independent validator accepts, and nothing else?
 
-An automaton writes the keys of an object in the order of the schema and a number in one spelling. Both are by design, so
-an instance is written in the schema's order before it is judged: `texts` walks the rewritten schema beside the value
+An automaton writes the keys of an object in the order of the schema and a number in one spelling. Both are by design,
+so an instance is written in the schema's order before it is judged: `texts` walks the rewritten schema beside the value
 and gives each object's known keys in the order of `properties`, other keys after them; where alternatives order keys
 differently, it gives a text for each order, and the instance counts as accepted when one of them is. Integral
 floats are written as integers, as the automaton does."""
@@ -29,7 +29,7 @@ class ByteVocabulary:
 
     eos_token_id = EOS
     bos_token_id = None
-    tokens = tuple(bytes([value]) for value in range(256)) + (b"<eos>",)
+    tokens = (*(bytes([value]) for value in range(256)), b"<eos>")
     special_token_ids = (EOS,)
 
     def __call__(self, text: bytes) -> list[int]:

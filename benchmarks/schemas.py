@@ -1,6 +1,6 @@
 """The schema table: `python -m benchmarks.schemas` prints it and writes `benchmarks/results/schemas.json`.
 
-Two bodies of schemas go through the front and llguidance's compiler: the official JSON Schema test suite (draft 2020-12,
+Two bodies of schemas go through the front and llguidance's compiler: the official JSON Schema test suite (2020-12,
 read from `../shared/jsonschema/suite`, skipped where it is absent) and the project's own in `benchmarks/schemas/`. A
 group is right when its schema compiles and the automaton judges every instance as the suite, or jsonschema, does."""
 

@@ -1,7 +1,7 @@
 """Terms and what they come to: unions of cells, found only as deep as somebody asks.
 
-This is the algebra of set-theoretic types over JSON (compare Frisch, Castagna and Benzaken, Semantic Subtyping, 2008, and
-Habib et al., Finding Data Compatibility Bugs with JSON Subschema Checks, 2021): conjunction distributes over the cells,
+This is the algebra of set-theoretic types over JSON (compare Frisch, Castagna and Benzaken, Semantic Subtyping, 2008,
+and Habib et al., Finding Data Compatibility Bugs with JSON Subschema Checks, 2021): conjunction distributes over cells,
 negation goes through them by De Morgan, and whether a term is empty is a least fixed point, since JSON values are
 finite. Emptiness is said only where it is certain."""
 
@@ -79,6 +79,11 @@ def others(cell: Cell) -> Cells:
     return ()
 
 
+def weight(cell: Cell) -> int:
+    """What a step with a cell costs, in steps."""
+    return 1 + len(cell.layers) + len(cell.required) // 4 if isinstance(cell, Record) else 1
+
+
 class Algebra:
     """Finds cells and emptiness of terms, each once. `read` gives the cells of a schema of the document."""
 
@@ -91,7 +96,8 @@ class Algebra:
         self.barren: dict[Term, bool] = {}  # terms known to be empty, or not
         self.asked: set[Term] = set()  # terms whose emptiness is being decided, and assumed
         self.level = 0
-        self.doubts = 0  # answers so far that rest on a term still being found
+        self.assumptions = 0  # answers so far that rest on a term whose emptiness is still being decided
+        self.circles = 0  # answers so far that were not looked for, because a term is still being found
 
     def cells(self, term: Term) -> Cells:
         """The cells of a term. Raises UnsupportedSchema (malformed, too large) and CircularTerm."""
@@ -136,9 +142,9 @@ class Algebra:
             for a in one:
                 for b in two:
                     if type(a) is type(b):
-                        self.allowance.spend(1 + len(b.layers) if isinstance(b, Record) else 1)
+                        self.allowance.spend(weight(a) + weight(b))
                         cell = meet(a, b)
-                        if cell is not None and (cell == a or cell == b or not self.hollow(cell)):
+                        if cell is not None and (cell in (a, b) or not self.hollow(cell)):
                             out[cell] = None
         finally:
             self.asked = asked
@@ -163,23 +169,23 @@ class Algebra:
         if known is not None:
             return known
         if term in self.asked:
-            self.doubts += 1
+            self.assumptions += 1
             return True  # least fixed point: a value would have to hold itself
         if self.level >= MAX_EMPTINESS:
-            self.doubts += 1
             return False
-        doubts = self.doubts
+        assumptions, circles = self.assumptions, self.circles
         self.asked.add(term)
         self.level += 1
         try:
             barren = all(self.hollow(cell) for cell in self.cells(term))
         except CircularTerm:
-            self.doubts += 1
+            self.circles += 1
             barren = False
         finally:
             self.level -= 1
             self.asked.discard(term)
-        if self.doubts == doubts or (not self.asked and barren):
+        certain = not self.asked or self.assumptions == assumptions if barren else self.circles == circles
+        if certain:
             self.barren[term] = barren
         return barren
 
@@ -189,7 +195,7 @@ class Algebra:
 
     def covers(self, wide: Term, narrow: Term) -> bool:
         """Whether every value of `narrow` is one of `wide`. False where that is not certain."""
-        return wide == ANY or wide == narrow or self.empty(every(narrow, inverse(wide)))
+        return wide in (ANY, narrow) or self.empty(every(narrow, inverse(wide)))
 
     def hollow(self, cell: Cell) -> bool:
         """Whether a cell is empty, read as deep as its required children."""
@@ -221,15 +227,15 @@ class Algebra:
 
     def _hollow_record(self, cell: Record) -> bool:
         try:
-            if any(self.empty(records.term_of(cell, name)) for name in cell.required):
+            if any(map(self.empty, records.terms_of(cell, cell.required).values())):
                 return True
             if cell.names and any(self.empty(named(cell, name)) for name in cell.required):
                 return True
             if cell.fewest > len(cell.required) and any(layer.rest == NEVER for layer in cell.layers):
                 if any(layer.patterns for layer in cell.layers):
                     return False
-                possible = [name for name in records.known_names(cell) if not self.empty(records.term_of(cell, name))]
-                return len(possible) < cell.fewest
+                known = records.terms_of(cell, records.known_names(cell))
+                return sum(not self.empty(term) for term in known.values()) < cell.fewest
         except PatternError:
             return False
         return False
@@ -238,5 +244,3 @@ class Algebra:
 def named(cell: Record, name: str) -> Term:
     """What must hold for a key of that name to be allowed at all."""
     return every(Union((Text(among=(name,)),)), *cell.names)
-
-

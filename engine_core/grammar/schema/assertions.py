@@ -137,8 +137,10 @@ def _bound(node: Keywords, keyword: str, path: str) -> int | float | None:
     value = node.get(keyword)
     if value is None and keyword not in node:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedSchema(keyword, path, "it must be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnsupportedSchema(keyword, path, "it must be finite")
     return value
 
 
@@ -172,8 +174,9 @@ def _number(node: Keywords, path: str, whole: bool | None) -> Number:
             if bound is None:
                 continue
             is_open = keyword == exclusive or node.get(exclusive) is True
-            side = {name: numbers.fraction(bound), f"{name}_open": is_open}
-            narrower = numbers.intersect(cell, dataclasses.replace(Number(), **side))
+            value = numbers.fraction(bound)
+            side = Number(low=value, low_open=is_open) if name == "low" else Number(high=value, high_open=is_open)
+            narrower = numbers.intersect(cell, side)
             if narrower is None:
                 return Number(low=numbers.fraction(1), high=numbers.fraction(0))
             cell = narrower

@@ -11,6 +11,7 @@ MAX_INPLACE = 48  # $ref, allOf, anyOf, oneOf, not, if inside one another, all f
 MAX_PRESENCE = 256  # alternatives for which optional keys of one object are present
 MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains
 MAX_EXCLUDED = 8192  # characters of all strings that one string may not be
+MAX_OVERLAPPING = 4  # patterns of keys of one object that can match the same key
 MAX_BRANCHES = 6  # alternatives of an anyOf whose annotations matter to unevaluatedProperties or unevaluatedItems
 
 

@@ -76,7 +76,8 @@ class Document:
             raise UnsupportedSchema(keyword, path, "a reference is a string")
         if keyword == "$dynamicRef":
             self._check_dynamic(reference, path)
-        uri, fragment = urldefrag(urljoin(self.bases[place.number], reference))
+        base = self.bases[place.number]
+        uri, fragment = (base, reference[1:]) if reference.startswith("#") else urldefrag(urljoin(base, reference))
         fragment = unquote(fragment)
         start = self.resources.get(uri)
         if start is None:

@@ -1,6 +1,6 @@
-"""Regular languages as automata over ranges of characters: what a pattern matches, what two have in common, what is left
-when one is taken away, and the pattern of the result (Thompson 1968; Brzozowski and McCluskey 1963). Sizes are bounded:
-PatternError where an automaton or a pattern would grow past them."""
+"""Regular languages as automata over ranges of characters: what a pattern matches, what two have in common, what is
+left when one is taken away, and the pattern of the result (Thompson 1968; Brzozowski and McCluskey 1963). Sizes are
+bounded: PatternError where an automaton or a pattern would grow past them."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _paired(one: Language, two: Language, holds: Callable[[bool, bool], bool]) -
         for i in range(len(letters)):
             target = (one.moves[a][places[0][i]], two.moves[b][places[1][i]])
             if target not in index:
-                if len(order) >= MAX_STATES * 40:
+                if len(order) >= MAX_STATES * 10:
                     raise PatternError("it is too large")
                 index[target] = len(order)
                 order.append(target)
@@ -252,6 +252,15 @@ def _letter(lang: Language, code: int) -> int:
 def empty(lang: Language) -> bool:
     """Whether it has no text at all; every state of a language is reachable."""
     return not lang.accepts
+
+
+@functools.lru_cache(maxsize=1024)
+def apart(one: Node, two: Node) -> bool:
+    """Whether no text is found by both patterns. False where that cannot be told."""
+    try:
+        return empty(common(language(one), language(two)))
+    except PatternError:
+        return False
 
 
 def _smallest(lang: Language) -> Language:

@@ -73,7 +73,8 @@ def empty(cell: Number) -> bool:
     if cell.low is None or cell.high is None:
         return False
     tight = snapped(cell)
-    assert tight.low is not None and tight.high is not None
+    assert tight.low is not None, "the grid moves bounds and drops none"
+    assert tight.high is not None, "the grid moves bounds and drops none"
     if tight.low > tight.high or (tight.low == tight.high and (tight.low_open or tight.high_open)):
         return True
     if tight.low == tight.high:
@@ -98,7 +99,7 @@ def complement(cell: Number) -> list[Number]:
 
 
 def _native(value: Fraction) -> bool:
-    return abs(value) < NATIVE and Fraction(float(value)) == value or value == NATIVE - 1
+    return (abs(value) < NATIVE and Fraction(float(value)) == value) or value == NATIVE - 1
 
 
 def _literal(value: Fraction) -> int | float:
@@ -126,11 +127,10 @@ def write(cell: Number) -> tuple[dict[str, object], str]:
     if cell.not_multiples:
         return out, "not: numbers that are no multiple have no exact form"
     trouble = ""
-    if cell.low is not None and cell.low == cell.high and grid is None or cell.low == cell.high == 0:
-        if cell.low is not None and _exact(cell.low):
-            return {"const": _literal(cell.low)}, ""
+    if cell.low is not None and cell.low == cell.high and (grid is None or cell.low == 0) and _exact(cell.low):
+        return {"const": _literal(cell.low)}, ""
     for bound, is_open, name in ((cell.low, cell.low_open, "inimum"), (cell.high, cell.high_open, "aximum")):
-        if bound is None or abs(bound) >= LARGEST:
+        if bound is None or (bound <= -LARGEST if name == "inimum" else bound >= LARGEST):
             continue
         side = "m" + name
         if not _exact(bound) or (bound == NATIVE - 1 and out["type"] == "number"):
@@ -152,4 +152,6 @@ def _exact(value: Fraction) -> bool:
 
 
 def _shown(value: Fraction) -> str:
+    if abs(value) >= LARGEST:
+        return "a number beyond the largest double"
     return str(value) if value.denominator == 1 else repr(float(value))

@@ -278,7 +278,7 @@ class _Reader:
         if 0xD800 <= value < 0xDC00 and self.take("\\u"):
             low = ord(self.code("u"))
             value = 0x10000 + ((value - 0xD800) << 10) + (low - 0xDC00)
-        if value > LAST or 0xD800 <= value < 0xE000 and letter == "x":
+        if value > LAST or (0xD800 <= value < 0xE000 and letter == "x"):
             self.fail("this is no character")
         return chr(value)
 
@@ -337,8 +337,9 @@ def read(pattern: str) -> Node:
 
 def plain_char(code: int) -> str:
     """A character that stands for itself, in a set or outside."""
-    if 0x30 <= code <= 0x39 or 0x41 <= code <= 0x5A or 0x61 <= code <= 0x7A or code > 0xA0 and chr(code).isprintable():
-        return chr(code)
+    char = chr(code)
+    if char.isalnum() if code < 0x80 else code > 0xA0 and char.isprintable():
+        return char
     return f"\\x{{{code:X}}}"
 
 
@@ -354,8 +355,11 @@ def _clipped(ranges: Ranges) -> Ranges:
 
 
 def _holdable(ranges: Ranges) -> Ranges:
-    """llguidance 1.9 lets a set of all control characters (but for a newline) without `"` or without a backslash match those two, escaped
-    (seen in 1.9.1: `^[^"]$` accepts `"\\""`). Without one of the control characters it does not: NUL is given up."""
+    """The ranges as llguidance can take them.
+
+    It lets a set of all control characters (a newline aside) that lacks `"` or a backslash match those two, escaped
+    (seen in 1.9.1: `^[^"]$` accepts `"\\""`). Without one of the control characters it does not: NUL is given up.
+    """
     controls = (any(low <= code <= high for low, high in ranges) for code in range(0x20) if code != 0x0A)
     quotes = (any(low <= code <= high for low, high in ranges) for code in (0x22, 0x5C))
     if all(controls) and not all(quotes):

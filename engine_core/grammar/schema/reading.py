@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 
 from engine_core.grammar.schema import assertions, records, series
-from engine_core.grammar.schema.algebra import Algebra, Cells
+from engine_core.grammar.schema.algebra import Algebra, Cells, CircularTerm
 from engine_core.grammar.schema.bounds import MAX_BRANCHES
 from engine_core.grammar.schema.cells import (
     ANY,
@@ -19,18 +19,21 @@ from engine_core.grammar.schema.cells import (
     NEVER,
     Cell,
     Layer,
+    Number,
     Obstacle,
     Place,
     Record,
     Series,
     Some,
     Term,
+    Text,
     Union,
     every,
     inverse,
     some,
 )
 from engine_core.grammar.schema.document import Document, pointer
+from engine_core.grammar.schema.patterns import PatternError
 from protocol.errors import UnsupportedSchema
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -123,7 +126,10 @@ class Reader:
     def one_of(self, algebra: Algebra, branches: list[Term]) -> Term:
         """Each branch without those others that it has, or may have, values in common with."""
         shared: list[list[Term]] = [[] for _ in branches]
+        tags = [tags_of(algebra, branch) for branch in branches] if len(branches) > 2 else [{}] * len(branches)
         for (i, a), (j, b) in itertools.combinations(enumerate(branches), 2):
+            if any(tags[i][name].isdisjoint(tags[j][name]) for name in tags[i].keys() & tags[j].keys()):
+                continue
             algebra.allowance.spend()
             if not algebra.disjoint(a, b):
                 shared[i].append(b)
@@ -173,6 +179,7 @@ class Reader:
         items = self.child(place, node.get("unevaluatedItems", True), "unevaluatedItems")
         out = []
         for cell in cells:
+            found: Cell | None
             if isinstance(cell, Record) and "unevaluatedProperties" in node:
                 found = records.intersect(cell, Record((remaining_keys(cell, keys),)))
             elif isinstance(cell, Series) and "unevaluatedItems" in node:
@@ -192,6 +199,31 @@ class Reader:
             obstacle = Obstacle("unevaluatedItems", self.path(place), reason)
             return dataclasses.replace(cell, evaluated=None, obstacles=(*cell.obstacles, obstacle))
         return series.intersect(cell, Series((ANY,) * cell.evaluated, items, evaluated=None))
+
+
+def tags_of(algebra: Algebra, branch: Term) -> dict[str, frozenset[object]]:
+    """Required keys of a branch whose values are listed strings or numbers, when it is an object of one form."""
+    try:
+        cells = algebra.cells(branch)
+        if len(cells) != 1 or not isinstance(cells[0], Record):
+            return {}
+        record = cells[0]
+        out: dict[str, frozenset[object]] = {}
+        for name, term in records.terms_of(record, record.required).items():
+            listed: set[object] = set()
+            for cell in algebra.cells(term):
+                match cell:
+                    case Text(among=tuple(values)):
+                        listed.update(values)
+                    case Number(low=low, high=high) if low is not None and low == high:
+                        listed.add(low)
+                    case _:
+                        break
+            else:
+                out[name] = frozenset(listed)
+        return out
+    except (CircularTerm, PatternError):
+        return {}
 
 
 def remaining_keys(cell: Record, rest: Term) -> Layer:

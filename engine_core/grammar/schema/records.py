@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from engine_core.grammar.schema import languages
 from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Obstacle, Record, Term, every, inverse
@@ -30,16 +31,21 @@ def intersect(a: Record, b: Record) -> Record | None:
     return None if not banned.isdisjoint(cell.required) else cell
 
 
-def layer_term(layer: Layer, name: str) -> Term:
-    """A layer's word on a key. Raises PatternError where a pattern cannot be told to match."""
-    found = [term for known, term in layer.properties if known == name]
-    found.extend(term for node, term in layer.patterns if languages.matches(node, name))
-    return every(*found) if found else layer.rest
+def terms_of(cell: Record, names: Iterable[str]) -> dict[str, Term]:
+    """What the values of those keys must match. `Record.names` is not asked.
 
-
-def term_of(cell: Record, name: str) -> Term:
-    """What the value of a key must match. `names` is not asked. Raises PatternError as `layer_term`."""
-    return every(*(layer_term(layer, name) for layer in cell.layers))
+    Raises PatternError where a pattern cannot be told to match a key.
+    """
+    tables = [(dict(layer.properties), layer) for layer in cell.layers]
+    out: dict[str, Term] = {}
+    for name in names:
+        words = []
+        for table, layer in tables:
+            found = [table[name]] if name in table else []
+            found.extend(term for node, term in layer.patterns if languages.matches(node, name))
+            words.extend(found or [layer.rest])
+        out[name] = words[0] if len(words) == 1 else every(*words)
+    return out
 
 
 def known_names(cell: Record) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ APART = frozenset(("date-time", "time", "date", "duration", "email", "ipv4", "ip
 def intersect(a: Text, b: Text) -> Text | None:
     """Strings of both; None where there are none, as far as that is seen."""
     longest = b.longest if a.longest is None else a.longest if b.longest is None else min(a.longest, b.longest)
-    among = b.among if a.among is None else a.among if b.among is None else tuple(t for t in a.among if t in set(b.among))
+    among = (
+        b.among if a.among is None else a.among if b.among is None else tuple(t for t in a.among if t in set(b.among))
+    )
     cell = Text(
         max(a.shortest, b.shortest),
         longest,
@@ -46,7 +48,8 @@ def narrowed(cell: Text) -> Text:
     longest = len(max(cell.among, key=len, default="")) if cell.longest is None else cell.longest
     banned = set(cell.excluded)
     kept = [t for t in cell.among if cell.shortest <= len(t) <= longest and t not in banned]
-    patterns, not_patterns = [], []
+    patterns: list[Node] = []
+    not_patterns: list[Node] = []
     for nodes, wanted, unknown in ((cell.patterns, True, patterns), (cell.not_patterns, False, not_patterns)):
         for node in nodes:
             try:
@@ -121,7 +124,9 @@ def write(cell: Text) -> tuple[dict[str, object], str]:
         if cell.longest is not None:
             out["maxLength"] = cell.longest
     patterns = []
-    excluded = [t for t in cell.excluded if len(t) >= cell.shortest and (cell.longest is None or len(t) <= cell.longest)]
+    excluded = [
+        t for t in cell.excluded if len(t) >= cell.shortest and (cell.longest is None or len(t) <= cell.longest)
+    ]
     if sum(map(len, excluded)) > MAX_EXCLUDED:
         return out, "not: too many strings are excluded"
     if excluded:

@@ -1,4 +1,4 @@
-"""From cells to the schema that llguidance compiles: unions of single types, references for what is shared or recursive.
+"""From cells to the schema that llguidance compiles: unions of single types, references for what is shared.
 
 What is written uses no keyword whose meaning depends on another beyond its own type, so nothing is left to llguidance's
 own merging of schemas. Two of its traps are written around: it enforces no order of keys but the one given here, which
@@ -178,6 +178,6 @@ class Writer:
 
 def _light(written: Json) -> bool:
     """Whether a copy costs no more than a reference."""
-    return all(isinstance(v, str | int | float) or (isinstance(v, list) and len(v) <= 4) for v in written.values()) and not (
-        {"anyOf", "prefixItems", "allOf"} & written.keys()
-    )
+    return all(
+        isinstance(v, str | int | float) or (isinstance(v, list) and len(v) <= 4) for v in written.values()
+    ) and not ({"anyOf", "prefixItems", "allOf"} & written.keys())

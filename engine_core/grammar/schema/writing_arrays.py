@@ -5,15 +5,33 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from engine_core.grammar.schema.bounds import MAX_ARRANGEMENTS
-from engine_core.grammar.schema.cells import ANY, NEVER, Cell, Count, Null, Number, Series, Term, Text, Truth, every, inverse
+from engine_core.grammar.schema.cells import (
+    ANY,
+    NEVER,
+    Cell,
+    Count,
+    Null,
+    Number,
+    Series,
+    Term,
+    Text,
+    Truth,
+    Union,
+    every,
+    inverse,
+)
 from engine_core.grammar.schema.series import item
 
 if TYPE_CHECKING:
     from engine_core.grammar.schema.writing import Json, Writer
+
+MAX_PAIRED = 64  # items that are compared with one another
 
 
 def write(writer: Writer, cell: Series) -> list[Json]:
@@ -118,7 +136,7 @@ def values_of(writer: Writer, term: Term) -> list[Cell] | None:
             case Number(low=low, high=high, whole=True) if low is not None and high is not None:
                 if high - low > MAX_ARRANGEMENTS:
                     return None
-                numbers = (Number(n, False, n, False) for n in range(int(low), int(high) + 1))
+                numbers = (Number(Fraction(n), False, Fraction(n), False) for n in range(int(low), int(high) + 1))
                 out.extend(n for n in numbers if not writer.algebra.disjoint(_of(n), _of(cell)))
             case Number(low=low, high=high) if low is not None and low == high:
                 out.append(Number(low, False, low, False))
@@ -129,28 +147,26 @@ def values_of(writer: Writer, term: Term) -> list[Cell] | None:
 
 
 def _of(cell: Cell) -> Term:
-    from engine_core.grammar.schema.cells import Union
-
     return Union((cell,))
 
 
 def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
     """`uniqueItems` without `uniqueItems`."""
     longest = cell.most
-    kinds = [item(cell, i) for i in range(min(longest, 64))] if longest is not None else []
+    kinds = [item(cell, i) for i in range(min(longest, MAX_PAIRED))] if longest is not None else []
     if longest is not None and longest <= 1:
         yield cell
         return
-    if longest is not None and longest <= 64:
-        if all(writer.algebra.disjoint(a, b) for a, b in itertools.combinations(kinds, 2)):
-            yield cell
-            return
+    pairs = itertools.combinations(kinds, 2)
+    if longest is not None and longest <= MAX_PAIRED and all(writer.algebra.disjoint(a, b) for a, b in pairs):
+        yield cell
+        return
     values = values_of(writer, cell.items)
     if values is not None and not cell.prefix:
         limit = len(values) if longest is None else min(longest, len(values))
         ways = 0
         for size in range(cell.fewest, limit + 1):
-            ways += _permutations(len(values), size)
+            ways += math.perm(len(values), size)
             if ways > MAX_ARRANGEMENTS:
                 break
         if ways <= MAX_ARRANGEMENTS:
@@ -160,10 +176,3 @@ def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
             return
     writer.left_out("uniqueItems", "it has no exact form but for short arrays of few values")
     yield cell
-
-
-def _permutations(values: int, size: int) -> int:
-    ways = 1
-    for at in range(size):
-        ways *= values - at
-    return ways

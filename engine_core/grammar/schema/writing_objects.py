@@ -1,5 +1,5 @@
-"""Objects as llguidance takes them: properties in order, required, one pattern for each kind of other key. The number of
-properties and the names of keys are written as alternatives of which keys are present."""
+"""Objects as llguidance takes them: properties in order, required, one pattern for each kind of other key. The number
+of properties is written as alternatives of which keys are present."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine_core.grammar.schema import languages, records
 from engine_core.grammar.schema.algebra import named
-from engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_PRESENCE
+from engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_OVERLAPPING, MAX_PRESENCE
 from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
 from engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence, written
 
@@ -51,12 +51,9 @@ def _without_patterns(cell: Record) -> tuple[Layer, ...]:
 def _resolved(writer: Writer, cell: Record) -> Keys:
     terms: dict[str, Term] = {}
     listed = _listed_names(writer, cell) if cell.names else None
-    for name in (*records.known_names(cell), *(listed or ())):
-        if name not in terms:
-            allowed = not cell.names or not writer.algebra.empty(named(cell, name))
-            terms[name] = records.term_of(cell, name) if allowed else NEVER
-            if writer.algebra.empty(terms[name]):
-                terms[name] = NEVER
+    for name, term in records.terms_of(cell, dict.fromkeys((*records.known_names(cell), *(listed or ())))).items():
+        allowed = not cell.names or not writer.algebra.empty(named(cell, name))
+        terms[name] = term if allowed and not writer.algebra.empty(term) else NEVER
     others = () if listed is not None else _others(writer, cell)
     return Keys(terms, frozenset(cell.required), others, cell.fewest, cell.most)
 
@@ -111,23 +108,34 @@ def _others(writer: Writer, cell: Record) -> tuple[tuple[Node | None, Term], ...
     if not nodes:
         rest = every(*(layer.rest for layer in cell.layers))
         return () if writer.algebra.empty(rest) else ((allowed, rest),)
-    if len(nodes) > 6:
-        raise PatternError("more than 6 patterns in one object")
     groups: dict[Term, list[tuple[tuple[Node, ...], tuple[Node, ...]]]] = {}
-    for choice in itertools.product((True, False), repeat=len(nodes)):
-        inside = tuple(node for node, taken in zip(nodes, choice, strict=True) if taken)
-        outside = tuple(node for node, taken in zip(nodes, choice, strict=True) if not taken)
+    kinds = list(_kinds(nodes))
+    for inside, outside in kinds:
         term = every(*(_layer_word(layer, inside) for layer in cell.layers))
         if not writer.algebra.empty(term):
             groups.setdefault(term, []).append((inside, outside))
-    if len(groups) == 1 and len(next(iter(groups.values()))) == 2 ** len(nodes):
-        return ((allowed, next(iter(groups))),)
     out: list[tuple[Node | None, Term]] = []
     for term, combinations in groups.items():
-        node = _combined(combinations, nodes, allowed)
+        if len(combinations) == len(kinds):
+            return ((allowed, term),)
+        every_pattern = len(combinations) == len(kinds) - 1 and all(inside for inside, _ in combinations)
+        node = _found_in_any(nodes) if every_pattern and allowed is None else _combined(combinations, allowed)
         if node is not None:
             out.append((node, term))
     return tuple(out)
+
+
+def _kinds(nodes: list[Node]) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:
+    """Every way in which a key can match some patterns and not others. Raises PatternError: too many."""
+    if len(nodes) > 1 and all(languages.apart(a, b) for a, b in itertools.combinations(nodes, 2)):
+        yield from (((node,), ()) for node in nodes)
+        yield (), tuple(nodes)
+        return
+    if len(nodes) > MAX_OVERLAPPING:
+        raise PatternError(f"more than {MAX_OVERLAPPING} patterns of keys that overlap")
+    for choice in itertools.product((True, False), repeat=len(nodes)):
+        inside = tuple(node for node, taken in zip(nodes, choice, strict=True) if taken)
+        yield inside, tuple(node for node, taken in zip(nodes, choice, strict=True) if not taken)
 
 
 def _layer_word(layer: Layer, inside: tuple[Node, ...]) -> Term:
@@ -135,12 +143,15 @@ def _layer_word(layer: Layer, inside: tuple[Node, ...]) -> Term:
     return every(*found) if found else layer.rest
 
 
-def _combined(
-    combinations: list[tuple[tuple[Node, ...], tuple[Node, ...]]], nodes: list[Node], allowed: Node | None
-) -> Node | None:
-    """The pattern of keys found in all patterns of `inside` and none of `outside`, for any of the combinations."""
-    if allowed is None and len(combinations) == 2 ** len(nodes) - 1 and all(inside for inside, _ in combinations):
-        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+def _found_in_any(nodes: list[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+
+def _combined(combinations: list[tuple[tuple[Node, ...], tuple[Node, ...]]], allowed: Node | None) -> Node | None:
+    """The pattern of keys found in all patterns of `inside` and none of `outside`, for any of the combinations; None
+    where there is no such key. Raises PatternError."""
+    if allowed is None and all(len(inside) == 1 and not outside for inside, outside in combinations):
+        return _found_in_any([inside[0] for inside, _ in combinations])
     whole = None
     for inside, outside in combinations:
         part = languages.inverted(languages.of_texts(())) if allowed is None else languages.language(allowed)
@@ -218,7 +229,9 @@ def _between(writer: Writer, keys: Keys, optional: list[str], fewest: int, most:
     else:
         ways = sum(math.comb(len(optional), size) for size in sizes)
     if ways > MAX_PRESENCE:
-        writer.left_out("maxProperties" if fewest == 0 else "minProperties", f"more than {MAX_PRESENCE} ways to choose keys")
+        writer.left_out(
+            "maxProperties" if fewest == 0 else "minProperties", f"more than {MAX_PRESENCE} ways to choose keys"
+        )
         yield keys
         return
     for size in sizes:
@@ -230,7 +243,9 @@ def _between(writer: Writer, keys: Keys, optional: list[str], fewest: int, most:
                 continue
             missing = max(0, fewest - size)
             if missing > 1:
-                writer.left_out("minProperties", "keys that the schema does not name cannot be counted up to two or more")
+                writer.left_out(
+                    "minProperties", "keys that the schema does not name cannot be counted up to two or more"
+                )
             one = _with(_without(keys, gone), set(chosen))
             if most == size:
                 yield dataclasses.replace(one, others=())
