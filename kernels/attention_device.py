@@ -40,6 +40,7 @@ def attend_pages(
     return out
 
 
+@lru_cache(maxsize=256)  # a step's layers ask the same
 def launches(shape: Shape, invariant: bool, processors: int) -> tuple[Tiling | None, Tiling | None, int]:
     """How rows of few queries are cut, how chunks are, and the fewest queries of what the latter launch serves."""
     if invariant:

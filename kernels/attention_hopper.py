@@ -12,19 +12,26 @@ from __future__ import annotations
 import math
 
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention import AttentionBatch
+
+try:
+    from triton.experimental.gluon.language import barrier
+    from triton.experimental.gluon.language.nvidia.hopper.tma import async_load
+except ImportError:  # their names in Triton 3.6
+    from triton.experimental.gluon.language import thread_barrier as barrier
+    from triton.experimental.gluon.language.nvidia.hopper.tma import async_copy_global_to_shared as async_load
 
 GROUP_LINES = 64  # of the warps that work together on matrix products
 GROUPS = 2
@@ -33,11 +40,7 @@ STAGES = 2  # turns whose keys and values are held
 HALF = 64  # elements that make a line of the swizzled shared memory, 128 bytes
 REGISTERS = 168  # of a thread before the warps part; then the copying warp keeps 24, and the others have 240
 LOG2_E = math.log2(math.e)
-
-# What later versions of Triton than 3.6 call otherwise.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # of the warps that run the same code
-async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-RENAMED: gl.constexpr = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+RENAMED: tl.constexpr = tl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # in versions after 3.6
 
 
 def serves(q: Tensor, k_pages: Tensor, window: int) -> bool:

@@ -199,6 +199,25 @@ def join_shares(
     return found, total
 
 
+@triton.jit
+def write_joined(
+    out, parts, masses, shares, start, count, ahead, kv_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LINES: tl.constexpr, JOIN_LINES: tl.constexpr,
+    DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+):  # fmt: skip
+    """Put what a tile's shares give together to its place in the output."""
+    found, total = join_shares(
+        parts, masses, shares, LINES, JOIN_LINES, DIM, DIM_TILE, 8 if JOIN_LINES <= 8 else 2
+    )  # fmt: skip
+    found = found / tl.where(total > 0, total, 1.0)[:, None]
+    lines = tl.arange(0, JOIN_LINES)
+    dims = tl.arange(0, DIM_TILE)
+    query = ahead + lines // GROUP
+    real = (lines < QUERIES * GROUP) & (query < count)
+    places = ((start + query).to(tl.int64) * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]
+    tl.store(out + places, found.to(out.dtype.element_ty), mask=real[:, None] & (dims < DIM)[None, :])
+
+
 @triton.jit(
     do_not_specialize=("rows", "table_stride", "places", "shortest"),
     do_not_specialize_on_alignment=("arrivals", "query_start", "context", "slots", "block_tables"),
@@ -305,14 +324,7 @@ def attention_kernel(
         arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
         if arrived == tl.minimum(shares, tl.num_programs(2)) - 1:
             tl.store(arrivals + tile * KV_HEADS + kv_head, 0)
-            joined, total = join_shares(
-                parts + held * DIM, masses + held, shares, LINES, JOIN_LINES, DIM, DIM_TILE,
-                8 if JOIN_LINES <= 8 else 2,
+            write_joined(
+                out, parts + held * DIM, masses + held, shares, start, count, ahead, kv_head,
+                HEADS, GROUP, QUERIES, LINES, JOIN_LINES, DIM, DIM_TILE,
             )  # fmt: skip
-            joined = joined / tl.where(total > 0, total, 1.0)[:, None]
-            place = tl.arange(0, JOIN_LINES)
-            query = ahead + place // GROUP
-            head = kv_head * GROUP + place % GROUP
-            real = (place < QUERIES * GROUP) & (query < count)
-            places = ((start + query).to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
-            tl.store(out + places, joined.to(out.dtype.element_ty), mask=real[:, None] & in_head)
