@@ -111,7 +111,11 @@ def drawn(schema: Any, root: Any, dice: random.Random, depth: int = 0) -> Any:
     parts = [_follow(part, root) for part in parts]
     if "type" not in schema and parts and not any(key in schema for key in ("properties", "items")):
         values = [drawn(part, root, dice, depth) for part in parts]
-        return {k: v for value in values for k, v in value.items()} if all(isinstance(v, dict) for v in values) else values[0]
+        return (
+            {k: v for value in values for k, v in value.items()}
+            if all(isinstance(v, dict) for v in values)
+            else values[0]
+        )
     kind = schema.get("type", "object" if "properties" in schema else dice.choice(["string", "integer"]))
     kind = dice.choice(kind) if isinstance(kind, list) else kind
     if kind == "object":
