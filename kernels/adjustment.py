@@ -36,8 +36,9 @@ def adjust(
             forbid(logits, rows, sampling.masks.numpy()[lines[rows]])
     for row in (uses & WORDS).nonzero()[0].tolist():
         logits[row, completing(row, entries, sampling, history)] = -math.inf
-    for row in (uses & EDITS).nonzero()[0].tolist():
-        edit(logits[row], row, entries, sampling, history)
+    edited = (uses & EDITS).nonzero()[0]
+    if len(edited):
+        edit(logits, edited, entries, sampling, history.known.numpy()[entries.slots.numpy()])
     penalised = (uses & PENALTIES).nonzero()[0]
     if len(penalised):
         penalise(logits, penalised, entries, sampling, history)
@@ -73,13 +74,18 @@ def output_tail(row: int, count: int, entries: Entries, sampling: SlotSampling, 
     return tail
 
 
-def edit(logits: Tensor, row: int, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> None:
-    """Biases, and -inf for what min_tokens forbids, on one entry: float32 [vocabulary]."""
-    slot = int(entries.slots[row])
-    edits = slice(int(sampling.edit_counts[slot]))
-    early = int(history.known[slot] + entries.depth[row]) < sampling.edit_until[slot, edits]
-    values = torch.where(early, sampling.edit_early[slot, edits], sampling.edit_late[slot, edits])
-    logits.index_add_(0, sampling.edit_tokens[slot, edits], values)
+def edit(logits: Tensor, rows: NDArray[np.int64], entries: Entries, sampling: SlotSampling, known: Numbers) -> None:
+    """Biases, and -inf for what min_tokens forbids, on `rows` of the logits. known: tokens that each slot has."""
+    values, counts, tokens = logits.numpy(), sampling.edit_counts.numpy(), sampling.edit_tokens.numpy()
+    until, early, late = (
+        column.numpy() for column in (sampling.edit_until, sampling.edit_early, sampling.edit_late)
+    )  # fmt: skip
+    slots, positions = entries.slots.numpy(), known + entries.depth.numpy()
+    for row in rows.tolist():
+        slot = slots[row]
+        edits = slice(counts[slot])
+        added = np.where(positions[row] < until[slot, edits], early[slot, edits], late[slot, edits])
+        values[row, tokens[slot, edits]] += added  # each token is there once
 
 
 def penalise(

@@ -74,10 +74,11 @@ def sample_rows(logits: Tensor, entries: Entries, sampling: SlotSampling, histor
         adjustment.adjust(logits, uses, masks, entries, sampling, history)
         peak = logits.amax(-1)
         alive &= peak > -math.inf
-    chosen = torch.empty(len(logits), dtype=torch.int64)
-    greedy, drawn = (torch.from_numpy((uses & DRAWS == want).nonzero()[0]) for want in (0, DRAWS))
-    if not len(drawn):
+    draws_here = uses & DRAWS
+    if not draws_here.any():
         return torch.where(alive, logits.max(-1).indices, -1).int()
+    chosen = torch.empty(len(logits), dtype=torch.int64)
+    greedy, drawn = (torch.from_numpy((draws_here == want).nonzero()[0]) for want in (0, DRAWS))
     if len(greedy):
         chosen[greedy] = logits[greedy].max(-1).indices
     slots_drawn = entries.slots.index_select(0, drawn)
