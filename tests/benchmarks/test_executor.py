@@ -1,83 +1,107 @@
-"""The plans, the accounts of time and a whole run on a CPU of benchmarks/executor.py."""
+"""The executor without a device: which tokens it owes for a plan, when, and to whom."""
 
 from __future__ import annotations
 
-import pytest
+from array import array
 
-from benchmarks.executor import (
-    BLOCK,
-    WARM,
-    WAYS,
-    Figure,
-    Load,
-    build,
-    by_kernel,
-    idle_share,
-    line,
-    measure,
-    plans,
-    steady,
-)
-from engine_core.execution.rows import integers
+from benchmarks.load.executor import BLOCKS, Device, FakeExecutor
+from protocol.config import ModelConfig
+from protocol.links import STEPS, Welcome
+from protocol.messages import Message
+from protocol.steps import ExecutorReady, StepPlan, StepResult
+from services.wire import Arrival, Joined, Left, Peer
 
 
-@pytest.mark.parametrize(("batch", "context"), [(1, 100), (5, 31), (40, 16)])
-def test_plans_give_every_position_a_block_of_its_own(batch: int, context: int) -> None:
-    load = Load(batch, context, 40, WAYS["greedy"])
-    stream = list(plans(load))
-    assert len(stream) == load.steps + 1
-    tables = {start.slot: integers(start.blocks).tolist() for start in stream[0].starts}
-    known = {start.slot: len(integers(start.token_ids)) for start in stream[0].starts}
-    assert sorted(known) == list(range(batch))
-    for plan in stream[:-1]:
-        for slot, block in integers(plan.blocks).reshape(-1, 2).tolist():
-            tables[slot].append(block)
-        for slot, tokens in known.items():
-            assert len(tables[slot]) == (tokens - 1) // BLOCK + 1, "a block too many or too few"
-            known[slot] = tokens + 1
-    blocks = [block for table in tables.values() for block in table]
-    assert len(blocks) == len(set(blocks))
-    assert min(blocks) == 1
-    assert all(integers(plan.decode_on).size == (batch if at == 0 else 0) for at, plan in enumerate(stream))
-    assert integers(stream[-1].decode_off).tolist() == list(range(batch))
+def ints(*values: int) -> bytes:
+    return array("i", values).tobytes()
 
 
-def test_requests_need_blocks_at_different_steps() -> None:
-    counts = [len(integers(plan.blocks)) // 2 for plan in plans(Load(64, 512, 64, WAYS["greedy"]))]
-    assert set(counts[1:-1]) == {64 // BLOCK}
+def plan(step: int, **columns: bytes) -> StepPlan:
+    return StepPlan(step=step, epoch=3, **columns)
 
 
-def test_idle_is_what_no_kernel_covers() -> None:
-    assert idle_share([(0, 10), (10, 20)]) == 0.0
-    assert idle_share([(0, 10), (15, 20)]) == 0.25
-    assert idle_share([(15, 20), (0, 10), (2, 9), (5, 12)]) == pytest.approx(0.15)
-    assert idle_share([]) == 1.0
+def tokens(result: StepResult) -> list[int]:
+    return list(memoryview(result.token_ids).cast("i"))
 
 
-def test_kernels_are_summed_and_the_longest_comes_first() -> None:
-    events = [("a", 0.0, 1.0), ("b", 1.0, 5.0), ("a", 5.0, 7.0)]
-    assert by_kernel(events) == [("b", 1, 4.0), ("a", 2, 3.0)]
+class FakePort:
+    """The link to a scheduler that the test plays."""
+
+    def __init__(self) -> None:
+        self.peer = Peer(b"", Welcome(version=1, role="scheduler", index=0, incarnation=1, pid=0, epoch=3),
+                         STEPS.window, 0.0)  # fmt: skip
+        self.arrivals: list[Arrival] = []
+        self.sent: list[Message] = []
+
+    def receive(self) -> list[Arrival]:
+        taken, self.arrivals = self.arrivals, []
+        return taken
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        assert peer is self.peer
+        self.sent.append(message)
+        return True
+
+    def arrives(self, *messages: Message | Joined | Left) -> None:
+        self.arrivals += [Arrival(self.peer, message) for message in messages]
 
 
-def test_the_edges_of_a_profile_are_left_out() -> None:
-    events = [("k", float(at), at + 0.5) for at in range(100)]
-    middle = steady(events, 20)
-    assert middle[0][1] == pytest.approx(10, abs=1)
-    assert middle[-1][2] == pytest.approx(90, abs=1)
-    assert steady([], 20) == []
+def test_a_step_has_a_token_for_each_row_that_samples() -> None:
+    device = Device(0.5, 300)
+    device.launch(plan(1, chunks=ints(4, 0, 64, 0, 7, 0, 20, 1)), 10.0)
+    device.launch(plan(2, decode_on=ints(7, 9), chunks=ints(4, 64, 8, 1)), 10.1)
+    device.launch(plan(3, decode_on=ints(4), decode_off=ints(9)), 12.0)
+    assert device.due == 10.5
+    results = [device.collect() for _ in range(3)]
+    assert [(result.step, len(tokens(result))) for result in results] == [(1, 1), (2, 3), (3, 2)]
+    assert all(100 <= token < 200 for result in results for token in tokens(result))
+    assert device.due is None
 
 
-def test_a_line_of_the_table() -> None:
-    figure = Figure(batch=8, context=512, step_ms=1.25, busy_ms=1.2, launch_us=80.0, collect_us=9.5, idle=0.031)
-    assert line(figure).split() == ["8", "512", "1.250", "1.200", "80.0", "9.5", "3.1%"]
-    assert line(Figure(batch=8, context=512, step_ms=1, busy_ms=1, launch_us=1, collect_us=1, idle=-1)).endswith("-")
+def test_steps_run_one_after_the_other() -> None:
+    device = Device(0.5, 300)
+    for step, now in ((1, 10.0), (2, 10.1), (3, 20.0)):
+        device.launch(plan(step), now)
+    dues = []
+    while (due := device.due) is not None:
+        dues.append(due)
+        device.collect()
+    assert dues == [10.5, 11.0, 20.5]
 
 
-def test_a_run_on_a_cpu() -> None:
-    runner = build("smoke", 256, 100, eager=True, device="cpu")
-    before = runner.statistics()
-    figure = measure(runner, Load(2, 20, WARM + 4, WAYS["sampled"]))
-    after = runner.statistics()
-    assert (figure.batch, figure.context) == (2, 20)
-    assert figure.step_ms > 0
-    assert after.sampled - before.sampled == 2 * (WARM + 4)
+def test_the_scheduler_is_told_and_answered_in_time() -> None:
+    port = FakePort()
+    executor = FakeExecutor(port, ModelConfig(block_size=32), Device(1.0, 300))  # type: ignore[arg-type]
+    port.arrives(Joined())
+    executor.turn(0.0)
+    (ready,) = port.sent
+    assert isinstance(ready, ExecutorReady)
+    assert (ready.epoch, ready.blocks, ready.block_size) == (3, BLOCKS, 32)
+    port.arrives(plan(1, decode_on=ints(2)), plan(2))
+    executor.turn(5.0)
+    assert len(port.sent) == 1
+    executor.turn(6.0)
+    executor.turn(6.5)
+    executor.turn(7.0)
+    results = [message for message in port.sent[1:] if isinstance(message, StepResult)]
+    assert [(result.step, result.epoch, len(tokens(result))) for result in results] == [(1, 3, 1), (2, 3, 1)]
+
+
+def test_a_lost_scheduler_is_not_answered_and_a_new_one_starts_afresh() -> None:
+    port = FakePort()
+    device = Device(1.0, 300)
+    executor = FakeExecutor(port, ModelConfig(), device)  # type: ignore[arg-type]
+    port.arrives(Joined(), plan(1, decode_on=ints(2)))
+    executor.turn(0.0)
+    port.arrives(Left("gone"))
+    executor.turn(9.0)
+    assert len(port.sent) == 1
+    port.arrives(Joined())
+    executor.turn(10.0)
+    assert device.due is None
+    port.arrives(plan(1, chunks=ints(0, 0, 4, 1)))
+    executor.turn(10.0)
+    executor.turn(11.0)
+    result = port.sent[-1]
+    assert isinstance(result, StepResult)
+    assert len(tokens(result)) == 1
