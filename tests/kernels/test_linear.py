@@ -6,6 +6,7 @@ import torch
 from kernels.linear import gated_linear, linear
 from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
 from kernels.linear_triton import multiply
+from kernels.norm import add_rms_norm
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048), (1024, 3072), (128256, 4096))
 SHARED_MEMORY = 227 << 10  # bytes that one program may have on a Hopper GPU
@@ -99,3 +100,32 @@ def test_invariant_rows_have_the_same_bits(width: int, inputs: int, gated: bool)
         for first in (0, 2048 - rows):
             part = slice(first, first + rows)
             assert torch.equal(multiply(x[part], weight, None, gated=gated, invariant=True), whole[part]), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 48, 200])
+def test_a_graph_gives_what_calls_give(rows: int, invariant: bool) -> None:
+    """A chain of kernels that overlap each other, replayed many times over on inputs that change."""
+    hidden, inner = 1024, 3072
+    weights = [torch.randn(2 * inner, hidden), torch.randn(hidden, inner)]
+    gate_up, down = (weight.mul_(weight.shape[1] ** -0.5).bfloat16().cuda() for weight in weights)
+    norm, x = torch.ones(hidden, dtype=torch.bfloat16, device="cuda"), torch.zeros(rows, hidden, device="cuda")
+    x = x.bfloat16()
+
+    def chain() -> torch.Tensor:
+        total, delta = x, x
+        for _ in range(6):
+            normed, total = add_rms_norm(delta, total, norm, 1e-5)
+            delta = linear(gated_linear(normed, gate_up, invariant=invariant), down, invariant=invariant)
+        return delta
+
+    chain()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain()
+    for _ in range(20):
+        x.copy_(torch.randn(rows, hidden))
+        expected = chain()
+        graph.replay()
+        assert torch.equal(found, expected)

@@ -112,6 +112,7 @@ def test_every_product_of_an_invariant_placement_is_one() -> None:
 def test_chunks_do_not_change_bits(model: Decoder) -> None:
     """Whole, token by token at the end, and in pieces that end within blocks and tiles."""
     whole_prompt = Requests(model, 1).step([Row(0, 0, LENGTH)])[0]
+    assert whole_prompt.dtype == model.dtype  # a GPU's logits are not copied to single precision
     for cuts in ((128,), (1,), (17, 18, 19, 200), (64, 399), (300, 301, 302, 303)):
         requests = Requests(model, 1)
         edges = (0, *cuts, LENGTH)
