@@ -1,22 +1,13 @@
-"""From a spec to a model of its family."""
+"""From a spec to a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 
-from engine_core.models import llama, mistral, qwen2, qwen3
+from engine_core.models.attention import SelfAttention
 from engine_core.models.decoder import Decoder
 from engine_core.models.layers import Placement
 from engine_core.models.spec import ModelSpec
-
-FAMILIES: Mapping[str, Callable[[ModelSpec, Placement, int], Decoder]] = {
-    "llama": llama.build,
-    "mistral": mistral.build,
-    "qwen2": qwen2.build,
-    "qwen3": qwen3.build,
-}
 
 
 def build(
@@ -34,4 +25,6 @@ def build(
     With `size` > 1 it holds the share of `rank`: heads, MLP width; the products that end a block are then partial sums.
     With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
-    return FAMILIES[spec.family](spec, Placement(dtype, device, rank, size, invariant), length)
+    placement = Placement(dtype, device, rank, size, invariant)
+    attentions = [SelfAttention(spec, layer, placement) for layer in range(spec.layers)]
+    return Decoder(spec, attentions, placement, length)

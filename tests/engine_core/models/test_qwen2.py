@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
-from engine_core.models.qwen2 import Qwen2Attention
+from engine_core.models.attention import SelfAttention
 from tests.engine_core.models.parity import SIZES, check_parity, ours, write_checkpoint
 
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
@@ -36,7 +36,7 @@ def test_bias_is_on_the_inputs_of_attention_only(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, Qwen2Config(**SIZES))
     model = ours(tmp_path)
     attention = model.blocks[0].attention
-    assert isinstance(attention, Qwen2Attention)
+    assert isinstance(attention, SelfAttention)
     assert attention.qkv.linear.bias is not None
     assert attention.output.bias is None
     assert model.blocks[0].mlp.down.bias is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from engine_core.models.qwen3 import Qwen3Attention
+from engine_core.models.attention import SelfAttention
 from tests.engine_core.models.parity import SIZES, check_parity, ours, theirs, write_checkpoint
 
 CASES: dict[str, dict[str, Any]] = {
@@ -32,6 +32,8 @@ def test_parity(case: str, tmp_path: Path) -> None:
 def test_heads_have_norms_of_their_own(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, Qwen3Config(**SIZES, head_dim=32))
     attention, reference = ours(tmp_path).blocks[1].attention, theirs(tmp_path).model.layers[1].self_attn
-    assert isinstance(attention, Qwen3Attention)
+    assert isinstance(attention, SelfAttention)
+    assert attention.query_norm is not None
+    assert attention.key_norm is not None
     assert torch.equal(attention.query_norm.weight, reference.q_norm.weight)
     assert torch.equal(attention.key_norm.weight, reference.k_norm.weight)
