@@ -1,0 +1,163 @@
+"""The scheduler and the runner in one process, with grammars: requests in, the outputs of their choices out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.grammar.guide import Guide
+from engine_core.grammar.masks import MaskStatistics, MaskStore
+from engine_core.grammar.tokens import GrammarTokens
+from engine_core.loading import load
+from engine_core.models.registry import build
+from engine_core.models.spec import read_spec
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.statistics import SchedulerStatistics
+from engine_core.speculation.options import SpeculationOptions
+from protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from protocol.steps import StepMasks, StepPlan
+
+MAX_MODEL_LEN = 1024
+Key = tuple[int, int]  # request, choice
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of running that must not matter to what comes out."""
+
+    depth: int = 2
+    drafts: bool = True  # forced runs are proposed
+    blocks: int = 2048  # few of them force preemption
+    expected_share: float = 1.0  # 0.0 admits too many and has to preempt
+    max_num_seqs: int = 32
+    block_size: int = 16
+    budget: int = 512
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    automaton: Automaton | None = None
+    n: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one choice said and how it ended."""
+
+    token_ids: list[int]
+    finish: Finish
+    error: str | None
+
+
+class Engine:
+    """A model's runner, which is made once, and a scheduler for each batch of requests."""
+
+    def __init__(self, folder: Path, tokens: GrammarTokens, cell: Cell, *, load_format: str = "auto") -> None:
+        self.cell = cell
+        self._tokens = tokens
+        self._spec = read_spec(folder)
+        self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+        load(self._model, folder, load_format, 0)
+        self.scheduled: SchedulerStatistics | None = None  # of the last batch
+        self.masked: MaskStatistics | None = None
+
+    def answer(self, asks: list[Ask]) -> dict[Key, Answer]:
+        """Every choice's output, all requests submitted at once."""
+        cell = self.cell
+        runner = Runner(
+            self._model,
+            self._spec,
+            RunnerOptions(
+                device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
+                max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs,
+            ),
+        )  # fmt: skip
+        scheduler = Scheduler(
+            SchedulingOptions(
+                blocks=cell.blocks, block_size=cell.block_size, max_model_len=MAX_MODEL_LEN,
+                max_num_seqs=cell.max_num_seqs, max_num_batched_tokens=cell.budget, vocab_size=self._spec.vocab_size,
+                expected_share=cell.expected_share, epoch=1,
+                speculation=SpeculationOptions(max_step_drafts=256 if cell.drafts else 0),
+            )
+        )  # fmt: skip
+        store = MaskStore(self._tokens, runner.mask_places, 1)
+        guides: dict[Automaton, Guide] = {}
+        for number, ask in enumerate(asks):
+            guide = None
+            if ask.automaton is not None:
+                guide = guides.get(ask.automaton) or guides.setdefault(
+                    ask.automaton, Guide(self._tokens, ask.automaton)
+                )
+            scheduler.submit(submission(number, ask), 0, 0.0, guide)
+        answers = run(scheduler, runner, store, cell.depth)
+        assert set(answers) == {(number, choice) for number, ask in enumerate(asks) for choice in range(ask.n)}
+        assert scheduler.unfinished == 0
+        assert scheduler.check(thorough=True).ok
+        self.scheduled, self.masked = scheduler.statistics(), store.statistics()
+        return answers
+
+
+def run(scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int) -> dict[Key, Answer]:
+    """Step until everything has ended. Masks are made when the scheduler gives their work out, as in the server."""
+    tokens: dict[Key, list[int]] = {}
+    answers: dict[Key, Answer] = {}
+    plans: deque[StepPlan] = deque()
+    masks: dict[int, StepMasks] = {}
+    applied, now = 0, 0.0
+
+    def fill() -> None:
+        while (work := scheduler.mask_work()) is not None:
+            filled = store.fill(work.step, applied, work.rows)
+            columns = {name: getattr(filled, name) for name in filled.__struct_fields__}
+            masks[work.step] = StepMasks(step=work.step, epoch=work.epoch, **columns)
+
+    while True:
+        while scheduler.in_flight < depth and (plan := scheduler.plan(now)) is not None:
+            plans.append(plan)
+            fill()
+        if not plans:
+            return answers
+        plan = plans.popleft()
+        begun = runner.begin(plan)
+        result = runner.collect(runner.finish(begun, masks.pop(plan.step) if plan.masked else None))
+        scheduler.apply(result, now)
+        applied = result.step
+        fill()
+        now += 0.01
+        for message in scheduler.outputs(0):
+            assert not isinstance(message, Rejected), message
+            take(message, tokens, answers)
+
+
+def submission(number: int, ask: Ask) -> SubmitTokens:
+    ids = np.asarray(ask.token_ids, np.int32).tobytes()
+    return SubmitTokens(id=number, token_ids=ids, sampling=ask.sampling, n=ask.n, automaton=ask.automaton)
+
+
+def take(batch: TokenBatch, tokens: dict[Key, list[int]], answers: dict[Key, Answer]) -> None:
+    """Book a batch's rows."""
+    ids = np.frombuffer(batch.token_ids, np.int32).tolist()
+    errors = {extra.row: extra.error for extra in batch.extras}
+    rows = zip(
+        np.frombuffer(batch.ids, np.int64).tolist(),
+        np.frombuffer(batch.choices, np.uint16).tolist(),
+        np.frombuffer(batch.counts, np.int32).tolist(),
+        batch.finish,
+        strict=True,
+    )
+    for row, (request, choice, count, finish) in enumerate(rows):
+        key = (request, choice)
+        assert key not in answers, f"{key} goes on after its end"
+        tokens.setdefault(key, []).extend(ids[:count])
+        ids = ids[count:]
+        if finish:
+            answers[key] = Answer(tokens[key], Finish(finish), errors.get(row))

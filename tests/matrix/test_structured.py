@@ -1,0 +1,98 @@
+"""Structured output in every cell of the matrix: the same tokens, and those of free output where all is allowed.
+
+fp32 on a CPU, the embedded model.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks.structured_engine import Answer, Ask, Cell, Engine
+from engine_core.embedded import demo_folder
+from protocol.messages import Finish, Sampling
+from tests.engine_core.grammar.vocabulary import END, OTHER_END, automaton, ids, tokens, vocabulary
+
+PERSON = json.dumps({
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99},
+                   "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3}},
+    "required": ["name", "age", "tags"], "additionalProperties": False,
+})  # fmt: skip
+LONGEST = 90
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def asks() -> list[Ask]:
+    """Constrained and free requests, greedy and sampled, with a seed each."""
+    automata = [
+        automaton("json_schema", PERSON, whitespace="none"), automaton("json_schema", PERSON), None,
+        automaton("regex", "[a-z]{4,9}@[a-z]{3}[.](com|org)"),
+        automaton("choice", '["left", "right turn", "straight on"]'), automaton("grammar", 'root ::= "(" root ")" | [xy]{1,3}'),
+    ]  # fmt: skip
+    found = []
+    for number in range(18):
+        sampling = Sampling(
+            temperature=float(number % 3 > 0), max_tokens=LONGEST, eos_token_ids=(END, OTHER_END), seed=number,
+            min_tokens=3 if number % 7 == 0 else 0,
+        )  # fmt: skip
+        prompt = tuple(ids("Say something about Tom: "[: 10 + number]))
+        found.append(Ask(token_ids=prompt, sampling=sampling, automaton=automata[number % 6], n=1 + number % 3))
+    return found
+
+
+def answers(cell: Cell) -> tuple[dict[tuple[int, int], Answer], Engine]:
+    engine = Engine(demo_folder(), tokens(), cell)
+    return engine.answer(asks()), engine
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[int, int], Answer]:
+    return answers(Cell(depth=1, drafts=False))[0]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [Cell(), Cell(drafts=False), Cell(depth=1), Cell(budget=64), Cell(blocks=16, expected_share=0.0, block_size=8)],
+    ids=["overlap and forced runs", "overlap", "forced runs", "chunks", "preemption"],
+)
+def test_every_cell_gives_the_same_structured_tokens(cell: Cell, expected: dict[tuple[int, int], Answer]) -> None:
+    found, engine = answers(cell)
+    assert {key: answer.token_ids for key, answer in found.items()} == {
+        key: answer.token_ids for key, answer in expected.items()
+    }
+    assert [answer.finish for answer in found.values()].count(Finish.ERROR) == 0
+    assert engine.scheduled is not None
+    assert (engine.scheduled.accepted_tokens > 0) == cell.drafts
+    assert (engine.scheduled.preemptions > 0) == (cell.blocks == 16)
+
+
+def test_a_schema_that_allows_what_the_model_says_changes_no_token() -> None:
+    """Greedy, the embedded model: free and under a grammar of any text, and JSON under a schema that holds it."""
+    chat = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    questions = ["What is 128 + 457?", "Sort these numbers: 5, 3, 9.", "Tell me a short story about a fox."]
+    greedy = Sampling(temperature=0.0, max_tokens=60, eos_token_ids=(END, OTHER_END))
+    free = [Ask(token_ids=tuple(ids(chat.format(text))), sampling=greedy) for text in questions]
+    person = "Extract the fields as JSON: My name is Anna, I am 31 years old and I live in Paris."
+    free.append(Ask(token_ids=tuple(ids(chat.format(person))), sampling=greedy))
+    for cell in (Cell(), Cell(depth=1, drafts=False)):
+        engine = Engine(demo_folder(), tokens(), cell)
+        said = engine.answer(free)
+        anything = automaton("regex", "(?s:.*)")
+        bound = engine.answer([msgspec.structs.replace(ask, automaton=anything) for ask in free])
+        assert {key: answer.token_ids for key, answer in bound.items()} == {
+            key: answer.token_ids for key, answer in said.items()
+        }
+        text = vocabulary().decode(said[3, 0].token_ids, skip_special_tokens=True)
+        value = json.loads(text)
+        schema = {"type": "object", "properties": {name: {} for name in value}, "required": list(value)}
+        exact = automaton("json_schema", json.dumps(schema))
+        again = engine.answer([msgspec.structs.replace(free[3], automaton=exact)])
+        assert again[0, 0].token_ids == said[3, 0].token_ids
