@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
-LARGE = 2 * 132 * 128 * 128  # results from which tiles of 128 by 256 are enough for the device
+PROCESSORS = 132  # of an H200
+SMALLER_TILES = 0.87  # speed of tiles of 128 by 128 relative to those of 128 by 256, where both fill the device
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ def tall_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
         return Tiling(64, 64, 128, 4, 6, described=True, gated=False, resident=2)
     if rows <= 256 and outputs <= max(4096, inputs):
         return Tiling(64, 128, 128, 4, 4, described=True, gated=False)
-    if rows * outputs <= LARGE:
+    if turns(rows, outputs, 128) < SMALLER_TILES * 2 * turns(rows, outputs, 256):
         return Tiling(128, 128, 64, 8, 5, described=True, gated=False, flat=rows > 256)
     return Tiling(128, 256, 64, 8, 4, described=True, gated=False, flat=rows > 256)
+
+
+def turns(rows: int, outputs: int, wide: int) -> int:
+    """How many tiles, 128 rows high and so wide, each processor of the chip they were measured on takes at most."""
+    return -(-(-(-rows // 128) * -(-outputs // wide)) // PROCESSORS)
