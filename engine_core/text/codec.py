@@ -30,7 +30,8 @@ class Codec(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of all ids, special ones included."""
 
-    def token(self, token_id: int) -> str | None: ...
+    def tokens(self) -> list[str]:
+        """Every token by its id, as the vocabulary writes it; empty for an id without one."""
 
     def token_id(self, token: str) -> int | None: ...
 
@@ -60,9 +61,13 @@ class FastCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def token(self, token_id: int) -> str | None:
-        token: str | None = self._tokenizer.id_to_token(token_id)
-        return token
+    def tokens(self) -> list[str]:
+        found = [""] * self.size
+        for token, token_id in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            found[token_id] = token
+        for token_id, added in self._tokenizer.get_added_tokens_decoder().items():
+            found[token_id] = added.content
+        return found
 
     def token_id(self, token: str) -> int | None:
         token_id: int | None = self._tokenizer.token_to_id(token)
@@ -101,15 +106,15 @@ class SlowCodec:
         )
         return str(text)
 
-    def token(self, token_id: int) -> str | None:
-        if not 0 <= token_id < self.size:
-            return None
-        token = self._tokenizer.convert_ids_to_tokens(token_id)
-        return None if token is None else str(token)
+    def tokens(self) -> list[str]:
+        return [token or "" for token in self._tokenizer.convert_ids_to_tokens(list(range(self.size)))]
 
     def token_id(self, token: str) -> int | None:
         token_id = self._tokenizer.convert_tokens_to_ids(token)
-        return token_id if isinstance(token_id, int) and self.token(token_id) == token else None
+        if not isinstance(token_id, int) or not 0 <= token_id < self.size:
+            return None
+        # Some classes answer with the unknown token's id.
+        return token_id if self._tokenizer.convert_ids_to_tokens(token_id) == token else None
 
     def mark_special(self, tokens: Iterable[str]) -> None:
         found = (self.token_id(token) for token in tokens)

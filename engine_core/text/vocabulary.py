@@ -45,7 +45,7 @@ class Spelling(msgspec.Struct, frozen=True):
 
 
 class Vocabulary:
-    """One tokenizer. Encoding is safe in threads; other tables than `texts` fill as tokens are seen."""
+    """One tokenizer. Encoding is safe in threads; tables of tokens fill as tokens are seen, those of BYTES at the start."""
 
     def __init__(self, codec: Codec, names: Mapping[str, str], spelling: Spelling | None = None) -> None:
         codec.mark_special(names.values())
@@ -60,11 +60,11 @@ class Vocabulary:
         self._raw: dict[int, bytes] = {}
         self._pieces: dict[int, str | int] = {}
         self._alphabet = byte_alphabet()
-        tokens = [self.token(token_id) for token_id in range(self.size)]
+        self._tokens = codec.tokens()
         # No token stands for more characters of a text than it is written with.
-        self.longest = max(map(len, tokens), default=1)
+        self.longest = max(map(len, self._tokens), default=1)
         if self.spelling.shape is Shape.BYTES:
-            self._spell_all(tokens)
+            self._spell_all()
         # WINDOW: an ordinary word, if there is one. What follows it is decoded as within a text.
         self.anchor = self._find_anchor() if self.spelling.shape is Shape.WINDOW else None
         self._anchor_text = codec.decode([self.anchor]) if self.anchor is not None else ""
@@ -81,7 +81,7 @@ class Vocabulary:
 
     def token(self, token_id: int) -> str:
         """The token as the vocabulary writes it; empty for an id without one."""
-        return self._codec.token(token_id) or ""
+        return self._tokens[token_id] if 0 <= token_id < self.size else ""
 
     def raw(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; of a special token its name."""
@@ -108,12 +108,13 @@ class Vocabulary:
         piece = self.piece(token_id)
         return piece if isinstance(piece, int) else None
 
-    def _spell_all(self, tokens: Sequence[str]) -> None:
-        """The texts of all tokens, now rather than in the midst of the first streams that bring them."""
-        alphabet, texts = self._alphabet, self.texts
-        for token_id, token in enumerate(tokens):
+    def _spell_all(self) -> None:
+        """Bytes and texts of all tokens, now rather than in the midst of the first streams that bring them."""
+        alphabet, texts, raw = self._alphabet, self.texts, self._raw
+        for token_id, token in enumerate(self._tokens):
+            spelled = raw[token_id] = spell_bytes(token, alphabet)
             try:
-                texts[token_id] = spell_bytes(token, alphabet).decode()
+                texts[token_id] = spelled.decode()
             except UnicodeDecodeError:  # part of a character has no text of its own
                 continue
 

@@ -31,7 +31,7 @@ from services.wire import Arrival, Joined, Left, Peer
 log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the ports
-CHECK_STEPS = 256  # steps between checks of the block accounts; their sums are checked whenever it turns idle, too
+CHECK_STEPS = 256  # steps between checks of the block accounts' sums; every block is checked whenever it rests
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
@@ -107,7 +107,7 @@ class Loop:
         self._applied = 0  # last step whose result this epoch's executors sent
         self._checked_step = 0
         self._collected_at = now
-        self._idle = self._rested = True
+        self._rested = True
         self._worked_at = now
         self._turns = self._plans = self._results = self._refused = self._faults = 0
 
@@ -328,15 +328,12 @@ class Loop:
         brain = self._brain
         if brain is None:
             return
-        idle = brain.unfinished == 0 and brain.in_flight == 0
-        turned_idle = idle and not self._idle
-        self._idle = idle
-        if not idle:
+        if brain.unfinished or brain.in_flight:
             self._worked_at, self._rested = now, False
         # The next request often comes right after the last one ended, and must not wait for a look at every block.
-        rests = idle and not self._rested and now - self._worked_at >= REST
+        rests = not self._rested and now - self._worked_at >= REST
         self._rested |= rests
-        if rests or turned_idle or self._plans - self._checked_step >= CHECK_STEPS:
+        if rests or self._plans - self._checked_step >= CHECK_STEPS:
             self._checked_step = self._plans
             self._check(brain, thorough=rests)
         if rests or now - self._collected_at >= COLLECT_SECONDS:
