@@ -60,6 +60,7 @@ def compile_all(missing: Sequence[Missing], device: torch.device) -> None:
     if not missing:
         return
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(missing))
-    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (device,)) as pool:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
         for done in [pool.submit(one.preload, one.form) for one in missing]:
             done.result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from protocol.steps import SlotStart
 
 FLOATS = ("temperature", "min_p", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("uses", "top_k", "prompt_tokens", "logprobs", "edit_counts", "word_counts")
+REALS = ("temperature", "min_p", "top_p", "repetition", "presence", "frequency")  # where FLOATS go in `SlotSampling`
 MAX_EOS = 64  # stop token ids of a model
 MAX_EDITS = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_EOS
 MAX_WORDS = 2 * MAX_BAD_WORDS  # each as it stands alone and behind a space
@@ -110,7 +111,12 @@ class SlotParameters:
 
     def __init__(self, slots: int, vocabulary: int, upload: Upload, mask_places: int = 0) -> None:
         self.vocabulary = vocabulary
-        self.sampling = empty_tables(slots, vocabulary, mask_places, upload.device)
+        tables = empty_tables(slots, vocabulary, mask_places, upload.device)
+        # Columns of one kind stand together, so that a start is one copy to all of them: [columns, slots]
+        self._floats = torch.stack([getattr(tables, name) for name in REALS])
+        self._integers = torch.stack([getattr(tables, name) for name in INTEGERS])
+        columns = zip((*REALS, *INTEGERS), (*self._floats, *self._integers), strict=True)
+        self.sampling = replace(tables, **dict(columns))
         self.uses = np.zeros(slots, np.int64)  # bits
         self.logprobs = np.full(slots, -1, np.int64)  # width asked for, -1 none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
@@ -139,12 +145,9 @@ class SlotParameters:
         slots, new_floats, new_integers, new_seeds = self._upload.send(
             (np.array([start.slot for start in starts], np.int64), floats, integers, seeds)
         )
-        table = self.sampling
-        columns = (table.temperature, table.min_p, table.top_p, table.repetition, table.presence, table.frequency)
-        numbers = (table.uses, table.top_k, table.prompt_tokens, table.logprobs, table.edit_counts, table.word_counts)
-        for column, new in zip((*columns, *numbers), (*new_floats, *new_integers), strict=True):
-            column.index_copy_(0, slots, new)
-        table.seed.index_copy_(0, slots, new_seeds)
+        self._floats.index_copy_(1, slots, new_floats)
+        self._integers.index_copy_(1, slots, new_integers)
+        self.sampling.seed.index_copy_(0, slots, new_seeds)
         if listed:
             self._start_lists(listed)
 

@@ -97,19 +97,22 @@ class SlotTable:
         tokens = [integers(start.token_ids) for start in starts]
         blocks = [integers(start.blocks) for start in starts]
         lengths = np.array([len(ids) for ids in tokens], np.int64)
+        held = np.array([len(given) for given in blocks], np.int64)
         self.prompt_tokens[slots] = [start.prompt_tokens for start in starts]
         self._decodes[slots] = False
-        self._block_counts[slots] = 0
-        new_slots, places, new_tokens, known = self._upload.send((
+        self._block_counts[slots] = held
+        new_slots, places, new_tokens, known, block_places, new_blocks = self._upload.send((
             slots,
             np.repeat(slots * self.row_length, lengths) + offsets(lengths),
             np.concatenate(tokens),
             lengths.astype(np.int32),
+            np.repeat(slots * self.sizes.max_blocks, held) + offsets(held),
+            np.concatenate(blocks),
         ))  # fmt: skip
         self.history.tokens.view(-1).index_copy_(0, places, new_tokens)
         self.history.known.index_copy_(0, new_slots, known)
         self.block_tables.index_fill_(0, new_slots, 0)  # what is not given points at scratch
-        self._append(np.repeat(slots, [len(given) for given in blocks]), np.concatenate(blocks))
+        self._flat_tables.index_copy_(0, block_places, new_blocks)
         self.parameters.start(starts)
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             if self.parameters.uses[slot] & PENALTIES:
