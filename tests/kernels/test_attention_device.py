@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -46,6 +48,69 @@ def test_every_row_is_served(rows: Rows, window: int, invariant: bool, device: s
     moved = scene.on(device)
     moved.batch = replace(moved.batch, invariant=invariant, arrivals=arrival_counters(torch.device(device)))
     torch.testing.assert_close(paged(moved, window).cpu().double(), scene.expected(window), atol=3e-6, rtol=1e-5)
+
+
+def mixture(seed: int, most: int, longest: int) -> tuple[Rows, int, int, int, int]:
+    """Random rows, then heads, key-value heads, block size and window."""
+    random = Random(seed)
+    rows = []
+    for _ in range(random.randint(1, 6)):
+        queries = 1 if random.random() < 0.5 else random.randint(2, most)
+        rows.append((queries, queries + random.randint(0, longest)))
+    kv_heads = random.choice((1, 2))
+    window = random.choice((0, 0, random.randint(1, longest)))
+    return rows, kv_heads * random.choice((1, 2, 3, 4)), kv_heads, random.choice((8, 16, 32)), window
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_mixtures(seed: int, device: str) -> None:
+    rows, heads, kv_heads, block_size, window = mixture(seed, 40, 60)
+    scene = Scene(rows, heads, kv_heads, 16, block_size)
+    moved = scene.on(device)
+    torch.testing.assert_close(paged(moved, window).cpu().double(), scene.expected(window), atol=3e-6, rtol=1e-5)
+    moved.batch = replace(moved.batch, invariant=True)
+    torch.testing.assert_close(paged(moved, window).cpu().double(), scene.expected(window), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(10, 30))
+def test_random_mixtures_of_served_sizes(seed: int) -> None:
+    rows, heads, kv_heads, block_size, window = mixture(seed, 700, 5000)
+    scene = Scene(rows, heads, kv_heads, 128, block_size, torch.bfloat16).on("cuda")
+    found = paged(scene, window)
+    assert torch.equal(paged(scene, window), found)
+    for row in range(len(rows)):
+        assert error(scene, found, row, window) < 5e-3, (rows, row)
+
+
+@pytest.mark.gpu
+def test_a_graph_of_a_mixture_replays_with_other_rows() -> None:
+    """Captured with bounds on rows and tokens, it serves any division of the tokens among the rows."""
+    sizes = [(1, 300), (1, 90), (1, 40), (61, 200)]
+    scene = Scene(sizes, 8, 2, 128, 16, torch.bfloat16).on("cuda")
+    scene.batch = replace(scene.batch, max_context=2048, arrivals=arrival_counters(torch.device("cuda")))
+    paged(scene)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = paged(scene)
+    for rows in (sizes, [(30, 300), (1, 80), (3, 33), (30, 150)], [(1, 299), (0, 0), (20, 30), (43, 190)]):
+        counts = torch.tensor([n for n, _ in rows])
+        scene.rows = list(rows)
+        scene.batch.query_start[1:] = counts.cumsum(0)
+        scene.batch.context.copy_(torch.tensor([context for _, context in rows]))
+        graph.replay()
+        for row, (count, context) in enumerate(rows):
+            whole = replace_context(scene, row, context)
+            assert count == 0 or error(whole, out, row, 0) < 5e-3, (rows, row)
+
+
+def replace_context(scene: Scene, row: int, context: int) -> Scene:
+    """The scene with as many of a row's keys as its context counts now."""
+    cut = copy.copy(scene)
+    cut.k, cut.v = list(scene.k), list(scene.v)
+    cut.k[row], cut.v[row] = scene.k[row][:context], scene.v[row][:context]
+    return cut
 
 
 def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None:

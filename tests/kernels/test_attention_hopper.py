@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,36 @@ def test_chunks_of_any_length(heads: int, kv_heads: int, dim: int, block_size: i
     assert all(torch.equal(out, found[0]) for out in found)
     for row in range(len(BORDERS)):
         assert error(scene, found[0], row, 0) < 5e-3, row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", [*range(1, 140, 9), *range(1000, 1300, 37)])
+def test_every_end_of_a_row_in_its_last_block(context: int) -> None:
+    """What stands behind the end is not a number there, and never reaches a result."""
+    scene = Scene([(min(context, 100), context), (1, 500)], 8, 2, 128, 16, torch.bfloat16).on("cuda")
+    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    if attend is None:
+        pytest.skip("this is no GPU of Hopper's generation")
+    out = torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda")
+    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 1)
+    assert error(scene, out, 0, 0) < 5e-3
+
+
+@pytest.mark.gpu
+def test_queries_may_be_a_view_and_tables_of_many_slots() -> None:
+    scene = Scene([(150, 400), (70, 70)], 8, 2, 128, 16, torch.bfloat16).on("cuda")
+    wide = torch.full((len(scene.q), 12, 128), 9.0, dtype=torch.bfloat16, device="cuda")
+    wide[:, :8] = scene.q
+    scene.q = wide[:, :8]
+    tables = torch.cat((torch.zeros_like(scene.batch.block_tables), scene.batch.block_tables))
+    scene.batch = replace(scene.batch, block_tables=tables, slots=scene.batch.slots + 2)
+    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    if attend is None:
+        pytest.skip("this is no GPU of Hopper's generation")
+    out = torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda")
+    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 1)
+    for row in range(2):
+        assert error(scene, out, row, 0) < 5e-3, row
 
 
 @pytest.mark.gpu
