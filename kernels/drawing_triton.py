@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 
 from kernels import random, sampling_tables
-from kernels.random_triton import tile_noise
+from kernels.random_triton import gumbel_noise, noise_bound, tile_words
 
 DRAWS = tl.constexpr(sampling_tables.DRAWS)
 TOP_P = tl.constexpr(sampling_tables.TOP_P)
 ADJUSTED = tl.constexpr(sampling_tables.ADJUSTED)
 ABSENT = tl.constexpr(0x7FFFFFFF)  # a key past every token's, and past every token's id
-HOPELESS = tl.constexpr(random.GUMBEL_MAX - random.GUMBEL_MIN)  # noise cannot lift a token that far below the best
+LEAST = tl.constexpr(random.GUMBEL_MIN)  # noise, and so the score of the best token
+MOST = tl.constexpr(random.GUMBEL_MAX)
 
 
 @triton.jit
@@ -62,9 +63,11 @@ def draw_span(
 ):  # fmt: skip
     """Score, token and key of the best with noise among the tokens of a span whose key is at most `limit`; their mass.
 
-    The score is -inf and the key ABSENT where there is none, or none that noise could make the best of the entry.
+    The score is -inf and the key ABSENT where there is none, or none that noise could make the best of the entry. Noise
+    is computed only for tiles that hold a token which could pass the leader.
     """
     lanes = tl.arange(0, TILE)
+    leader = peak * 0.0 + LEAST
     score = tl.full((TILE,), float("-inf"), tl.float32)
     token = tl.full((TILE,), ABSENT, tl.int32)
     key = tl.full((TILE,), ABSENT, tl.int32)
@@ -76,12 +79,15 @@ def draw_span(
         keys = below.to(tl.int32, bitcast=True)
         kept = keys <= limit
         mass += tl.where(kept, tl.exp(-below), 0.0).to(tl.float64)
-        if tl.max((kept & (below < HOPELESS)).to(tl.int32), 0) > 0:
-            found = tl.where(kept, tile_noise(seed, position, first, TILE) - below, float("-inf"))
-            better = found > score
-            score = tl.where(better, found, score)
-            token = tl.where(better, places, token)
-            key = tl.where(better, keys, key)
+        if MOST - tl.min(tl.where(kept, below, float("inf")), 0) > leader:
+            words = tile_words(seed, position, first, TILE)
+            if tl.max(tl.where(kept, noise_bound(words) - below, float("-inf")), 0) > leader:
+                found = tl.where(kept, gumbel_noise(words) - below, float("-inf"))
+                better = found > score
+                score = tl.where(better, found, score)
+                token = tl.where(better, places, token)
+                key = tl.where(better, keys, key)
+                leader = tl.maximum(leader, tl.max(found, 0))
     best, at, place = best_of(score, token, key)
     return best, at, place, tl.sum(mass, 0)
 
@@ -117,11 +123,11 @@ def draw_kernel(
 
 
 @triton.jit
-def mass_above(logits, line, changed, peak, temperature, key, vocabulary, PIECE: tl.constexpr):
+def mass_above(logits, line, changed, peak, temperature, key, vocabulary, SWEEP: tl.constexpr):
     """The mass of an entry's tokens whose key is below `key`."""
-    lanes = tl.arange(0, PIECE)
-    mass = tl.zeros((PIECE,), tl.float64)
-    for first in range(0, vocabulary, PIECE):
+    lanes = tl.arange(0, SWEEP)
+    mass = tl.zeros((SWEEP,), tl.float64)
+    for first in range(0, vocabulary, SWEEP):
         places = first + lanes
         below = distance(read_logits(logits, line, changed, places, places < vocabulary), peak, temperature)
         mass += tl.where(below.to(tl.int32, bitcast=True) < key, tl.exp(-below), 0.0).to(tl.float64)
@@ -132,7 +138,7 @@ def mass_above(logits, line, changed, peak, temperature, key, vocabulary, PIECE:
 def choose_kernel(
     logits, changed, peaks, best, floors, scores, drawn, keys, masses, tokens,
     entry_slots, entry_depth, entry_masks, uses, known, temperatures, top_p, seeds, stride, vocabulary, spans,
-    SPAN: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, SPANS: tl.constexpr,
+    SPAN: tl.constexpr, TILE: tl.constexpr, SWEEP: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """The token of one entry from the best of its spans."""
     entry = tl.program_id(0).to(tl.int64)
@@ -165,7 +171,7 @@ def choose_kernel(
         mass = tl.sum(tl.load(masses + entry * spans + lanes, mask=there, other=0.0), 0)
         need = mass * tl.load(top_p + slot).to(tl.float64)
         while reach > 0:  # the best token is always kept
-            if mass_above(own, line, adjusted, peak, temperature, reach, vocabulary, PIECE) < need:
+            if mass_above(own, line, adjusted, peak, temperature, reach, vocabulary, SWEEP) < need:
                 reach = reach * 0
             else:
                 for span in range(spans):

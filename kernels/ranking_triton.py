@@ -44,20 +44,22 @@ def key_of_mass(keys, weights, mass):
 
 
 @triton.jit
-def key_of_entry(logits, line, changed, peak, temperature, count, vocabulary, PIECE: tl.constexpr):
-    """`key_of_count` over the tokens of an entry in memory."""
-    lanes = tl.arange(0, PIECE)
+def key_of_entry(logits, line, changed, peak, temperature, count, vocabulary, SWEEP: tl.constexpr):
+    """A key that exactly `count` tokens of an entry in memory do not exceed or, among equals, `key_of_count`."""
+    lanes = tl.arange(0, SWEEP)
     found = count * 0
-    for turn in range(31):
-        bit = (1 << 30) >> turn
+    bit = found + (1 << 30)
+    while bit > 0:
         limit = found | (bit - 1)
-        seen = tl.zeros((PIECE,), tl.int32)
-        for first in range(0, vocabulary, PIECE):
+        seen = tl.zeros((SWEEP,), tl.int32)
+        for first in range(0, vocabulary, SWEEP):
             places = first + lanes
             there = places < vocabulary
             below = distance(read_logits(logits, line, changed, places, there), peak, temperature)
             seen += (there & (below.to(tl.int32, bitcast=True) <= limit)).to(tl.int32)
-        found = tl.where(tl.sum(seen, 0) < count, found | bit, found)
+        total = tl.sum(seen, 0)
+        found = tl.where(total < count, found | bit, tl.where(total == count, limit, found))
+        bit = tl.where(total == count, 0, bit >> 1)
     return found
 
 
@@ -117,7 +119,8 @@ def rank_kernel(
     logits, changed, peaks, group_peaks, floors, tokens, listed, candidates,
     entry_slots, entry_depth, entry_masks, uses, known, temperatures, top_p, seeds, min_p, top_k,
     stride, vocabulary, spans,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, PIECE: tl.constexpr, FEW: tl.constexpr, SPANS: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, PIECE: tl.constexpr, SWEEP: tl.constexpr, FEW: tl.constexpr,
+    SPANS: tl.constexpr,
 ):  # fmt: skip
     """One entry: its token where top_k leaves few, otherwise the largest key to draw from."""
     entry = tl.program_id(0).to(tl.int64)
@@ -155,6 +158,6 @@ def rank_kernel(
             limit = limit * 0 + DRAWN
         else:
             limit = tl.minimum(
-                limit, key_of_entry(own, line, adjusted, peak, temperature, count, vocabulary, PIECE)
+                limit, key_of_entry(own, line, adjusted, peak, temperature, count, vocabulary, SWEEP)
             )  # fmt: skip
     tl.store(floors + entry, limit)

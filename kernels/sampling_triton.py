@@ -37,8 +37,9 @@ class Cut:
 
     span: int = 8192  # of one program of the survey and the draw
     group: int = 64  # whose best logit is kept for top_k
-    piece: int = 2048  # of one turn of a program that goes through a whole entry
-    tile: int = 1024  # of one turn of the draw
+    piece: int = 2048  # of one turn of a program that gathers candidates
+    sweep: int = 8192  # of one turn of a program that goes through a whole entry
+    tile: int = 512  # of one turn of the draw
     few: int = 2048  # candidates that the ranking holds at once
 
 
@@ -114,7 +115,8 @@ def choose_tokens(
     rank_kernel[(count,)](
         logits, found.changed, found.peaks, found.groups, found.floors, found.tokens, found.listed, found.candidates,
         *common, *draws, sampling.min_p, sampling.top_k, logits.stride(0), vocabulary, spans,
-        GROUP=cut.group, GROUPS=found.groups.shape[1], PIECE=cut.piece, FEW=cut.few, SPANS=lanes, num_warps=8,
+        GROUP=cut.group, GROUPS=found.groups.shape[1], PIECE=cut.piece, SWEEP=cut.sweep, FEW=cut.few, SPANS=lanes,
+        num_warps=8,
     )  # fmt: skip
     draw_kernel[(count, spans)](
         logits, found.changed, found.peaks, found.floors, found.scores, found.drawn, found.keys, found.masses,
@@ -123,7 +125,7 @@ def choose_tokens(
     choose_kernel[(count,)](
         logits, found.changed, found.peaks, found.best, found.floors, found.scores, found.drawn, found.keys,
         found.masses, found.tokens, *common, *draws, logits.stride(0), vocabulary, spans,
-        SPAN=cut.span, TILE=cut.tile, PIECE=cut.piece, SPANS=lanes, num_warps=8,
+        SPAN=cut.span, TILE=cut.tile, SWEEP=cut.sweep, SPANS=lanes, num_warps=16,
     )  # fmt: skip
     return found.tokens
 

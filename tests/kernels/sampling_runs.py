@@ -12,7 +12,7 @@ import torch
 from kernels.sampling_triton import Cut, choose_tokens
 from tests.kernels.sampling_scene import Row, entry_rows, scene, scores
 
-SMALL = Cut(span=128, group=8, piece=128, tile=128, few=32)
+SMALL = Cut(span=128, group=8, piece=128, sweep=128, tile=64, few=32)
 VOCABULARY = 300  # the third span is not full
 NEAR = 1e-4  # between scores that float32 may swap
 BORDER = 1e-5  # of the mass, within which a token may be kept or left by top_p

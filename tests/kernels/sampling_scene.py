@@ -189,7 +189,7 @@ def adjusted(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
     logits = logits.copy()
     for allowed in (row.allowed or None, row.mask):
         if allowed is not None:
-            logits[[token for token in range(len(logits)) if token not in allowed]] = -math.inf
+            logits[np.isin(np.arange(len(logits)), allowed, invert=True)] = -math.inf
     for word in row.bad_words:
         prefix = list(word[:-1])
         if not prefix or output[-len(prefix) :] == prefix:
