@@ -137,12 +137,26 @@ def write(cell: Number) -> tuple[dict[str, object], str]:
             trouble = f"{side}: {_shown(bound)} is more than 64-bit arithmetic holds exactly"
             continue
         out["exclusiveM" + name if is_open else side] = _literal(bound)
-    if grid is not None and grid != 1:
-        if _same_decimal(grid):
-            out["multipleOf"] = _literal(grid)
-        else:
-            trouble = f"multipleOf: {_shown(grid)} has too many digits to be counted in states"
-    return out, trouble
+    if grid is None or grid == 1:
+        return out, trouble
+    if not _same_decimal(grid):
+        return out, f"multipleOf: {_shown(grid)} has too many digits to be counted in states"
+    options: list[object] = [{**out, "multipleOf": _literal(each)} for each in _spellings(grid)]
+    return ({"anyOf": options} if len(options) > 1 else {**out, "multipleOf": _literal(grid)}), trouble
+
+
+def _spellings(grid: Fraction) -> list[Fraction]:
+    """Grids that together give each multiple in its shortest spelling.
+
+    llguidance takes 0.50 for a multiple of 0.25, but 0.5 only for one of 0.5.
+    """
+    digits = 0
+    while (grid * 10**digits).denominator != 1:
+        digits += 1
+    if grid * 10**digits == 1:
+        return [grid]
+    coarser = (step(Number(multiples=(grid, Fraction(1, 10**k)))) for k in range(digits, -1, -1))
+    return list(dict.fromkeys(each for each in coarser if each is not None and _same_decimal(each)))
 
 
 def _exact(value: Fraction) -> bool:

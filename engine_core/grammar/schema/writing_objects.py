@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from engine_core.grammar.schema.writing import Json, Writer
 
 
+ANY_KEY = "^"  # found in every key
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keys:
     """An object's keys, resolved: the named ones in order with what their values must match, and the others: a pattern
@@ -275,11 +278,11 @@ def _written(writer: Writer, keys: Keys) -> Json:
         closed = True
         if node is None and schema == {} and all(map(_spelled_once, keys.terms)):
             # llguidance keeps known keys out of a pattern, and {} adds nothing to their own schemas
-            patterns[""] = schema
+            patterns[ANY_KEY] = schema
             properties.update({name: False for name, gone in keys.terms.items() if gone == NEVER})
             out["properties"] = properties
             continue
-        for text in _key_patterns(node, tuple(keys.terms)):
+        for text in _key_patterns(writer, node, tuple(keys.terms)):
             patterns[text] = schema
     if patterns:
         out["patternProperties"] = patterns
@@ -297,10 +300,13 @@ def _spelled_once(name: str) -> bool:
     return all(" " <= char != "\x7f" for char in name)
 
 
-def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
+def _key_patterns(writer: Writer, node: Node | None, known: tuple[str, ...]) -> list[str]:
     """The pattern of keys that nobody names, without the named ones."""
     if node is None:
-        return [languages.excluding(known)] if sum(map(len, known)) <= MAX_EXCLUDED else [""]
+        if sum(map(len, known)) > MAX_EXCLUDED:
+            writer.left_out("additionalProperties", "the named keys are too many to be told apart from others")
+            return []
+        return [languages.excluding(known)]
     taken = [name for name in known if languages.matches(node, name)]
     if taken:
         left = languages.common(languages.language(node), languages.inverted(languages.of_texts(taken)))
