@@ -170,7 +170,7 @@ class ForwardGraphs:
         self.replays = 0
 
     def capture(self, shape: Shape, memory: Memory) -> None:
-        """Make the graph of one shape. Nothing may be running."""
+        """Make the graph of one shape, behind whatever runs; `states` are not kept."""
         self._graphs[shape] = memory.capture(self.work(shape))
         insort(self._captured[shape.plain], shape, key=size_of)
 
@@ -226,7 +226,7 @@ class SamplingGraphs:
         self.replays = 0
 
     def capture(self, size: int, memory: Memory) -> None:
-        """Make the graph of one size. Nothing may be running."""
+        """Make the graph of one size, behind whatever runs."""
         self._graphs[size] = memory.capture(self.work(size))
         insort(self._captured, size)
 
@@ -288,7 +288,7 @@ class Graphs:
         return len(self._waiting)
 
     def capture(self) -> None:
-        """Make the next graph. Nothing may be running."""
+        """Make the next graph. No step may stand between its halves."""
         _, what = self._waiting.popleft()
         if isinstance(what, Shape):
             self.forward.capture(what, self._memory)

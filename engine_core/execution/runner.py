@@ -126,7 +126,7 @@ class Runner:
 
     @torch.inference_mode()
     def prepare_more(self) -> bool:
-        """Capture one more graph if any is left, while nothing runs; says whether there was one."""
+        """Capture one more graph if any is left, between steps; says whether there was one."""
         if self._graphs is None or not self._graphs.waiting:
             return False
         self._graphs.capture()

@@ -28,6 +28,7 @@ TICK = 0.2  # seconds between ticks of the port
 PAUSE = 50e-6  # seconds between looks at a device that is running a step, unless something arrives
 REST = 0.5  # seconds without work after which there is time for what takes milliseconds
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
+CAPTURE_SECONDS = 4.0  # between captures of graphs, each of which holds the streams up for 40 ms, while it never rests
 
 
 def run(config: Config, index: int) -> int:
@@ -70,13 +71,14 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
 def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> None:
     """Poll, and turn. A loop without work sleeps in poll; one whose device runs looks at it every few microseconds.
 
-    What takes milliseconds and can wait is done at rest: rare graphs are captured, garbage is collected.
+    What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs are captured,
+    garbage is collected.
     """
     poller = zmq.Poller()
     poller.register(port.socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
     next_tick = 0.0
-    worked = collected = time.monotonic()
+    worked = collected = captured = time.monotonic()
     while not stop.asked:
         now = time.monotonic()
         if now >= next_tick:
@@ -86,8 +88,10 @@ def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> 
         steps.turn()
         if not steps.idle:
             worked = now
-        elif now - worked >= REST and runner.prepare_more():
-            continue
+        if not steps.halved and (now - worked >= REST or now - captured >= CAPTURE_SECONDS):
+            captured = now
+            if runner.prepare_more():
+                continue
         if collection_due(now, worked, collected):
             collected = now
             gc.collect()

@@ -61,9 +61,14 @@ class Steps:
         return self.planned or bool(self._launched or self._results)
 
     @property
+    def halved(self) -> bool:
+        """Whether a plan has run its forward pass and waits for its masks."""
+        return self._begun is not None
+
+    @property
     def idle(self) -> bool:
         """Whether nobody's step is anywhere between its plan and its result."""
-        return not self.busy and self._begun is None and not self._plans
+        return not (self.busy or self.halved or self._plans)
 
     def take(self, arrivals: Iterable[Arrival]) -> None:
         """Note what arrived."""

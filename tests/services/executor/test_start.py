@@ -63,7 +63,7 @@ def test_a_length_beyond_the_model_is_refused(folder: str) -> None:
 
 def test_a_cpu_cannot_promise_the_same_bits_in_every_batch(folder: str) -> None:
     wanted = config(folder)
-    with pytest.raises(ConfigError, match="--batch-invariant.*needs a GPU"):
+    with pytest.raises(ConfigError, match=r"--batch-invariant.*needs a GPU"):
         start(structs.replace(wanted, model=structs.replace(wanted.model, batch_invariant=True)), 0)
 
 

@@ -170,10 +170,12 @@ def test_a_masked_plan_begins_and_waits_for_its_masks(steps: Steps, port: FakePo
     run(steps, who, Joined(), masked(first(1)), then(2))
     assert steps.statistics().plans == 1
     assert not steps.busy
+    assert steps.halved
     assert not steps.idle
     assert results(port) == []
     run(steps, who, masks(1))
     assert steps.idle
+    assert not steps.halved
     assert [result.step for result in results(port)] == [1, 2]
     assert tokens(port)[0] == [32]
     assert all(result.busy > 0 for result in results(port))
