@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.grammar.guide import Guide
-from engine_core.grammar.masks import MaskStatistics, MaskStore
+from engine_core.grammar.masks import MaskStore
 from engine_core.grammar.tokens import GrammarTokens
 from engine_core.loading import load
 from engine_core.models.registry import build
@@ -58,6 +59,14 @@ class Answer:
     error: str | None
 
 
+@dataclasses.dataclass
+class Masked:
+    """What the masks of a batch cost the host."""
+
+    rows: int = 0
+    seconds: float = 0.0
+
+
 class Engine:
     """A model's runner, which is made once, and a scheduler for each batch of requests."""
 
@@ -68,7 +77,7 @@ class Engine:
         self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
         load(self._model, folder, load_format, 0)
         self.scheduled: SchedulerStatistics | None = None  # of the last batch
-        self.masked: MaskStatistics | None = None
+        self.masked: Masked | None = None
 
     def answer(self, asks: list[Ask]) -> dict[Key, Answer]:
         """Every choice's output, all requests submitted at once."""
@@ -98,15 +107,18 @@ class Engine:
                     ask.automaton, Guide(self._tokens, ask.automaton)
                 )
             scheduler.submit(submission(number, ask), 0, 0.0, guide)
-        answers = run(scheduler, runner, store, cell.depth)
+        self.masked = Masked()
+        answers = run(scheduler, runner, store, cell.depth, self.masked)
         assert set(answers) == {(number, choice) for number, ask in enumerate(asks) for choice in range(ask.n)}
         assert scheduler.unfinished == 0
         assert scheduler.check(thorough=True).ok
-        self.scheduled, self.masked = scheduler.statistics(), store.statistics()
+        self.scheduled = scheduler.statistics()
         return answers
 
 
-def run(scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int) -> dict[Key, Answer]:
+def run(
+    scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int, masked: Masked
+) -> dict[Key, Answer]:
     """Step until everything has ended. Masks are made when the scheduler gives their work out, as in the server."""
     tokens: dict[Key, list[int]] = {}
     answers: dict[Key, Answer] = {}
@@ -116,7 +128,10 @@ def run(scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int) -> d
 
     def fill() -> None:
         while (work := scheduler.mask_work()) is not None:
+            began = time.perf_counter()
             filled = store.fill(work.step, applied, work.rows)
+            masked.rows += len(work.rows)
+            masked.seconds += time.perf_counter() - began
             columns = {name: getattr(filled, name) for name in filled.__struct_fields__}
             masks[work.step] = StepMasks(step=work.step, epoch=work.epoch, **columns)
 

@@ -29,7 +29,7 @@ TOKEN = re.compile(
 )
 DEFINITION = re.compile(r"^\s*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE | re.ASCII)
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])", re.DOTALL)
-LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+LETTERS: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t"}
 PLAIN = frozenset("\\\"'[]-^/.(){}*+?| ")
 
 
@@ -171,6 +171,7 @@ def sequence(words: Words, depth: int) -> Node:
 
 
 def single(words: Words, depth: int) -> Node:
+    """What stands between two spaces, without its repetitions."""
     match = words.now
     assert match is not None
     found: Node
@@ -322,6 +323,7 @@ def lark(rules: Mapping[str, Node]) -> str:
 
 
 def lark_of(node: Node, called: Mapping[str, str]) -> str:
+    """The node in Lark's notation; `called` has the names of rules there."""
     match node:
         case Text(value):
             return " ".join(quoted(character) for character in value) or '""'

@@ -8,7 +8,6 @@ costs its number alone. A place is given to a new mask only when no step that ma
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,13 +52,6 @@ class MaskStatistics(msgspec.Struct, frozen=True):
     entries: int
     fresh: int  # masks that had to be sent
     failures: int  # rows whose automaton gave no mask
-    seconds: float  # of filling, deduplication included
-    slowest: float  # seconds of one fill
-
-    @property
-    def row_seconds(self) -> float:
-        """Host time per constrained row of a step."""
-        return self.seconds / self.rows if self.rows else 0.0
 
 
 class MaskStore:
@@ -78,7 +70,6 @@ class MaskStore:
         self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
         self._buffer = np.zeros((0, tokens.words), np.int32)
         self._fills = self._rows = self._entries = self._fresh = self._failures = 0
-        self._seconds = self._slowest = 0.0
 
     def clear(self) -> None:
         """The executors are new and their stores are empty."""
@@ -91,26 +82,20 @@ class MaskStore:
 
         A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
-        began = time.perf_counter()
         masks = self._fill(rows)
         ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
         entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
         places, fresh = self._place(masks, step, applied)
         filled = FilledMasks(entries.tobytes(), places.tobytes(), fresh.tobytes(), self._masks[fresh].tobytes())
-        seconds = time.perf_counter() - began
         self._fills += 1
         self._rows += len(rows)
         self._entries += len(masks)
         self._fresh += len(fresh)
-        self._seconds += seconds
-        self._slowest = max(self._slowest, seconds)
         return filled
 
     def statistics(self) -> MaskStatistics:
         """Counters for metrics and tests."""
-        return MaskStatistics(
-            self._fills, self._rows, self._entries, self._fresh, self._failures, self._seconds, self._slowest
-        )
+        return MaskStatistics(self._fills, self._rows, self._entries, self._fresh, self._failures)
 
     def _fill(self, rows: Sequence[MaskRow]) -> Masks32:
         """Bits of each entry. # [entries, words]"""

@@ -24,7 +24,7 @@ JSON = Mapping[str, Any]
 
 T = TypeVar("T")
 
-WORDS = {"dict": "an object", "list": "a list", "str": "a string"}
+WORDS: Mapping[str, str] = {"dict": "an object", "list": "a list", "str": "a string"}
 
 
 class SchemaForm(Protocol):

@@ -12,17 +12,6 @@ from engine_core.models.spec import read_spec
 from engine_core.text.ends import end_tokens
 from engine_core.text.vocabulary import Vocabulary
 
-# Finite everywhere: they are the guard against bombs, in the worker that compiles and in the scheduler that runs. The
-# items of a row and of a step carry an object of a thousand optional properties; the states are about 2 kB each.
-LIMITS = LLParserLimits(
-    max_items_in_row=50_000,
-    step_max_items=1_000_000,
-    step_lexer_fuel=1_000_000,
-    initial_lexer_fuel=5_000_000,
-    max_lexer_states=50_000,
-    max_grammar_size=2_000_000,
-    verbose_errors=False,  # an error's text reaches the client, so it holds no parser state
-)
 MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")
 SENTINEL = "\x02"  # a text after it is split as within a text, without the space that some tokenizers put first
 
@@ -31,6 +20,22 @@ def read_tokens(folder: Path, vocabulary: Vocabulary) -> GrammarTokens | None:
     """The tokens of a model folder; None if nothing there says which token ends an output. Raises ModelError."""
     ends = end_tokens(folder, vocabulary)
     return GrammarTokens(vocabulary, read_spec(folder).vocab_size, ends) if ends else None
+
+
+def limits() -> LLParserLimits:
+    """The library's limits, finite everywhere: the guard against bombs, where a grammar compiles and where it runs.
+
+    The items of a row and of a step carry an object of a thousand optional properties; a state is about 2 kB.
+    """
+    return LLParserLimits(
+        max_items_in_row=50_000,
+        step_max_items=1_000_000,
+        step_lexer_fuel=1_000_000,
+        initial_lexer_fuel=5_000_000,
+        max_lexer_states=50_000,
+        max_grammar_size=2_000_000,
+        verbose_errors=False,  # an error's text reaches the client, so it holds no parser state
+    )
 
 
 def control_tokens(vocabulary: Vocabulary) -> frozenset[int]:
@@ -73,6 +78,7 @@ class GrammarTokens:
     def __init__(self, vocabulary: Vocabulary, width: int, eos_token_ids: Sequence[int]) -> None:
         ends = [token_id for token_id in dict.fromkeys(eos_token_ids) if token_id < width]
         assert ends, "a structure ends with an end-of-sequence token"
+        self._limits = limits()
         self.width = width
         self.words = -(-width // 32)  # of 32 bits, in one mask
         self.eos = frozenset(ends)
@@ -83,7 +89,7 @@ class GrammarTokens:
 
     def matcher(self, source: str) -> LLMatcher:
         """An automaton at its beginning; never raises: whoever calls looks at `is_error`. Releases the GIL."""
-        return LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
+        return LLMatcher(self.tokenizer, source, log_level=0, limits=self._limits)
 
     def split(self, text: bytes) -> list[int]:
         """The tokens that the model would most likely write for these bytes; bytes cut within a character give none."""

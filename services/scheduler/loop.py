@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.grammar.masks import MaskStatistics
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.speculation.options import SpeculationOptions
@@ -25,7 +24,7 @@ from protocol.steps import ExecutorReady, StepResult
 from services import journal
 from services.scheduler.executors import Executors
 from services.scheduler.guides import Guides, GuideStatistics, rejection
-from services.scheduler.masker import Masker
+from services.scheduler.masker import Masker, MaskerStatistics
 from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class LoopStatistics(msgspec.Struct, frozen=True):
     refused: int  # requests that came while nothing could serve them
     faults: int  # checks that found the block accounts wrong
     guides: GuideStatistics
-    masks: MaskStatistics | None  # None: the executors keep none
+    masks: MaskerStatistics
 
 
 class Loop:

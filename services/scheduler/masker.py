@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Executor
+
+import msgspec
 
 from engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
 from engine_core.grammar.tokens import GrammarTokens
@@ -10,15 +13,33 @@ from engine_core.scheduling.masking import MaskWork
 from protocol.steps import StepMasks
 from services.scheduler.aside import Aside
 
+NOTHING = MaskStatistics(0, 0, 0, 0, 0)
+
+
+class MaskerStatistics(msgspec.Struct, frozen=True):
+    """Totals of this epoch's store, and of the time that filling it took since start."""
+
+    store: MaskStatistics
+    rows: int  # constrained rows of steps since start
+    seconds: float
+    slowest: float  # seconds of one step's masks
+
+    @property
+    def row_seconds(self) -> float:
+        """Host time per constrained row of a step."""
+        return self.seconds / self.rows if self.rows else 0.0
+
 
 class Masker:
     """Owner of the mask store of one epoch. `thread` runs one job at a time: masks come in the order of the steps."""
 
     def __init__(self, tokens: GrammarTokens | None, thread: Executor, fillers: int) -> None:
-        self.aside: Aside[MaskWork, FilledMasks] = Aside(thread)
+        self.aside: Aside[MaskWork, tuple[FilledMasks, float]] = Aside(thread)
         self._tokens = tokens
         self._fillers = fillers
         self._store: MaskStore | None = None
+        self._rows = 0
+        self._seconds = self._slowest = 0.0
 
     def renew(self, places: int) -> None:
         """New executors with empty stores of so many places. What is still being filled is for the old ones."""
@@ -32,15 +53,30 @@ class Masker:
     def start(self, work: MaskWork, applied: int) -> None:
         """Fill a step's masks; steps up to `applied` are over."""
         assert self._store is not None
-        self.aside.start(work, self._store.fill, work.step, applied, work.rows)
+        self.aside.start(work, timed_fill, self._store, work, applied)
 
     def finished(self) -> list[StepMasks]:
         """Masks that are done. Raises what went wrong with a whole step: then the process is of no use."""
-        return [step_masks(work, future.result()) for work, future in self.aside.collect()]
+        found = []
+        for work, future in self.aside.collect():
+            filled, seconds = future.result()
+            found.append(step_masks(work, filled))
+            self._rows += len(work.rows)
+            self._seconds += seconds
+            self._slowest = max(self._slowest, seconds)
+        return found
 
-    def statistics(self) -> MaskStatistics | None:
-        """Of this epoch; None if its executors keep no masks."""
-        return None if self._store is None else self._store.statistics()
+    def statistics(self) -> MaskerStatistics:
+        """Counters for metrics and tests."""
+        store = NOTHING if self._store is None else self._store.statistics()
+        return MaskerStatistics(store, self._rows, self._seconds, self._slowest)
+
+
+def timed_fill(store: MaskStore, work: MaskWork, applied: int) -> tuple[FilledMasks, float]:
+    """A step's masks and the seconds they took."""
+    began = time.perf_counter()
+    filled = store.fill(work.step, applied, work.rows)
+    return filled, time.perf_counter() - began
 
 
 def step_masks(work: MaskWork, filled: FilledMasks) -> StepMasks:

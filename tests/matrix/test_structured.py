@@ -35,7 +35,8 @@ def asks() -> list[Ask]:
     automata = [
         automaton("json_schema", PERSON, whitespace="none"), automaton("json_schema", PERSON), None,
         automaton("regex", "[a-z]{4,9}@[a-z]{3}[.](com|org)"),
-        automaton("choice", '["left", "right turn", "straight on"]'), automaton("grammar", 'root ::= "(" root ")" | [xy]{1,3}'),
+        automaton("choice", '["left", "right turn", "straight on"]'),
+        automaton("grammar", 'root ::= "(" root ")" | [xy]{1,3}'),
     ]  # fmt: skip
     found = []
     for number in range(18):
