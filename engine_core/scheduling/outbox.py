@@ -26,6 +26,7 @@ class Note:
     error: str | None = None
 
     def extra(self, row: int) -> TokenExtra:
+        """The note as the message carries it, once the row has its place."""
         return TokenExtra(
             row=row,
             cached_tokens=self.cached_tokens,

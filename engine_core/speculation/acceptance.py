@@ -62,14 +62,19 @@ class Acceptance:
     def tell_forced(self, hit: bool) -> None:
         self.forced.tell(hit)
 
-    def chances(self, forced: int, guessed: int, *, on_track: bool) -> list[float]:
-        """That a path of forced and then guessed tokens holds up to each of them."""
-        found, chance = [], 1.0
-        for _ in range(forced):
-            chance *= self.forced.chance
-            found.append(chance)
-        for place in range(guessed):
-            chance *= self.next.chance if on_track or place else self.first.chance
+    def chances(self, forced: int, first: int, end: int, *, on_track: bool) -> list[float]:
+        """That a path, of so many forced tokens and guessed ones behind them, holds up to each of first .. end-1."""
+        chance = self.forced.chance ** min(first, forced)
+        found = []
+        for place in range(first, end):
+            if place < forced:
+                chance *= self.forced.chance
+            elif place == first or place == forced:
+                start = self.next.chance if on_track else self.first.chance
+                following = self.next.chance
+                chance *= start * following ** (place - forced)
+            else:
+                chance *= following
             found.append(chance)
         return found
 

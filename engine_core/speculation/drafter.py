@@ -53,16 +53,17 @@ class Drafter:
             self._pause -= 1
             return None
         self._learn(tokens)
-        flying = sum(map(len, self.flying)) + len(self.flying)
-        self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)
-        path, forced, place = self._path, self._path_forced, 0
-        for drafts in self.flying:
-            place += agreement(drafts, path, place) + 1
-        end = min(max(place, forced) + free, place + most)
-        if not path[place:end]:
+        flying = sum([len(drafts) + 1 for drafts in self.flying])
+        path = self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)
+        if not path:
             return None
-        chances = self._acceptance.chances(forced, len(path) - forced, on_track=self._on_track)
-        return Draft(path[place:end], chances[place:end])
+        forced, place = self._path_forced, 0
+        for drafts in self.flying:
+            place += (agreement(drafts, path, place) if drafts else 0) + 1
+        end = min(max(place, forced) + free, place + most, len(path))
+        if end <= place:
+            return None
+        return Draft(path[place:end], self._acceptance.chances(forced, place, end, on_track=self._on_track))
 
     def taken(self, count: int) -> None:
         """So many tokens of the last draft are sent. While none are worth it, it is looked at less and less often."""
@@ -71,12 +72,12 @@ class Drafter:
 
     def _learn(self, tokens: array[int]) -> None:
         """Compare what came with what was expected."""
-        if self._seen < 0:
-            self._seen = len(tokens)
-        for place, token in enumerate(tokens[self._seen :]):
+        new = tokens[self._seen :] if self._seen >= 0 else ()
+        self._seen = len(tokens)
+        for place, token in enumerate(new):
             if place >= len(self._path):
                 self._on_track = False
-                break
+                return
             hit = token == self._path[place]
             if place < self._path_forced:
                 self._acceptance.tell_forced(hit)
@@ -84,21 +85,19 @@ class Drafter:
                 self._acceptance.tell(hit, on_track=self._on_track)
                 self._on_track = hit
             if not hit:
-                break
-        self._seen = len(tokens)
+                return
 
-    def _predict(self, tokens: array[int], most: int) -> None:
+    def _predict(self, tokens: array[int], most: int) -> list[int]:
         """The forced run, then at most `most` tokens of the first proposal; nothing from an end on."""
-        path = list(self.forced)
+        path = self.forced
         for proposer in self._proposers if most else ():
-            if more := proposer.propose(tokens, path, most):
-                path += more
+            if more := proposer.propose(tokens, self.forced, most):
+                path = self.forced + more if self.forced else more
                 break
-        for place, token in enumerate(path):
-            if token in self._ending:
-                del path[place:]
-                break
+        if not self._ending.isdisjoint(path):
+            path = path[: next(place for place, token in enumerate(path) if token in self._ending)]
         self._path, self._path_forced = path, min(len(self.forced), len(path))
+        return path
 
 
 def agreement(drafts: Sequence[int], path: Sequence[int], start: int) -> int:

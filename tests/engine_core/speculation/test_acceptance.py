@@ -44,12 +44,16 @@ def test_forced_runs_are_judged_for_everybody_together() -> None:
     one, another = Acceptance(of_all), Acceptance(of_all)
     for _ in range(500):
         one.tell_forced(False)
-    assert another.chances(1, 0, on_track=False)[0] < 0.2
+    assert another.chances(1, 0, 1, on_track=False)[0] < 0.2
 
 
 def test_a_path_holds_as_far_as_all_of_it_does() -> None:
     one = Acceptance()
     one.first, one.next, one.forced = Odds(0.5), Odds(0.8), Odds(0.9)
-    assert one.chances(2, 2, on_track=False) == pytest.approx([0.9, 0.81, 0.405, 0.324])
-    assert one.chances(0, 2, on_track=True) == pytest.approx([0.8, 0.64])
-    assert one.chances(0, 0, on_track=True) == []
+    whole = [0.9, 0.81, 0.405, 0.324, 0.2592]
+    assert one.chances(2, 0, 5, on_track=False) == pytest.approx(whole)
+    for first in range(5):
+        assert one.chances(2, first, 5, on_track=False) == pytest.approx(whole[first:])
+    assert one.chances(0, 0, 2, on_track=True) == pytest.approx([0.8, 0.64])
+    assert one.chances(0, 2, 3, on_track=True) == pytest.approx([0.512])
+    assert one.chances(0, 0, 0, on_track=True) == []

@@ -36,12 +36,25 @@ def test_it_finds_what_a_scan_finds(
     tokens: list[int], shortest: int, more: int, most: int, steps: list[int]
 ) -> None:
     lookup = PromptLookup(1 << 20, shortest, shortest + more)  # large tables: no run is forgotten for another
-    line, place = array("i"), 0
+    line, place, proposed = array("i"), 0, [-1] * most
     for step in steps:
-        line.extend(tokens[place : place + step])
+        new = tokens[place : place + step]
+        line.extend(new)
         place += step
-        if len(line):
-            assert lookup.propose(line, (), most) == scanned(line.tolist(), shortest, shortest + more, most)
+        found = lookup.propose(line, (), most)
+        if new and not (proposed and new == proposed[: len(new)]) and len(new) < most:  # no copy that goes on
+            assert found == scanned(line.tolist(), shortest, shortest + more, most)
+        proposed = found
+
+
+def test_a_copy_that_holds_is_gone_on_with() -> None:
+    line = array("i", [1, 2, 3, 4, 9, 2, 3, 7, 1, 2])
+    lookup = PromptLookup(64, 2, 4)
+    assert lookup.propose(line, (), 2) == [3, 4]
+    line.append(3)
+    assert lookup.propose(line, (), 2) == [4, 9], "2, 3 stands elsewhere, and later"
+    line.append(7)
+    assert lookup.propose(line, (), 2) == [1, 2]
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=400), st.integers(1, 8))
