@@ -74,12 +74,13 @@ class Run:
         starts = {row.name: row for row in self.wanted() if row in STARTS and not self.options.skip_start}
         if "start_cold" in starts or (starts and wanted):
             with serving(arguments, environ) as server:
-                self.start(shape, starts.get("start_cold"), server, COLD)
+                self.start(shape, starts.get("start_cold"), server, COLD, device(server))
         if wanted or "start_warm" in starts:
             with serving(arguments, environ) as server:
+                named = device(server)  # while it certainly answers
                 if starts:
-                    self.start(shape, starts.get("start_warm"), server, WARM)
-                self.load(shape, spec, wanted, server)
+                    self.start(shape, starts.get("start_warm"), server, WARM, named)
+                self.load(shape, spec, wanted, server, named)
 
     def wanted(self) -> list[Row]:
         """The rows that were asked for, in order."""
@@ -87,16 +88,16 @@ class Run:
             return [row for row in ALL if row.name in self.options.rows.split(",")]
         return [*STARTS, *SERVING, *(FEATURES if self.options.features else ())]
 
-    def start(self, shape: Shape, row: Row | None, server: Server, cache: str) -> None:
+    def start(self, shape: Shape, row: Row | None, server: Server, cache: str, named: str) -> None:
         if row is not None:
             seconds = round(server.seconds, 2)
             print(f"{row.name}: {seconds} s", flush=True)
             self.keep(shape, row, Record(row=row.name, model=shape.name, figure=row.figure, cache=cache,
-                                         unit=rows.UNITS[row.figure], value=seconds), server)  # fmt: skip
+                                         unit=rows.UNITS[row.figure], value=seconds), named)  # fmt: skip
 
-    def load(self, shape: Shape, spec: ModelSpec, wanted: Sequence[Row], server: Server) -> None:
+    def load(self, shape: Shape, spec: ModelSpec, wanted: Sequence[Row], server: Server, named: str) -> None:
         """Give the server each load once, for all of the rows that are figures of it."""
-        chip = limits.chip(device(server))
+        chip = limits.chip(named)
         cost = limits.Cost.of(spec, chip) if chip is not None else None
         print(HEADING, flush=True)
         for name in dict.fromkeys(row.load for row in wanted):
@@ -112,7 +113,7 @@ class Run:
                     record = msgspec.structs.replace(
                         record, limit=limit and round(limit, 4), share_of_limit=rows.share(row, record.value, limit)
                     )
-                self.keep(shape, row, msgspec.structs.replace(record, **per_token(spent, workload, result)), server)
+                self.keep(shape, row, msgspec.structs.replace(record, **per_token(spent, workload, result)), named)
             print(line(result) + cpu(spent, result) if result is not None else name, flush=True)
             log = server.tail()
             if error:
@@ -120,7 +121,7 @@ class Run:
             if not server.running:
                 raise TimeoutError("the server has ended")
 
-    def keep(self, shape: Shape, row: Row, record: Record, server: Server) -> None:
+    def keep(self, shape: Shape, row: Row, record: Record, named: str) -> None:
         """Hold the record against its goal and write it."""
         goal = row.targets.get(shape.name)
         free = self.records.get((shape.name, row.against))
@@ -132,7 +133,7 @@ class Run:
             goal=goal.goal if goal else None,
             vllm=goal.vllm if goal else (),
             met=rows.met(row, goal, record.value, found) if goal else None,
-            environment={**self.environment, "chip": device(server), "server_arguments": self.options.server_args},
+            environment={**self.environment, "chip": named, "server_arguments": self.options.server_args},
         )
         self.failed += bool(record.error)
         self.records[shape.name, row.name] = record

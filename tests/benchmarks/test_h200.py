@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,9 @@ from benchmarks.load.summary import summarize
 from benchmarks.load.workload import Workload
 from benchmarks.rows import ALL, WORKLOADS
 from benchmarks.serve import Result
-from benchmarks.shapes import EIGHT, SMOKE
+from benchmarks.server import Server
+from benchmarks.shapes import EIGHT, SMOKE, make_folder
+from engine_core.models.spec import read_spec
 
 
 def run(tmp_path: Path, *arguments: str) -> Run:
@@ -64,6 +68,22 @@ def test_a_row_that_failed_has_no_value() -> None:
     assert (bad.value, bad.error) == (None, "1 × disconnected")
     assert bad.client is not None
     assert recorded(row, EIGHT, workload, None, "late").client is None
+
+
+def test_a_server_that_dies_fails_its_row_and_ends_the_model(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "log").write_text("it broke")
+    go = run(tmp_path, "--smoke", "--clients", "1")
+    wanted = [row for row in ALL if row.name in ("bs8", "bs64")]
+    spec = read_spec(make_folder(SMOKE, tmp_path))
+    with pytest.raises(TimeoutError, match="the server has ended"):
+        go.load(SMOKE, spec, wanted, Server(gone, "http://127.0.0.1:1", 0.0, tmp_path / "log"), "NVIDIA H200")
+    (record,) = rows.read(tmp_path / "results").values()  # the second row was not tried
+    assert (record.row, record.value, record.met) == ("bs8", None, None)
+    assert "no connection" in record.error
+    assert record.limit is not None
+    assert go.failed == 1
 
 
 def test_host_time_is_told_by_token() -> None:
