@@ -76,34 +76,18 @@ def start(config: Config, index: int) -> Engine:
         max_num_seqs=config.model.max_num_seqs,
         graphs=choose_graphs(config, spec, model, length, device),
     )
-    notify("STATUS=making the KV cache")
-    shape = CacheShape(
-        block_bytes=block_bytes(spec, options.block_size, dtype.itemsize),
-        block_size=options.block_size,
-        max_model_len=length,
-        max_num_seqs=options.max_num_seqs,
-        length_given=bool(config.model.max_model_len),
-    )
-    blocks = count_blocks(config, shape, model, spec, options)
-    runner = Runner(model, spec, replace(options, blocks=blocks))
-    notify("STATUS=warming up")
-    warm = warm_steps(runner.sizes, longest_warm_chunk(config.model, device))
-    if config.executor.kv_cache_memory:  # else measuring has compiled everything
-        runner.compile(warm)
-    for plan in warm:
-        runner.collect(runner.launch(plan))
-    runner.prepare()
-    runner.reset()
+    runner, shape = make_runner(config, model, spec, options)
+    warm_up(config, runner)
     ready = ExecutorReady(
         epoch=0,
-        blocks=blocks,
+        blocks=runner.options.blocks,
         block_size=options.block_size,
         step_tokens=step_tokens(config.model, device),
         mask_places=runner.mask_places,
         device=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
-        cache_bytes=(blocks + 1) * shape.block_bytes,
+        cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
     )
     journal.info(
@@ -112,13 +96,39 @@ def start(config: Config, index: int) -> Engine:
         device=ready.device,
         dtype=ready.dtype,
         weight_bytes=ready.weight_bytes,
-        blocks=blocks,
-        tokens=blocks * options.block_size,
-        full_length_requests=round(blocks / shape.request_blocks, 2),
+        blocks=ready.blocks,
+        tokens=ready.blocks * options.block_size,
+        full_length_requests=round(ready.blocks / shape.request_blocks, 2),
         cache_bytes=ready.cache_bytes,
         seconds=round(ready.load_seconds, 2),
     )
     return Engine(runner, ready)
+
+
+def make_runner(config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions) -> tuple[Runner, CacheShape]:
+    """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
+    notify("STATUS=making the KV cache")
+    shape = CacheShape(
+        block_bytes=block_bytes(spec, options.block_size, options.dtype.itemsize),
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        length_given=bool(config.model.max_model_len),
+    )
+    blocks = count_blocks(config, shape, model, spec, options)
+    return Runner(model, spec, replace(options, blocks=blocks)), shape
+
+
+def warm_up(config: Config, runner: Runner) -> None:
+    """Compile what is left to compile, touch every form of a step once, capture the graphs that a server starts with."""
+    notify("STATUS=warming up")
+    warm = warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))
+    if config.executor.kv_cache_memory:  # else measuring has compiled everything
+        runner.compile(warm)
+    for plan in warm:
+        runner.collect(runner.launch(plan))
+    runner.prepare()
+    runner.reset()
 
 
 def choose_device(option: str, index: int) -> torch.device:
