@@ -120,7 +120,7 @@ def make_runner(config: Config, model: Decoder, spec: ModelSpec, options: Runner
 
 
 def warm_up(config: Config, runner: Runner) -> None:
-    """Compile what is left to compile, touch every form of a step once, capture the graphs that a server starts with."""
+    """Compile what is left to compile, run every form of a step once, capture the graphs that a server starts with."""
     notify("STATUS=warming up")
     warm = warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))
     if config.executor.kv_cache_memory:  # else measuring has compiled everything
