@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.scheduling.forecast import Forecast, Outlook, peak_blocks
+from engine_core.scheduling.request import Choice, Request
+from engine_core.scheduling.slots import Slots
+from protocol.messages import Sampling, SubmitTokens
 
 RUNNING = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5)), max_size=12)
 
@@ -86,3 +91,19 @@ def test_preemptions_raise_the_expectation_and_ends_wear_it_off() -> None:
 def test_a_choice_at_its_limit_has_nothing_further() -> None:
     further = Forecast(1.0).further(np.array([9, 10, 1]), np.array([10, 10, 10]), 3)
     assert further.tolist() == [0, 0, 8]
+
+
+def test_blocks_that_rejected_drafts_left_behind_are_held_now_and_not_needed_again() -> None:
+    slots, forecast = Slots(2), Forecast(1.0)
+    message = SubmitTokens(id=1, token_ids=b"", sampling=Sampling())
+    choice = Choice(Request(message, 0, 1, 3, 20, None, frozenset()), 0, (0, 1, 0), array("i", [1] * 5), [])
+    slot = slots.enter(choice, 4, seals=False)
+    slots.planned[slot], slots.known[slot] = 4, 5
+    slots.held[slot], slots.room[slot] = 4, 16  # room for positions 0..15, of which 5 are used
+    view = forecast.outlook(slots, 4, 0, 4)
+    assert peak_blocks(view, 4) == 5  # 19 positions at its limit
+    slots.held[slot], slots.room[slot] = 2, 8
+    assert forecast.outlook(slots, 2, 0, 4).positions.tolist() == [5]
+    slots.held[slot], slots.room[slot] = 4, 16
+    slots.limit[slot] = 8  # its end is near and needs no more than it holds
+    assert peak_blocks(forecast.outlook(slots, 4, 0, 4), 4) == 4

@@ -116,3 +116,14 @@ def test_an_error_travels_in_the_extra_of_its_row() -> None:
     (batch,) = outbox.take(1, 1)
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.error) for extra in batch.extras] == [(1, "broken")]
+
+
+def test_what_became_of_drafts_is_told_with_the_last_row() -> None:
+    outbox = Outbox()
+    outbox.put(one(1))
+    outbox.put(end_row(5, 1, Finish.ABORT, drafted=(3, 4)))
+    (batch,) = outbox.take(1, 1)
+    assert isinstance(batch, TokenBatch)
+    assert [(extra.row, extra.drafted, extra.error) for extra in batch.extras] == [(0, (3, 4), None)]
+    assert Note(drafted=(1, 2)).then(Note()).drafted == Note().then(Note(drafted=(1, 2))).drafted == (1, 2)
+    assert end_row(5, 1, Finish.ABORT).notes == {}

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
+
 from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.state import new_state
+from engine_core.scheduling.state import Drafts, new_state
 
 OPTIONS = SchedulingOptions(
     blocks=7, block_size=4, max_model_len=16, max_num_seqs=3, max_num_batched_tokens=8, vocab_size=9, epoch=5
@@ -18,9 +20,16 @@ def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
     maps = (state.requests, state.outboxes, state.coming)
     assert [len(part) for part in (*maps, state.prefilling, state.flights, state.queue, state.fence)] == [0] * 7
     assert state.suspects.clean
+    assert state.cost.statistics().steps == 0
 
 
 def test_a_source_has_one_outbox() -> None:
     state = new_state(OPTIONS)
     assert state.outbox(3) is state.outbox(3)
     assert state.outbox(3) is not state.outbox(4)
+
+
+def test_a_row_has_an_entry_more_than_it_has_drafts() -> None:
+    drafts = Drafts(np.array([1, 3]), np.array([2, 1]), [[5, 6], [7]])
+    assert drafts.total == 3
+    assert drafts.sizes(5).tolist() == [1, 3, 1, 2, 1]

@@ -22,3 +22,10 @@ def test_old_moments_are_dropped() -> None:
     assert totals.drain_rate == 2.0
     totals.tick(1000.0)
     assert totals.drain_rate == 0.0
+
+
+def test_drafts_are_counted_by_place() -> None:
+    totals = Totals()
+    for drafted, accepted in ((2, 0), (4, 3), (1, 1)):
+        totals.count_drafts(drafted, accepted)
+    assert (totals.drafts, totals.draft_tokens, totals.accepted_at) == (3, 7, [2, 1, 1, 0])
