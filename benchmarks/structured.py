@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
@@ -58,17 +60,36 @@ class Tally:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
 
-class RunResult(msgspec.Struct, frozen=True):
-    """One model's part of the report."""
+class Unit(msgspec.Struct, frozen=True):
+    """A piece of the work: one model, one seed, every `parts`-th case from `part` on."""
 
     model: str
-    tallies: dict[str, Tally]
-    tokens: int
-    steps: int
-    accepted: int  # tokens of forced runs that were taken as drafts
-    preemptions: int
-    mask_row_microseconds: float  # host time per constrained row of a step
-    seconds: float
+    seed: int
+    part: int
+    parts: int
+    most: int  # max_tokens
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What units of one model came to."""
+
+    tallies: dict[str, Tally] = dataclasses.field(default_factory=dict)
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0  # tokens of forced runs that were taken as drafts
+    preemptions: int = 0
+    masked_rows: int = 0
+    mask_seconds: float = 0.0  # of host time
+    seconds: float = 0.0
+
+    def add(self, other: Outcome) -> None:
+        for kind, tally in other.tallies.items():
+            mine = self.tallies.setdefault(kind, Tally())
+            for field in dataclasses.fields(Tally):
+                setattr(mine, field.name, getattr(mine, field.name) + getattr(tally, field.name))
+        for field in dataclasses.fields(Outcome)[1:]:
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 def random_model(folder: Path) -> Path:
@@ -127,63 +148,90 @@ def book(tallies: dict[str, Tally], case: Case, answer: Answer, vocabulary: Voca
         tally.wrong.append(f"{case.name}: {answer.error}")
 
 
-def measure(model: str, served: list[tuple[Case, Automaton]], seeds: int, most: int) -> RunResult:
-    """All cases with one model, `seeds` times."""
+def measure(unit: Unit) -> Outcome:
+    """One unit of the work."""
+    torch.set_num_threads(1)
     vocabulary = read_vocabulary(demo_folder())
     tokens = read_tokens(demo_folder(), vocabulary)
     assert tokens is not None
-    tallies: dict[str, Tally] = {}
-    totals: Counter[str] = Counter()
-    row_seconds = rows = 0.0
+    served = compiled(cases()[unit.part :: unit.parts], tokens)
+    outcome = Outcome()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
-        folder = demo_folder() if model == "embedded" else random_model(Path(place))
-        engine = Engine(folder, tokens, Cell(), load_format="auto" if model == "embedded" else "dummy")
-        for seed in range(seeds):
-            for name, group, asks in batches(served, vocabulary, seed, most):
-                engine.cell = CELLS[name]
-                for (number, _), answer in engine.answer(asks).items():
-                    book(tallies, group[number], answer, vocabulary)
-                assert engine.scheduled is not None
-                assert engine.masked is not None
-                totals["tokens"] += engine.scheduled.output_tokens
-                totals["steps"] += engine.scheduled.step
-                totals["accepted"] += engine.scheduled.accepted_tokens
-                totals["preemptions"] += engine.scheduled.preemptions
-                row_seconds, rows = row_seconds + engine.masked.seconds, rows + engine.masked.rows
-    return RunResult(
-        model, tallies, totals["tokens"], totals["steps"], totals["accepted"], totals["preemptions"],
-        round(row_seconds / rows * 1e6, 1), round(time.perf_counter() - began, 1),
-    )  # fmt: skip
+        embedded = unit.model == "embedded"
+        folder = demo_folder() if embedded else random_model(Path(place))
+        engine = Engine(folder, tokens, Cell(), load_format="auto" if embedded else "dummy")
+        for name, group, asks in batches(served, vocabulary, unit.seed * unit.parts + unit.part, unit.most):
+            engine.cell = CELLS[name]
+            for (number, _), answer in engine.answer(asks).items():
+                book(outcome.tallies, group[number], answer, vocabulary)
+            assert engine.scheduled is not None
+            assert engine.masked is not None
+            outcome.tokens += engine.scheduled.output_tokens
+            outcome.steps += engine.scheduled.step
+            outcome.accepted += engine.scheduled.accepted_tokens
+            outcome.preemptions += engine.scheduled.preemptions
+            outcome.masked_rows += engine.masked.rows
+            outcome.mask_seconds += engine.masked.seconds
+    outcome.seconds = time.perf_counter() - began
+    return outcome
+
+
+def report(units: list[Unit], outcomes: list[Outcome]) -> dict[str, object]:
+    """All outcomes as one record."""
+    runs: dict[str, Outcome] = {}
+    for unit, outcome in zip(units, outcomes, strict=True):
+        runs.setdefault(unit.model, Outcome()).add(outcome)
+    tallies = [tally for run in runs.values() for tally in run.tallies.values()]
+    return {
+        "workload": f"temperature 1.0, n 1 to 4, max_tokens {units[0].most}, fp32 on a CPU",
+        "cells": list(CELLS),
+        "cases": dict(Counter(case.grammar.kind for case in cases())),
+        "seeds": len({unit.seed for unit in units}),
+        "generations": sum(tally.generations for tally in tallies),
+        "finished": sum(tally.finished for tally in tallies),
+        "wrong": [line for tally in tallies for line in tally.wrong],
+        "mask_microseconds_per_row": {
+            model: round(run.mask_seconds / run.masked_rows * 1e6, 1) for model, run in runs.items()
+        },
+        "runs": {model: dataclasses.asdict(run) for model, run in runs.items()},
+    }
+
+
+def together(units: list[Unit], jobs: int, limit: float | None) -> tuple[list[Unit], list[Outcome]]:
+    """Units that were done within the limit, in processes of their own, and what they came to."""
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    futures = {pool.submit(measure, unit): unit for unit in units}
+    done, late = wait(futures, limit)
+    for process in pool._processes.values() if late else ():
+        process.kill()
+    pool.shutdown(wait=not late, cancel_futures=True)
+    return [futures[future] for future in done], [future.result() for future in done]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--models", nargs="+", default=["embedded", "random"], choices=["embedded", "random"])
-    parser.add_argument("--every", type=int, default=1, help="take every so many-th case")
+    parser.add_argument("--parts", type=int, default=4, help="pieces of the cases, each a process's work at a time")
+    parser.add_argument("--only", type=int, help="take this piece alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--limit", type=float, help="seconds after which the units that are done make the report")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    found = cases()
-    vocabulary = read_vocabulary(demo_folder())
-    tokens = read_tokens(demo_folder(), vocabulary)
-    assert tokens is not None
-    served = compiled(found, tokens)[:: options.every]
-    runs = [measure(model, served, options.seeds, options.max_tokens) for model in options.models]
-    kinds = Counter(case.grammar.kind for case, _ in served)
-    report = {
-        "workload": f"temperature 1.0, n 1 to 4, max_tokens {options.max_tokens}, {options.seeds} seeds, fp32 on a CPU",
-        "cells": list(CELLS),
-        "cases": dict(kinds),
-        "refused": len(found) - len(compiled(found, tokens)) if options.every == 1 else None,
-        "generations": sum(tally.generations for run in runs for tally in run.tallies.values()),
-        "finished": sum(tally.finished for run in runs for tally in run.tallies.values()),
-        "wrong": [line for run in runs for tally in run.tallies.values() for line in tally.wrong],
-        "runs": msgspec.to_builtins(runs),
-    }
-    text = json.dumps(report, indent=1, ensure_ascii=False)
+    parts = range(options.parts) if options.only is None else [options.only]
+    units = [
+        Unit(model, seed, part, options.parts, options.max_tokens)
+        for model in options.models
+        for seed in range(options.seeds)
+        for part in parts
+    ]
+    if options.jobs == 1:
+        outcomes = [measure(unit) for unit in units]
+    else:
+        units, outcomes = together(units, options.jobs, options.limit)
+    text = json.dumps(report(units, outcomes), indent=1, ensure_ascii=False)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

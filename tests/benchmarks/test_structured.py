@@ -16,14 +16,14 @@ from protocol.messages import Grammar
 
 def test_a_sample_of_the_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "result.json"
-    words = ["structured", "--every", "40", "--seeds", "1", "--max-tokens", "60", "--out", str(out)]
+    words = ["structured", "--parts", "40", "--only", "0", "--seeds", "1", "--max-tokens", "60", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     structured.main()
     report = json.loads(out.read_text())
     assert report["wrong"] == []
     assert report["generations"] >= 20
     assert report["finished"] > 0
-    assert {run["model"] for run in report["runs"]} == {"embedded", "random"}
+    assert set(report["runs"]) == {"embedded", "random"}
 
 
 def test_there_are_as_many_cases_as_promised() -> None:
