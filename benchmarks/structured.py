@@ -223,9 +223,9 @@ def main() -> None:
     parts = range(options.parts) if options.only is None else [options.only]
     units = [
         Unit(model, seed, part, options.parts, options.max_tokens)
-        for model in options.models
         for seed in range(options.seeds)
         for part in parts
+        for model in options.models
     ]
     if options.jobs == 1:
         outcomes = [measure(unit) for unit in units]
