@@ -1,0 +1,104 @@
+"""The relay with grammars: a request waits for its own compilation, nobody else does, and an abort wins."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from protocol.errors import InvalidRequest
+from protocol.messages import Abort, Finish, Grammar, Rejected, Sampling, SubmitText, SubmitTokens, TextBatch
+from services.tokenizer.orders import Done
+from services.tokenizer.relay import Relay
+from services.tokenizer.structure import Structure
+from services.wire import Joined
+from tests.engine_core.grammar.vocabulary import vocabulary
+from tests.engine_core.text.streams import batch, make_frontend
+from tests.services.tokenizer.test_relay import Neighbour, Wire, until
+
+
+class Gate:
+    """A compiler that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, asyncio.Future[Done]] = {}
+
+    async def compile(self, grammar: Grammar) -> Done:
+        self.waiting[grammar.source] = asyncio.get_running_loop().create_future()
+        return await self.waiting[grammar.source]
+
+
+class Scene:
+    """A relay between one api process and a scheduler."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.threads = ThreadPoolExecutor(1)
+        self.api, self.scheduler = Neighbour(), Neighbour()
+        structure = Structure(vocabulary(), self.gate)
+        self.relay = Relay(make_frontend(apis=()), Wire(), Wire(), self.threads, structure)
+        self.relay.from_apis([self.api.arrival(Joined())])
+        self.relay.from_scheduler([self.scheduler.arrival(Joined())])
+
+    def ask(self, number: int, pattern: str | None) -> None:
+        grammar = None if pattern is None else Grammar(kind="regex", source=pattern, param="regex")
+        text = SubmitText(id=number, prompt="one", sampling=Sampling(), stream=True, grammar=grammar)
+        self.relay.from_apis([self.api.arrival(text)])
+
+    async def compiling(self, pattern: str) -> asyncio.Future[Done]:
+        async with asyncio.timeout(30):
+            while pattern not in self.gate.waiting:  # noqa: ASYNC110 (a thread makes the prompt)
+                await asyncio.sleep(0)
+        return self.gate.waiting[pattern]
+
+
+@pytest.fixture
+async def scene() -> Any:
+    scene = Scene()
+    yield scene
+    scene.relay.close()
+    scene.threads.shutdown()
+
+
+async def test_a_request_waits_for_its_own_grammar_alone(scene: Scene) -> None:
+    scene.ask(1, "slow")
+    slow = await scene.compiling("slow")
+    scene.ask(2, None)
+    scene.ask(3, "quick")
+    (await scene.compiling("quick")).set_result(Done("quick source", (), 0.0, 0.0))
+    found = await until(scene.scheduler, SubmitTokens, 2)
+    assert [(each.id, each.automaton and each.automaton.source) for each in found] == [(2, None), (3, "quick source")]
+    slow.set_result(Done("slow source", (), 0.0, 0.0))
+    found = await until(scene.scheduler, SubmitTokens, 3)
+    assert found[-1].id == 1
+
+
+async def test_a_refusal_reaches_the_api_and_not_the_scheduler(scene: Scene) -> None:
+    scene.ask(1, "bad")
+    (await scene.compiling("bad")).set_exception(InvalidRequest("regex: bad", param="regex", code="invalid_grammar"))
+    (rejected,) = await until(scene.api, Rejected)
+    assert (rejected.id, rejected.status, rejected.param) == (1, 400, "regex")
+    assert not [each for each in scene.scheduler.got if isinstance(each, SubmitTokens)]
+
+
+async def test_an_abort_wins_over_a_compilation(scene: Scene) -> None:
+    scene.ask(1, "slow")
+    slow = await scene.compiling("slow")
+    scene.relay.from_apis([scene.api.arrival(Abort(1))])
+    slow.set_result(Done("source", (), 0.0, 0.0))
+    scene.ask(2, None)
+    (found,) = await until(scene.scheduler, SubmitTokens)
+    assert found.id == 2
+    assert scene.relay.statistics().frontend.requests == 1
+
+
+async def test_approximations_come_with_the_first_text_of_each_choice(scene: Scene) -> None:
+    scene.ask(1, "wide")
+    (await scene.compiling("wide")).set_result(Done("source", ("minimum at /a",), 0.0, 0.0))
+    await until(scene.scheduler, SubmitTokens)
+    tokens = batch((1, 0, [3], Finish.NONE), (1, 0, [3], Finish.STOP))
+    scene.relay.from_scheduler([scene.scheduler.arrival(tokens)])
+    texts = await until(scene.api, TextBatch)
+    assert [extra.approximations for text in texts for extra in text.extras] == [("minimum at /a",)]
