@@ -69,7 +69,7 @@ class Acceptance:
         for place in range(first, end):
             if place < forced:
                 chance *= self.forced.chance
-            elif place == first or place == forced:
+            elif place in (first, forced):
                 start = self.next.chance if on_track else self.first.chance
                 following = self.next.chance
                 chance *= start * following ** (place - forced)

@@ -52,10 +52,9 @@ class PromptLookup:
             self._index(tokens)
         if not self._tables:
             return 0
-        places, value, length = [], 0, 0
-        for token in reversed(tail):
+        places, value = [], 0
+        for length, token in enumerate(reversed(tail), 1):
             value = (value + token + 1) * FACTOR & WORD
-            length += 1
             if length >= self._shortest:
                 place = self._tables[length - self._shortest][value >> self._shift]
                 if not place:
