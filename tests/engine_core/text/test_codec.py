@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from engine_core.embedded import demo_folder
 from engine_core.text.codec import FastCodec, SlowCodec, read_codec
 from engine_core.text.vocabulary import read_vocabulary
 from protocol.errors import ModelError
@@ -100,3 +101,12 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path: Path, config: dict[
     with pytest.raises(ModelError, match=complaint) as caught:
         read_vocabulary(tmp_path)
     assert "tokenizer.json" in str(caught.value)
+
+
+def test_added_tokens_are_known_whether_special_or_not() -> None:
+    found = read_codec(demo_folder())
+    think = found.token_id("<think>")
+    assert think in found.added
+    assert think not in found.special
+    assert found.special <= found.added
+    assert found.token_id("the") not in found.added

@@ -87,3 +87,9 @@ def test_merging_keeps_what_was_first_and_what_is_last() -> None:
         row=0, prompt_tokens=1, cached_tokens=2, prompt_logprobs=(None,), stop_reason=7, error="e"
     )
     assert merge_extras(first, second) == merged
+
+
+def test_approximations_survive_a_merge() -> None:
+    first, second = TextExtra(row=0, approximations=("a",)), TextExtra(row=0, stop_reason="x")
+    assert merge_extras(first, second).approximations == ("a",)
+    assert merge_extras(second, first).approximations == ("a",)

@@ -69,3 +69,11 @@ def test_kept_deltas_become_one() -> None:
     )
     assert kept.join(last) == Delta("abc", 5, Finish.STOP, extra)
     assert Kept().join(Delta("c", 2, Finish.LENGTH)) == Delta("c", 2, Finish.LENGTH)
+
+
+def test_approximations_of_the_first_delta_stand_in_the_answer() -> None:
+    kept = Kept()
+    kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=2, approximations=("minimum at /a",))))
+    extra = kept.join(Delta("b", 1, Finish.STOP)).extra
+    assert extra is not None
+    assert extra.approximations == ("minimum at /a",)
