@@ -127,7 +127,7 @@ def api_payloads() -> Iterator[Schema]:
 
 
 def manifests() -> Iterator[Schema]:
-    """Kubernetes resources, and CI and compose files."""
+    """Kubernetes resources."""
     label = {"type": "object", "additionalProperties": {"type": "string"}}
     meta = {
         "type": "object",
@@ -182,6 +182,11 @@ def manifests() -> Iterator[Schema]:
         "additionalProperties": False,
     }
     yield {"type": "object", "properties": {"kind": {"const": "ConfigMap"}, "data": data}, "required": ["kind"]}
+
+
+def pipelines() -> Iterator[Schema]:
+    """Files of continuous integration and of compose."""
+    label = {"type": "object", "additionalProperties": {"type": "string"}}
     step = {
         "type": "object",
         "properties": {
@@ -421,6 +426,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Schema]]] = {
     "tool_calls": tool_calls,
     "api_payloads": api_payloads,
     "manifests": manifests,
+    "pipelines": pipelines,
     "forms": forms,
     "invoices": invoices,
     "unions": unions,

@@ -57,7 +57,7 @@ class Union:
     cells: tuple[Cell, ...]
 
 
-Term: TypeAlias = "Place | Every | Some | Inverse | Union"
+Term: TypeAlias = Place | Every | Some | Inverse | Union
 ANY = Every(())
 NEVER = Some(())
 

@@ -6,9 +6,9 @@ base, draft 7's `$id: "#name"`. Nothing is ever fetched."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import unquote, urldefrag, urljoin
 
 from engine_core.grammar.schema.cells import ANY, NEVER, Place, Term
+from engine_core.grammar.schema.uris import defragmented, joined, unescaped
 from protocol.errors import UnsupportedSchema
 
 # keywords whose value is a schema, a list of them, or a map of them
@@ -77,8 +77,8 @@ class Document:
         if keyword == "$dynamicRef":
             self._check_dynamic(reference, path)
         base = self.bases[place.number]
-        uri, fragment = (base, reference[1:]) if reference.startswith("#") else urldefrag(urljoin(base, reference))
-        fragment = unquote(fragment)
+        uri, fragment = (base, reference[1:]) if reference.startswith("#") else defragmented(joined(base, reference))
+        fragment = unescaped(fragment)
         start = self.resources.get(uri)
         if start is None:
             raise UnsupportedSchema(keyword, path, f"{reference[:200]!r} is not in this schema; nothing is fetched")
@@ -121,7 +121,7 @@ class Document:
             return self.bases[known]
         identity = node.get("$id")
         if isinstance(identity, str) and not identity.startswith("#") and not (self.old and "$ref" in node):
-            return urldefrag(urljoin(base, identity))[0]
+            return defragmented(joined(base, identity))[0]
         return base
 
     def _number(self, node: dict[str, object], path: str, base: str) -> int:

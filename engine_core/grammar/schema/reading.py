@@ -146,6 +146,7 @@ class Reader:
         return Union(tuple(unannotated(cell) for cell in algebra.rest(algebra.cells(term))))
 
     def conditional(self, algebra: Algebra, place: Place, node: dict[str, object]) -> Term | None:
+        """`if` with what follows from it either way; None where nothing does."""
         tracked = self.document.tracks_evaluation
         if "then" not in node and "else" not in node and not tracked:
             return None
