@@ -148,12 +148,14 @@ class MaskStore:
 
     def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """The place of each mask, and which of these places hold something new."""
-        digests = (masks.view(np.uint32) * self._factors).sum(axis=1).tolist()  # multilinear hash, modulo 2**64
+        words = masks.view(np.uint32) if masks.shape[1] % 2 else masks.view(np.uint64)
+        digests = np.einsum("rw,w->r", words, self._factors[: words.shape[1]]).tolist()  # multilinear, modulo 2**64
         places = np.empty(len(masks), np.int32)
         fresh: list[int] = []
         for row, digest in enumerate(digests):
             place = self._known.get(digest)
-            while place is not None and not np.array_equal(self._masks[place], masks[row]):
+            mask = masks[row].tobytes()  # compared as bytes, which numpy is slow at
+            while place is not None and self._masks[place].tobytes() != mask:
                 digest += 1  # another mask has this digest
                 place = self._known.get(digest)
             if place is None:
