@@ -28,8 +28,8 @@ def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
     gather_kernel[(token_tiles + triton.cdiv(count, TILE),)](
         rows.query_start, rows.slots, rows.starts, rows.draft_ids, tokens, known, block_tables,
         found.input_ids, found.positions, found.slot_mapping, found.context,
-        total, count, token_tiles, tokens.shape[1], block_tables.stride(0), block_tables.shape[1],
-        BLOCK_SIZE=block_size, TILE=TILE, STEPS=count.bit_length(), num_warps=4,
+        total, count, token_tiles, count.bit_length() + 1, tokens.shape[1], block_tables.stride(0),
+        block_tables.shape[1], BLOCK_SIZE=block_size, TILE=TILE, num_warps=4,
     )  # fmt: skip
     return found
 
@@ -43,13 +43,13 @@ def first_position(slots, starts, known, row, there):
     return tl.where(start == CHUNKLESS, tl.maximum(last, 0), start), slot.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=("total", "count", "token_tiles"))
+@triton.jit(do_not_specialize=("total", "count", "token_tiles", "steps"))
 def gather_kernel(
     query_start, slots, starts, draft_ids, tokens, known, block_tables, input_ids, positions, slot_mapping, context,
-    total, count, token_tiles, row_length, table_stride, table_blocks,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr,
+    total, count, token_tiles, steps, row_length, table_stride, table_blocks,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The first programs take tokens, the others rows."""
+    """The first programs take tokens, the others rows. steps: enough to search the rows by halves."""
     tile = tl.program_id(0)
     lanes = tl.arange(0, TILE)
     if tile >= token_tiles:
@@ -64,7 +64,7 @@ def gather_kernel(
     there = token < total
     low = lanes * 0  # how many of query_start are known not to lie past the token
     high = low + count + 1
-    for _ in range(STEPS + 1):
+    for _ in range(steps):
         middle = (low + high) // 2
         before = tl.load(query_start + middle, mask=low < high, other=0) <= token
         low, high = tl.where((low < high) & before, middle + 1, low), tl.where((low < high) & ~before, middle, high)

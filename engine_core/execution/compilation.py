@@ -23,7 +23,7 @@ INDEXERS = frozenset(("kernels.gather_triton",))  # what these write becomes an 
 class Missing:
     """A kernel in a form that was asked for and is not there."""
 
-    preload: Callable[[str], object]  # of the kernel
+    preload: Callable[[str], Any]  # of the kernel
     form: str  # as its `preload` takes it
 
 
@@ -62,5 +62,11 @@ def compile_all(missing: Sequence[Missing], device: torch.device) -> None:
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(missing))
     index = torch.cuda.current_device() if device.index is None else device.index
     with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
-        for done in [pool.submit(one.preload, one.form) for one in missing]:
+        for done in [pool.submit(make, one) for one in missing]:
             done.result()
+
+
+def make(missing: Missing) -> None:
+    """Compile the kernel and, which takes as long again, what launches it; then load both."""
+    kernel = missing.preload(missing.form)
+    _ = kernel.run  # whoever asks for it first has it made

@@ -13,6 +13,7 @@ import torch
 from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.execution.trial import warm_steps
 from engine_core.loading import load
 from engine_core.models.decoder import Decoder
 from engine_core.models.registry import build
@@ -74,6 +75,7 @@ class Engine:
                 graphs=every_graph(cell, spec) if cell.graphs else None,
             ),
         )
+        self.runner.compile(warm_steps(self.runner.sizes, cell.budget))
         self.runner.prepare()
         while self.runner.prepare_more():
             pass

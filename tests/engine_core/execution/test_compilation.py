@@ -49,12 +49,17 @@ def test_all_are_made_in_threads_that_stand_at_the_device(monkeypatch: pytest.Mo
     devices, made = [], []
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
 
-    def preload(form: str) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        made.append(form)
+    class Kernel:
+        def __init__(self, form: str) -> None:
+            self.form = form
+
+        @property
+        def run(self) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            made.append(self.form)
 
     device = torch.device("cuda", 1)
-    compile_all([Missing(preload, str(number)) for number in range(20)], device)
+    compile_all([Missing(Kernel, str(number)) for number in range(20)], device)
     assert sorted(made, key=int) == [str(number) for number in range(20)]
     assert set(devices) == {1}
     compile_all([], device)
