@@ -64,7 +64,7 @@ def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tilin
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    ahead = overlaps(x.device)
+    ahead = tiling.ahead and overlaps(x.device)
     tile_kernel[(triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs))](
         x, weight, x if bias is None else bias, out, rows, width, inputs, x.stride(0),
         ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped, GATED=gated,
@@ -80,7 +80,7 @@ def multiply_described(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: T
     width = weight.shape[0] // (2 if gated else 1)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(width, tiling.outputs)
-    ahead = overlaps(x.device)
+    ahead = tiling.ahead and overlaps(x.device)
     described_kernel[(min(tiles, tiling.resident * processors(x.device)),)](
         TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, tiling.inputs]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tiling.outputs, tiling.inputs]),

@@ -58,6 +58,15 @@ def test_up_to_64_rows_both_ways_are_one() -> None:
                 assert plain == fixed
 
 
+def test_long_products_of_many_rows_begin_when_their_turn_comes() -> None:
+    for rows, width, inputs, ahead in ((64, 28672, 4096, True), (256, 4096, 1024, True), (256, 6144, 4096, False)):
+        found = choose_tiling(rows, width, inputs, torch.bfloat16, gated=False, invariant=True)
+        assert isinstance(found, Tiling)
+        assert found.ahead == ahead
+    assert choose_tiling(256, 4096, 4096, torch.bfloat16, gated=False, invariant=False) is None  # cuBLAS
+    assert choose_tiling(256, 1024, 3072, torch.bfloat16, gated=False, invariant=False) is not None
+
+
 def test_tiles_fit_the_chip() -> None:
     for rows in (1, 8, 16, 32, 64, 128, 256, 1024, 8192):
         for width, inputs in SHAPES:
@@ -73,7 +82,7 @@ def test_tiles_fit_the_chip() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("width", "inputs"), [(1024, 2048), (6144, 4096), (4096, 14336), (1000, 1000), (30, 14)])
 def test_a_gpu_gives_the_product(width: int, inputs: int, dtype: torch.dtype) -> None:
-    eps = max(torch.finfo(dtype).eps, 1e-6)  # sums of many numbers, in single precision themselves
+    eps = max(torch.finfo(dtype).eps, 1e-5)  # sums of many numbers, in single precision themselves
     weight, bias = torch.randn(2 * width, inputs).mul_(inputs**-0.5).to(dtype).cuda(), torch.randn(2 * width).to(dtype)
     bias = bias.cuda()
     torch.cuda.synchronize()
