@@ -173,7 +173,7 @@ def manifests() -> Iterator[Schema]:
     for kind, spec in specs.items():
         whole = {"apiVersion": {"type": "string"}, "kind": {"const": kind}, "metadata": meta}
         for closed in (True, False):
-            body = {"type": "object", "properties": spec, "required": [next(iter(spec))]}
+            body: Schema = {"type": "object", "properties": spec, "required": [next(iter(spec))]}
             body |= {"additionalProperties": False} if closed else {}
             yield {"type": "object", "properties": {**whole, "spec": body}, "required": ["apiVersion", "kind", "spec"]}
     data = {
@@ -316,7 +316,7 @@ def trees() -> Iterator[Schema]:
         "properties": {"op": {"enum": ["+", "-", "*"]}, "left": {"$ref": "#"}, "right": {"$ref": "#"}},
     }
     unary = {"type": "object", "properties": {"op": {"const": "neg"}, "of": {"$ref": "#"}}}
-    shapes = [{**s, "required": list(s["properties"]), "additionalProperties": False} for s in (number, pair, unary)]  # type: ignore[call-overload]
+    shapes = [{**s, "required": list(s["properties"]), "additionalProperties": False} for s in (number, pair, unary)]
     yield {"oneOf": shapes}
     yield {"anyOf": shapes}
     linked = {"type": "object", "properties": {"value": {}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}

@@ -149,7 +149,9 @@ def _options(schema: object, definitions: dict[str, object]) -> Iterator[dict[st
 def _object(value: dict[str, object], schema: dict[str, object]) -> list[tuple[str, object, object]]:
     known = schema.get("properties", {})
     assert isinstance(known, dict)
-    others = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties", {}))
+    patterned = schema.get("patternProperties", {})
+    assert isinstance(patterned, dict)
+    others = next(iter(patterned.values()), schema.get("additionalProperties", {}))
     order = [*(name for name in known if name in value), *(name for name in value if name not in known)]
     return [(f"{_scalar(name)}:", value[name], known.get(name, others)) for name in order]
 
