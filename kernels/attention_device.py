@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.attention_tiling import LOW, PACKED, WAVES, Shape, Tiling, invariant_tiling, low_tiling, tall_tiling
+from kernels.attention_tiling import (
+    LOW,
+    PACKED,
+    WAVES,
+    Shape,
+    Tiling,
+    invariant_tiling,
+    low_tiling,
+    tall_tiling,
+    wants_cuts,
+)
 from kernels.attention_triton import attend_tiles
 
 ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float, int], None]
@@ -32,7 +42,8 @@ def attend_pages(
     if by_row is not None:
         attend_tiles(q, k_pages, v_pages, out, batch, scale, window, by_row)
     if chunks is not None:
-        attend = None if batch.invariant else chunk_attention(q, k_pages, window)
+        general = batch.invariant or wants_cuts(shape, processors(q.device))
+        attend = None if general else chunk_attention(q, k_pages, window)
         if attend is not None:
             attend(q, k_pages, v_pages, out, batch, scale, shortest)
         else:

@@ -12,6 +12,10 @@ import torch
 LOW = 16  # lines of the lowest tile that the matrix units take
 PACKED = 64  # lines up to which a whole row's queries are packed into one tile
 LONG_CHUNK = 4096  # queries of a row from which the tallest tiles measure best
+FEW_TILES = 8  # processors for each tile of whole rows from which longer turns of more warps measure best
+FEW_CHUNKS = 4  # processors for each tile of 128 lines from which cutting its keys does
+LONG_REACH = 2048  # keys from which it does
+TALL_WAVES = 2  # tall tiles per processor up to which their keys are cut
 WAVES = 4  # tiles of whole rows per processor up to which their keys are cut
 SHARE_KEYS = 128  # fewest keys that are worth a program
 MAX_SPLITS = 64
@@ -63,9 +67,12 @@ def power_of_2(least: int) -> int:
 
 def low_tiling(shape: Shape, queries: int, processors: int) -> Tiling:
     """A tile for each row of up to `queries`; keys are cut where rows are too few for the device."""
-    lines = max(LOW, power_of_2(queries * shape.group))
-    splits = cuts(shape, shape.rows, WAVES, processors)
-    return fitted(Tiling(lines, 64, splits, 2 if lines <= LOW else 4, 4, by_row=True), shape)
+    need = power_of_2(queries * shape.group)
+    if need > LOW:  # heights between measure no better
+        return fitted(Tiling(max(PACKED, need), 64, cuts(shape, shape.rows, WAVES, processors), 4, 4, True), shape)
+    if shape.rows * shape.kv_heads * FEW_TILES <= processors:
+        return fitted(Tiling(LOW, 128, cuts(shape, shape.rows, 1, processors), 4, 3, True), shape)
+    return fitted(Tiling(LOW, 64, cuts(shape, shape.rows, WAVES, processors), 2, 4, True), shape)
 
 
 def tall_tiling(shape: Shape, processors: int) -> Tiling:
@@ -76,7 +83,13 @@ def tall_tiling(shape: Shape, processors: int) -> Tiling:
     else:
         lines, keys, warps = max(128, need), 128, 8
     tiles = min(shape.tokens, shape.tokens // (lines // shape.group) + shape.rows)
-    return fitted(Tiling(lines, keys, cuts(shape, tiles, 1, processors), warps, 3), shape)
+    return fitted(Tiling(lines, keys, cuts(shape, tiles, TALL_WAVES, processors), warps, 3), shape)
+
+
+def wants_cuts(shape: Shape, processors: int) -> bool:
+    """Whether chunks are so short and see so much that sharing their keys out matters more than the instructions."""
+    tiles = -(-shape.tokens * shape.group // 128)
+    return tiles * shape.kv_heads * FEW_CHUNKS <= processors and shape.reach >= LONG_REACH
 
 
 def invariant_tiling(shape: Shape, processors: int) -> Tiling:
