@@ -113,7 +113,7 @@ def serve(run_dir: Path, model: ModelConfig, seconds: float, stop: Stop) -> None
             port.tick(now)
         executor.turn(now)
         until = min(next_tick, device.due if device.due is not None else next_tick) - time.monotonic()
-        poller.poll(max(0.0, until) * 1000)
+        poller.poll(int(max(0.0, until) * 1000))
     port.close()
     context.term()
 

@@ -45,7 +45,7 @@ class Spelling(msgspec.Struct, frozen=True):
 
 
 class Vocabulary:
-    """One tokenizer. Encoding is safe in threads; tables of tokens fill as tokens are seen, those of BYTES at the start."""
+    """One tokenizer. Encoding is safe in threads. Tables of tokens fill as tokens are seen; of BYTES, at the start."""
 
     def __init__(self, codec: Codec, names: Mapping[str, str], spelling: Spelling | None = None) -> None:
         codec.mark_special(names.values())
