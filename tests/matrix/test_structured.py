@@ -6,6 +6,7 @@ fp32 on a CPU, the embedded model.
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -97,3 +98,25 @@ def test_a_schema_that_allows_what_the_model_says_changes_no_token() -> None:
         exact = automaton("json_schema", json.dumps(schema))
         again = engine.answer([msgspec.structs.replace(free[3], automaton=exact)])
         assert again[0, 0].token_ids == said[3, 0].token_ids
+
+
+@pytest.mark.parametrize("cell", [Cell(), Cell(depth=1), Cell(drafts=False)], ids=["overlap", "steps", "no drafts"])
+def test_a_structure_begins_after_the_marker_that_it_waits_for(cell: Cell) -> None:
+    """The model is pushed to close its reasoning; what follows is the structure, and nothing before it was touched."""
+    close = 4091
+    pushed = Sampling(
+        temperature=1.0, max_tokens=40, eos_token_ids=(END, OTHER_END), logit_bias=((close, 11.0),), min_tokens=2
+    )
+    digits = automaton("regex", "[0-9]{3}-[0-9]{3}", after=(close,))
+    prompt = tuple(ids("Think, then say a number: "))
+    samplings = [msgspec.structs.replace(pushed, seed=seed) for seed in range(8)]
+    asked = [Ask(token_ids=prompt, sampling=sampling, automaton=digits) for sampling in samplings]
+    found = Engine(demo_folder(), tokens(), cell).answer(asked)
+    structured = 0
+    for answer in found.values():
+        if close in answer.token_ids:
+            begun = answer.token_ids[answer.token_ids.index(close) + 1 :]
+            text = vocabulary().decode(begun, skip_special_tokens=True)
+            structured += answer.finish == Finish.STOP
+            assert re.fullmatch("[0-9]{3}-[0-9]{3}", text) if answer.finish == Finish.STOP else len(text) < 8
+    assert structured > 3
