@@ -81,6 +81,29 @@ def find_row(query_start, tile, rows, QUERIES: tl.constexpr):
 
 
 @triton.jit
+def find_tile(query_start, rows, shortest, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
+    """A program's key-value head, its tile and the row of that, the row's first token and its number of queries, the
+    tile's first query within the row, and whether this launch serves it.
+    """
+    if BY_ROW:
+        kv_head, tile = tl.program_id(0), tl.program_id(1)
+        row = tile
+    else:
+        tile, kv_head = tl.program_id(0), tl.program_id(1)
+        row = find_row(query_start, tile, rows, QUERIES)
+    start = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - start
+    if BY_ROW:
+        ahead = 0
+        served = (count > 0) & (count <= QUERIES)
+    else:
+        left = tl.cdiv(count, QUERIES) - 1 - (tile - start // QUERIES - row)
+        ahead = left * QUERIES  # the tile of the last queries, which see most keys, comes first
+        served = (left >= 0) & (count >= shortest)
+    return kv_head, tile, row, start, count, ahead, served
+
+
+@triton.jit
 def attend_keys(
     q, k_pages, v_pages, table, position, scale, found, peak, total, first, end,
     STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
@@ -163,6 +186,24 @@ def attend_share(
 
 
 @triton.jit
+def put_part(parts, masses, first_line, part, mass, real, DIM: tl.constexpr, DIM_TILE: tl.constexpr):
+    """Keep what a share gave for the lines that are real."""
+    dims = tl.arange(0, DIM_TILE)
+    line = first_line + tl.arange(0, part.shape[0])
+    tl.store(parts + line[:, None] * DIM + dims[None, :], part, mask=real[:, None] & (dims < DIM)[None, :])
+    tl.store(masses + line, mass, mask=real)
+
+
+@triton.jit
+def arrives_last(counter, programs):
+    """Count a program as done; whether it is the last of its tile, which then finds all parts and a counter of zero."""
+    tl.debug_barrier()  # every thread's part is written
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
+    tl.store(counter, 0, mask=last)
+    return last
+
+
+@triton.jit
 def join(found, peak, total, part, mass):
     """Add one share to the weighted mean of those before it; shares are always joined in their order.
 
@@ -238,25 +279,11 @@ def attention_kernel(
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = LINES // GROUP
-    if BY_ROW:
-        kv_head, tile = tl.program_id(0), tl.program_id(1)
-        row = tile
-    else:
-        tile, kv_head = tl.program_id(0), tl.program_id(1)
-        row = find_row(query_start, tile, rows, QUERIES)
-    start = tl.load(query_start + row)
-    count = tl.load(query_start + row + 1) - start
+    kv_head, tile, row, start, count, ahead, served = find_tile(query_start, rows, shortest, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
-    if BY_ROW:
-        ahead = 0
-        if (count == 0) | (count > QUERIES):
-            return
-    else:
-        left = tl.cdiv(count, QUERIES) - 1 - (tile - start // QUERIES - row)
-        ahead = left * QUERIES  # the tile of the last queries, which see most keys, comes first
-        if (left < 0) | (count < shortest):
-            return
+    if not served:
+        return
     lowest = length - count + ahead  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - ahead)
     first = 0
@@ -299,9 +326,7 @@ def attention_kernel(
                 LINES, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS,
             )  # fmt: skip
             if SPLIT:
-                line = held + share * LINES + lines
-                tl.store(parts + line[:, None] * DIM + dims[None, :], part, mask=real[:, None] & in_head)
-                tl.store(masses + line, mass, mask=real)
+                put_part(parts, masses, held + share * LINES, part, mass, real, DIM, DIM_TILE)
             else:
                 found, peak, total = join(found, peak, total, part, mass)
         if not SPLIT:
@@ -314,16 +339,11 @@ def attention_kernel(
             LINES, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS,
         )  # fmt: skip
         if SPLIT and shares > 1:
-            line = held + own * LINES + lines
-            tl.store(parts + line[:, None] * DIM + dims[None, :], part, mask=real[:, None] & in_head)
-            tl.store(masses + line, mass, mask=real)
+            put_part(parts, masses, held + own * LINES, part, mass, real, DIM, DIM_TILE)
         else:
             tl.store(out + out_places, part.to(out.dtype.element_ty), mask=real[:, None] & in_head)
-    if SPLIT and (SHARE > 0 or shares > 1):
-        tl.debug_barrier()  # every thread's part is written before the program counts as done
-        arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
-        if arrived == tl.minimum(shares, tl.num_programs(2)) - 1:
-            tl.store(arrivals + tile * KV_HEADS + kv_head, 0)
+    if SPLIT and (SHARE > 0 or shares > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
+        if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(shares, tl.num_programs(2))):
             write_joined(
                 out, parts + held * DIM, masses + held, shares, start, count, ahead, kv_head,
                 HEADS, GROUP, QUERIES, LINES, JOIN_LINES, DIM, DIM_TILE,
