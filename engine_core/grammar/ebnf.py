@@ -1,7 +1,8 @@
 r"""EBNF as open servers take it (`root ::= "a" [0-9]+ rest?`, llama.cpp's GBNF) into what the automaton library takes.
 
-A grammar without recursion becomes one regular expression. One with recursion becomes Lark rules over single
-characters: the library's lexemes are greedy, and greed would refuse texts that an EBNF allows, or never let them end.
+A grammar without recursion becomes one regular expression. One with recursion becomes Lark rules over single characters
+and over such longer lexemes as cannot be mistaken (`lexemes`): the library's lexemes are greedy, and greed would refuse
+texts that an EBNF allows, or never let them end.
 
 Syntax: `name ::= alternatives`, "text" or 'text' with escapes \n \r \t \\ \" \' \] \xNN \uNNNN \UNNNNNNNN, [classes]
 and [^negated] ones, `.`, (groups), `|`, the repetitions * + ? {m} {m,} {m,n}, comments from # to the end of the line.
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from engine_core.grammar.lexemes import with_lexemes
 from engine_core.grammar.regexes import escaped, quoted
+from engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
 from protocol.errors import InvalidRequest
 
 ROOT = "root"
@@ -31,54 +33,6 @@ DEFINITION = re.compile(r"^\s*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE | re.ASCII)
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])", re.DOTALL)
 LETTERS: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t"}
 PLAIN = frozenset("\\\"'[]-^/.(){}*+?| ")
-
-
-@dataclass(frozen=True)
-class Text:
-    """These characters."""
-
-    value: str
-
-
-@dataclass(frozen=True)
-class Chars:
-    """One character of these ranges, or of none of them."""
-
-    ranges: tuple[tuple[str, str], ...]
-    negated: bool = False
-
-
-@dataclass(frozen=True)
-class Name:
-    """What a rule says."""
-
-    rule: str
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """One after the other; nothing at all when empty."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of these."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """At least `low` and at most `high` times; None: any number."""
-
-    part: Node
-    low: int
-    high: int | None
-
-
-Node = Text | Chars | Name | Sequence | Choice | Repeat
 
 
 class Words:
@@ -257,7 +211,7 @@ def names(node: Node) -> Iterator[str]:
         case Sequence(parts) | Choice(parts):
             for part in parts:
                 yield from names(part)
-        case Repeat(part):
+        case Repeat(part) | Lexeme(part):
             yield from names(part)
 
 
@@ -298,6 +252,8 @@ class Inlined:
                 return f"(?:{self._joined('|', parts)})"
             case Repeat(part, low, high):
                 return f"(?:{self.regex(part)}){{{low},{'' if high is None else high}}}"
+            case Lexeme(part):
+                return self.regex(part)
 
     def _joined(self, mark: str, parts: tuple[Node, ...]) -> str:
         pieces, length = [], 0
@@ -317,29 +273,32 @@ def class_regex(node: Chars) -> str:
 
 
 def lark(rules: Mapping[str, Node]) -> str:
-    """The rules in Lark, one character to a lexeme; `root` becomes `start`, others r_0, r_1, ..."""
+    """The rules in Lark, in lexemes where that is exact; `root` becomes `start`, others r_0, r_1, ..."""
     called = {name: "start" if name == ROOT else f"r_{number}" for number, name in enumerate(rules)}
-    return "\n".join(f"{called[name]}: {lark_of(node, called)}" for name, node in rules.items())
+    inlined, found = Inlined(rules), with_lexemes(rules, ROOT)
+    return "\n".join(f"{called[name]}: {lark_of(node, called, inlined)}" for name, node in found.items())
 
 
-def lark_of(node: Node, called: Mapping[str, str]) -> str:
+def lark_of(node: Node, called: Mapping[str, str], inlined: Inlined) -> str:
     """The node in Lark's notation; `called` has the names of rules there."""
     match node:
         case Text(value):
             return " ".join(quoted(character) for character in value) or '""'
         case Chars():
             return f"/{class_regex(node)}/"
+        case Lexeme(part):
+            return f"/{inlined.regex(part)}/"
         case Name(rule):
             return called[rule]
         case Sequence(parts):
-            return " ".join(grouped(part, called) for part in parts) or '""'
+            return " ".join(grouped(part, called, inlined) for part in parts) or '""'
         case Choice(parts):
-            return " | ".join(lark_of(part, called) for part in parts)
+            return " | ".join(lark_of(part, called, inlined) for part in parts)
         case Repeat(part, low, high):
             mark = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
-            return grouped(part, called) + (mark or f"{{{low},{'' if high is None else high}}}")
+            return grouped(part, called, inlined) + (mark or f"{{{low},{'' if high is None else high}}}")
 
 
-def grouped(node: Node, called: Mapping[str, str]) -> str:
-    text = lark_of(node, called)
-    return text if isinstance(node, Name | Chars) else f"({text})"
+def grouped(node: Node, called: Mapping[str, str], inlined: Inlined) -> str:
+    text = lark_of(node, called, inlined)
+    return text if isinstance(node, Name | Chars | Lexeme) else f"({text})"

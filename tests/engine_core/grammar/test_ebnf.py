@@ -10,20 +10,8 @@ import lark
 import pytest
 from llguidance import LLMatcher
 
-from engine_core.grammar.ebnf import (
-    DEEPEST,
-    LONGEST_REGEX,
-    Chars,
-    Choice,
-    Name,
-    Repeat,
-    Sequence,
-    Text,
-    is_ebnf,
-    read,
-    recursive,
-    translate,
-)  # fmt: skip
+from engine_core.grammar.ebnf import DEEPEST, LONGEST_REGEX, is_ebnf, read, recursive, translate
+from engine_core.grammar.rules import Chars, Choice, Name, Repeat, Sequence, Text
 from protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import accepts
 
