@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -199,14 +200,18 @@ def report(units: list[Unit], outcomes: list[Outcome]) -> dict[str, object]:
 
 
 def together(units: list[Unit], jobs: int, limit: float | None) -> tuple[list[Unit], list[Outcome]]:
-    """Units that were done within the limit, in processes of their own, and what they came to."""
+    """Units that were done within the limit, in processes of their own, and what they came to; what failed is told."""
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     futures = {pool.submit(measure, unit): unit for unit in units}
     done, late = wait(futures, limit)
     for process in pool._processes.values() if late else ():
         process.kill()
     pool.shutdown(wait=not late, cancel_futures=True)
-    return [futures[future] for future in done], [future.result() for future in done]
+    for future in done:
+        if (error := future.exception()) is not None:
+            print(f"{futures[future]}: {error!r}", file=sys.stderr)
+    sound = [future for future in done if future.exception() is None]
+    return [futures[future] for future in sound], [future.result() for future in sound]
 
 
 def main() -> None:
