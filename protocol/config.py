@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from protocol.errors import ConfigError
+from protocol.speculation import read_speculative
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -95,6 +96,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str, Option("order of waiting requests: fcfs, or the request's priority first", choices=("fcfs", "priority"))
     ] = "fcfs"
     overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
+    speculative_config: Annotated[
+        str,
+        Option('drafts, as a JSON object: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, '
+               '"prompt_lookup_min": 2}; empty: only predictions of requests and what a grammar forces',
+               metavar="JSON"),
+    ] = ""
     mask_threads: Annotated[
         int, Option("threads that fill the masks of structured output; 0: half the cores, at most 8", 0, 256)
     ] = 0
@@ -190,6 +197,7 @@ def check(config: Config) -> Config:
         raise ConfigError(
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )
+    read_speculative(config.scheduler.speculative_config)
     return config
 
 

@@ -95,6 +95,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     sampling: Sampling
     grammar: Grammar | None = None
     prediction: str = ""  # text that the output is expected to repeat; its tokens are drafts
+    speculate: bool = True  # whether drafts other than forced ones may be proposed, its prediction included
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -165,7 +166,8 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     sampling: Sampling
     automaton: Automaton | None = None
     prediction: bytes = b""  # int32 [tokens] that the output is expected to repeat
-    speculate: bool = True  # whether its drafts may be proposed where the server has a method
+    speculate: bool = True  # whether drafts other than forced ones may be proposed, its prediction included
+    stop_strings: bool = False  # they may end its choices, so rows with drafts tell what became of those so far
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
@@ -197,7 +199,7 @@ class TokenExtra(Part, frozen=True, kw_only=True):
     cached_tokens: int | None = None  # on a choice's first row
     logprobs: Logprobs | None = None  # one position per token of the row
     prompt_logprobs: Logprobs | None = None  # positions 1.. of the prompt, once
-    drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
+    drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected so far; on a choice's last row
     stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
     error: str | None = None  # with Finish.ERROR
 
@@ -280,6 +282,10 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     preemptions: int
     drain_rate: float  # requests finished per second, recent
     draining: bool = False
+    drafts: int = 0  # rows of steps that carried any; these four are totals since start
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of those, the ones that stand in an output
+    accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
 
 
 def request_id(api_index: int, incarnation: int, counter: int) -> int:

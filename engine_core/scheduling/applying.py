@@ -67,10 +67,10 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
     judged = judge_rows(state, flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
     surplus, taken = len(tokens), counts
     tokens, counts = shortened(tokens, taken, judged)
-    if flight.drafts is not None:
-        count_drafts(state, flight, flight.drafts, kept, taken, counts)
-    seal_rows(state, settled)
     notes = first_notes(flight, lane, kept)
+    if flight.drafts is not None:
+        count_drafts(state, flight, flight.drafts, kept, taken, counts, notes)
+    seal_rows(state, settled)
     score_rows(flight, result, counts, notes)
     finish = np.zeros(len(counts), np.uint8)
     for row, found in judged.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.scheduling.outbox import Note
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Ints, Lane
 from engine_core.scheduling.state import Drafts, Flight, State
@@ -101,9 +102,18 @@ def settle_drafts(state: State, flight: Flight, drafts: Drafts, counts: Counts, 
         slots.set_ready(slot, True)  # the limit was nearer than it had to be
 
 
-def count_drafts(state: State, flight: Flight, drafts: Drafts, kept: Flags, taken: Counts, given: Counts) -> None:
-    """Book what became of the drafts of choices that had not ended before. # [rows]: whether a row's choice had not
-    ended, its tokens that were not rejected, and those of them that count"""
+def count_drafts(
+    state: State,
+    flight: Flight,
+    drafts: Drafts,
+    kept: Flags,
+    taken: Counts,
+    given: Counts,
+    notes: dict[int, Note],
+) -> None:
+    """Book what became of the drafts of choices that had not ended before, and note it where a stop string may end the
+    choice elsewhere. # [rows]: whether a row's choice had not ended, its tokens that were not rejected, and those of
+    them that count"""
     totals = state.totals
     for row, drafted in zip(drafts.rows.tolist(), drafts.counts.tolist(), strict=True):
         if not kept[row]:
@@ -112,6 +122,8 @@ def count_drafts(state: State, flight: Flight, drafts: Drafts, kept: Flags, take
         accepted = min(int(taken[row]) - 1, int(given[row]))  # the last token that was not rejected is no draft
         choice.accepted += accepted
         choice.rejected += drafted - accepted
+        if choice.request.message.stop_strings:
+            notes.setdefault(row, Note()).drafted = choice.drafted
         totals.count_drafts(drafted, accepted)
 
 

@@ -43,7 +43,7 @@ class Note:
             later.cached_tokens if self.cached_tokens is None else self.cached_tokens,
             joined([scores for scores in (self.logprobs, later.logprobs) if scores is not None]),
             later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
-            later.drafted if self.drafted is None else self.drafted,
+            self.drafted if later.drafted is None else later.drafted,  # they count from the choice's beginning
             later.stop_token if self.stop_token is None else self.stop_token,
             later.error if self.error is None else self.error,
         )

@@ -33,6 +33,7 @@ class Choice:
     __slots__ = (
         "_approximations",
         "_detokenizer",
+        "_drafted",
         "_first",
         "_include_stop",
         "_length",
@@ -65,6 +66,7 @@ class Choice:
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._approximations = approximations  # told with the first delta
+        self._drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected, as last told
         self.tokens = 0  # output tokens so far
         self.ended = False
 
@@ -82,7 +84,7 @@ class Choice:
         if not isinstance(found, Match):
             return Delta(found, 1)
         self.ended = True
-        return Delta(found.text, 1, Finish.STOP, TextExtra(row=0, stop_reason=found.stop), stop_hit=True)
+        return Delta(found.text, 1, Finish.STOP, self._stopped(found), stop_hit=True)
 
     def end(self, finish: int, error: str | None = None) -> Delta:
         """End the choice here, whatever it was doing."""
@@ -113,7 +115,7 @@ class Choice:
             self._with_echo("".join(parts)),
             taken,
             Finish.STOP if match is not None else finish,
-            self._extra(match, finish, extra, offsets[:taken]),
+            self._extra(match, finish, extra, offsets[:taken], len(token_ids) - taken),
             stop_hit=match is not None and not finish,
         )
 
@@ -134,10 +136,15 @@ class Choice:
             text = self._first + text
         return text
 
+    def _stopped(self, match: Match) -> TextExtra:
+        return TextExtra(row=0, stop_reason=match.stop, drafted=self._drafted)
+
     def _extra(
-        self, match: Match | None, finish: int, extra: TokenExtra | None, offsets: list[int]
+        self, match: Match | None, finish: int, extra: TokenExtra | None, offsets: list[int], surplus: int
     ) -> TextExtra | None:
         first, self._first = self._first is not None, None
+        if extra is not None and extra.drafted is not None:
+            self._drafted = without_surplus(extra.drafted, surplus)
         if not first and match is None and extra is None:
             return None
         logprobs: Sequence[PositionLogprobs] = ()
@@ -150,6 +157,15 @@ class Choice:
             cached_tokens=extra.cached_tokens if extra is not None else None,
             logprobs=tuple(logprobs),
             stop_reason=match.stop if match is not None else stop_token,
+            drafted=self._drafted if self.ended else None,
             approximations=self._approximations if first else (),
             error=extra.error if extra is not None and match is None else None,
         )
+
+
+def without_surplus(drafted: tuple[int, int], surplus: int) -> tuple[int, int]:
+    """Draft tokens accepted and rejected when the last `surplus` tokens of a step stand behind a stop string: what was
+    accepted there stands in no output. The last token of a step is no draft."""
+    accepted, rejected = drafted
+    lost = min(accepted, max(0, surplus - 1))
+    return accepted - lost, rejected + lost

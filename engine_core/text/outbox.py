@@ -78,6 +78,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
         approximations=first.approximations or second.approximations,
         stop_reason=second.stop_reason,
+        drafted=second.drafted,
         error=second.error,
     )
 

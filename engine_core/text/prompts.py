@@ -58,6 +58,9 @@ class Prompter:
             id=request.id,
             token_ids=pack("i", token_ids),
             sampling=sampling,
+            prediction=self._prediction(request),
+            speculate=request.speculate,
+            stop_strings=bool(request.stop),
             n=request.n,
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -65,6 +68,12 @@ class Prompter:
             arrival=request.arrival,
         )
         return Prepared(submit, token_ids, self._echo(request, token_ids) if request.echo else "")
+
+    def _prediction(self, request: SubmitText) -> bytes:
+        """Ids of the predicted text, which goes on behind the prompt; none where no draft may be made of them."""
+        if not request.prediction or not request.speculate:
+            return b""
+        return pack("i", self._encode(request.prediction, "prediction", add_special_tokens=False))
 
     def tokenize(self, request: Tokenize, now: float) -> Tokenized:
         """Raises InvalidRequest."""

@@ -48,6 +48,7 @@ class Kept:
             prompt_logprobs=self._prompt_logprobs,
             approximations=first.approximations,
             stop_reason=last.extra.stop_reason if last.extra is not None else None,
+            drafted=last.extra.drafted if last.extra is not None else None,
             error=last.extra.error if last.extra is not None else None,
         )
         return Delta("".join(self._texts), self._tokens, last.finish, extra)

@@ -40,6 +40,13 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """What became of drafts, whoever made them: OpenAI's names are of its `prediction`."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageAnswer(msgspec.Struct, frozen=True):
     """`usage`."""
 
@@ -47,12 +54,14 @@ class UsageAnswer(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | None
+    completion_tokens_details: CompletionDetails
 
     @classmethod
     def of(cls, usage: Usage) -> UsageAnswer:
         details = None if usage.cached_tokens is None else PromptDetails(usage.cached_tokens)
         total = usage.prompt_tokens + usage.completion_tokens
-        return cls(usage.prompt_tokens, usage.completion_tokens, total, details)
+        drafts = CompletionDetails(usage.accepted_tokens, usage.rejected_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, details, drafts)
 
 
 class Remarks(msgspec.Struct, frozen=True):

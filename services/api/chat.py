@@ -19,6 +19,7 @@ from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
 from services.api.grammar import grammar_of
+from services.api.prediction import predicted_text
 from services.api.reply import Reply
 from services.api.requests import ChatRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
@@ -73,6 +74,8 @@ class ChatCompletions:
             add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
             sampling=sampling_of(request, lengths(request), self._service.model),
             grammar=grammar_of(request),
+            prediction=predicted_text(request),
+            speculate=request.speculative is not False,
             n=n,
             stop=stop_strings(request),
             include_stop=bool(request.include_stop_str_in_output),

@@ -20,6 +20,7 @@ from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
 from services.api.grammar import grammar_of
+from services.api.prediction import predicted_text
 from services.api.reply import Reply
 from services.api.requests import CompletionRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
@@ -75,6 +76,7 @@ class Completions:
     ) -> list[SubmitText]:
         sampling = sampling_of(request, lengths(request), self._service.model)
         grammar = grammar_of(request)
+        prediction = predicted_text(request)
         trace = trace_context(scope)
         arrival = time.time()
         return [
@@ -85,6 +87,8 @@ class Completions:
                 add_special_tokens=request.add_special_tokens is not False,
                 sampling=sampling,
                 grammar=grammar,
+                prediction=prediction,
+                speculate=request.speculative is not False,
                 n=n,
                 stop=stop_strings(request),
                 include_stop=bool(request.include_stop_str_in_output),

@@ -38,7 +38,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (),
-    "prediction": (),
     "moderation": (),
     "documents": ([],),
     "mm_processor_kwargs": (),

@@ -23,6 +23,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
+    accepted_tokens: int  # draft tokens that stand in the output
+    rejected_tokens: int  # the others that were verified
 
 
 class PromptFacts:
@@ -40,7 +42,9 @@ class PromptFacts:
 class Choice:
     """One choice: `text` and `logprobs` wait to be taken, the rest is of the whole choice."""
 
-    __slots__ = ("begun", "finish", "index", "last", "logprobs", "news", "prompt", "stop_reason", "text", "tokens")
+    __slots__ = (
+        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "stop_reason", "text", "tokens"
+    )  # fmt: skip
 
     def __init__(self, index: int, prompt: int) -> None:
         self.index = index
@@ -50,6 +54,7 @@ class Choice:
         self.tokens = 0
         self.finish = Finish.NONE
         self.stop_reason: str | int | None = None
+        self.drafted = (0, 0)  # draft tokens accepted and rejected
         self.news = False  # stands in the reply's list of choices with news
         self.begun = False  # the stream's first frame of this choice was made
         self.last = 0.0  # when the latest tokens came; 0 before the first
@@ -105,6 +110,8 @@ class Reply:
             sum(facts.tokens for facts in self.prompts),
             sum(choice.tokens for choice in self.choices),
             sum(known) if known else None,
+            sum(choice.drafted[0] for choice in self.choices),
+            sum(choice.drafted[1] for choice in self.choices),
         )
 
     def push(self, index: int, text: str, tokens: int, finish: int, extra: TextExtra | None, now: float) -> None:
@@ -199,6 +206,8 @@ class Reply:
             choice.logprobs.extend(extra.logprobs)
         if extra.stop_reason is not None:
             choice.stop_reason = extra.stop_reason
+        if extra.drafted is not None:
+            choice.drafted = extra.drafted
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

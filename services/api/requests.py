@@ -7,7 +7,7 @@ names are accepted, unless `refusals` knows them.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,7 @@ TopCount = Annotated[int, Meta(ge=0, le=limits.MAX_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Whitespace = Annotated[str, Meta(min_length=1, max_length=limits.MAX_WHITESPACE)]
+SPECULATIVE = "false: no drafts for this request but those that its grammar forces; the output is the same"
 OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
 
 
@@ -31,6 +32,20 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a message's content; parts of type `text` are served."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | None = None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """`prediction`: text that the output is expected to repeat. Its tokens are drafts; what comes out is the same."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[ContentPart], Meta(min_length=1)]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +64,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=limits.SEED_MIN, le=limits.SEED_MAX)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=limits.MAX_STOP_STRINGS)] | None = None
     user: str | None = None
+    prediction: Prediction | None = None  # OpenAI's of chat completions; served for completions as well
 
     top_k: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID)] | None = None
     min_p: Share | None = None
@@ -64,6 +80,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+    speculative: Annotated[bool, Meta(description=SPECULATIVE)] | None = None
 
     # What the output must follow: at most one of these, see `services.api.grammar`.
     response_format: OptionalJson = msgspec.UNSET
@@ -81,13 +98,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     whitespace: Whitespace | None = None  # between JSON tokens: none, bounded, or a regex
     guided_whitespace_pattern: Whitespace | None = None
     lenient: bool | None = None  # approximate what has no exact form, and say so
-
-
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a message's content; parts of type `text` are served."""
-
-    type: Annotated[str, Meta(max_length=64)]
-    text: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):

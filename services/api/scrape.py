@@ -32,6 +32,9 @@ TOTALS: tuple[tuple[str, str], ...] = (
     ("aborted", "Requests that were aborted"),
     ("failed", "Requests that failed"),
     ("preemptions", "Requests put back to wait for blocks"),
+    ("drafts", "Rows of steps that carried drafts"),
+    ("draft_tokens", "Draft tokens that were verified"),
+    ("accepted_tokens", "Draft tokens that stand in an output"),
 )
 
 
@@ -117,3 +120,11 @@ def engine_families(status: EngineStatus) -> Iterator[Metric]:
         total = CounterMetricFamily(f"penstock_engine_{name}", help_text)
         total.add_metric([], getattr(status, name))
         yield total
+    places = CounterMetricFamily(
+        "penstock_engine_accepted_tokens_by_position",
+        "Draft tokens that stand in an output, by place in the draft from 0; a long draft's first places alone",
+        labels=["position"],
+    )
+    for place, count in enumerate(status.accepted_at):
+        places.add_metric([str(place)], count)
+    yield places

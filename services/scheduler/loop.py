@@ -20,6 +20,7 @@ from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
+from protocol.speculation import read_speculative
 from protocol.steps import ExecutorReady, StepResult
 from services import journal
 from services.scheduler.executors import Executors
@@ -35,6 +36,7 @@ MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come b
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
+PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
 LOST = "the engine lost its executor and it did not come back"
 
 
@@ -223,7 +225,13 @@ class Loop:
 
     def _speculation(self) -> SpeculationOptions:
         """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
-        options = SpeculationOptions()
+        asked = read_speculative(self._config.scheduler.speculative_config)
+        options = SpeculationOptions(
+            method=asked.method,
+            num_speculative_tokens=asked.num_speculative_tokens,
+            prompt_lookup_max=asked.prompt_lookup_max,
+            prompt_lookup_min=asked.prompt_lookup_min,
+        )
         if not self._masker.most:
             return options
         room = max(0, self._masker.most - self._config.model.max_num_seqs)
@@ -406,4 +414,8 @@ class Loop:
             failed=found.failed,
             preemptions=found.preemptions,
             drain_rate=found.drain_rate,
+            drafts=found.drafts,
+            draft_tokens=found.draft_tokens,
+            accepted_tokens=found.accepted_tokens,
+            accepted_at=found.accepted_at[:PLACES],
         )

@@ -245,4 +245,5 @@ def length(message: Question) -> int:
     if isinstance(message, Detokenize):
         return len(message.token_ids)
     parts = (message.messages, message.tools, message.template_arguments, message.prompt)
-    return sum(len(part) for part in parts if part is not None)
+    predicted = len(message.prediction) if isinstance(message, SubmitText) else 0
+    return predicted + sum(len(part) for part in parts if part is not None)

@@ -45,7 +45,8 @@ async def test_the_whole_answer() -> None:
     assert choice["message"] == {"role": "assistant", "content": "Hi there", "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert answer["usage"] == {
-        "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}
+        "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }  # fmt: skip
 
 

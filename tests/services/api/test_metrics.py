@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.api.metrics import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Histogram
-from tests.services.api.pipe import FakePort, answering, client, service, words
+from tests.services.api.pipe import FakePort, answering, client, service, status, words
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -37,6 +37,22 @@ async def test_metrics_are_what_happened() -> None:
     assert found[("penstock_engine_output_tokens_total",)] == 22
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert all(family.documentation for family in families.values())
+
+
+async def test_metrics_tell_what_became_of_drafts() -> None:
+    port = FakePort(answering(words("a")))
+    async with client(service(port)) as http:
+        port.arrive(status(drafts=3, draft_tokens=12, accepted_tokens=7, accepted_at=(3, 2, 2, 0)))
+        text = (await http.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    found = {name: family.samples[0].value for name, family in families.items() if len(family.samples) == 1}
+    assert found["penstock_engine_drafts"] == 3
+    assert found["penstock_engine_draft_tokens"] == 12
+    assert found["penstock_engine_accepted_tokens"] == 7
+    places = families["penstock_engine_accepted_tokens_by_position"].samples
+    assert [(sample.labels, sample.value) for sample in places] == [
+        ({"position": str(place)}, count) for place, count in enumerate((3, 2, 2, 0))
+    ]
 
 
 @pytest.mark.parametrize("bounds", [FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST])

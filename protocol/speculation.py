@@ -1,0 +1,76 @@
+"""--speculative-config: how the server drafts, as one JSON object."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+import msgspec
+
+from protocol.errors import ConfigError
+
+FLAG = "--speculative-config"
+METHODS = ("none", "ngram")
+NOT_BUILT = ("draft_model", "eagle")
+# Whole numbers: the least and the most that each may be.
+BOUNDS: Mapping[str, tuple[int, int]] = {
+    "num_speculative_tokens": (1, 64),
+    "prompt_lookup_max": (1, 64),
+    "prompt_lookup_min": (1, 64),
+}
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The object's keys. Runs that a grammar forces and a request's own prediction are drafts whatever the method is.
+
+    Names as in vLLM's `--speculative-config`.
+    """
+
+    method: str = "none"  # or "ngram": prompt lookup
+    num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
+    prompt_lookup_max: int = 4  # longest run of tokens that is looked up
+    prompt_lookup_min: int = 2  # shortest
+
+
+def read_speculative(text: str) -> SpeculativeConfig:
+    """The option's value; empty: the defaults. Raises ConfigError naming the key that is wrong.
+
+    With one end of the lookup given and beyond the other's default, the other one follows.
+    """
+    if not text:
+        return SpeculativeConfig()
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise ConfigError(FLAG, text, f"it must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(FLAG, text, "it must be a JSON object")
+    method = value.get("method")
+    if method in NOT_BUILT:
+        raise ConfigError(f"{FLAG} method", method, f"it is not built yet; built are {', '.join(METHODS)}")
+    known = SpeculativeConfig.__struct_fields__
+    for key, entry in value.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{FLAG} {key}", entry, f"there is no such key{hint}")
+    if method not in METHODS:
+        raise ConfigError(f"{FLAG} method", method, f"it must be one of {', '.join(METHODS)}")
+    for key, (low, high) in BOUNDS.items():
+        entry = value.get(key, low)
+        if type(entry) is not int or not low <= entry <= high:
+            raise ConfigError(f"{FLAG} {key}", entry, f"it must be a whole number between {low} and {high}")
+    return with_both_ends(value)
+
+
+def with_both_ends(value: dict[str, object]) -> SpeculativeConfig:
+    """Checked keys as a struct whose shortest lookup is no longer than its longest."""
+    found = msgspec.convert(value, SpeculativeConfig)
+    longest, shortest = found.prompt_lookup_max, found.prompt_lookup_min
+    if shortest <= longest:
+        return found
+    if "prompt_lookup_max" not in value:
+        return msgspec.structs.replace(found, prompt_lookup_max=shortest)
+    if "prompt_lookup_min" not in value:
+        return msgspec.structs.replace(found, prompt_lookup_min=longest)
+    raise ConfigError(f"{FLAG} prompt_lookup_min", shortest, f"it must be at most prompt_lookup_max ({longest})")
