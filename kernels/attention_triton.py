@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.attention_tiling import Tiling
+from kernels.launch import overlaps
 
 LOG2_E = math.log2(math.e)
 
@@ -55,6 +56,7 @@ def attend_tiles(
         masses = torch.empty(*shape, dtype=torch.float32, device=q.device)
         arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
         assert len(arrivals) >= tiles * kv_heads
+    ahead = overlaps(q.device)
     attention_kernel[(kv_heads, tiles, tiling.splits) if tiling.by_row else (tiles, kv_heads, tiling.splits)](
         q, k_pages, v_pages, out, parts, masses, arrivals,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
@@ -63,7 +65,7 @@ def attend_tiles(
         BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT=tiling.splits > 1, SHARE=tiling.share,
         LEAST=max(tiling.least // tiling.keys, 1), LINES=tiling.lines, KEYS=tiling.keys,
         JOIN_LINES=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.lines,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        AHEAD=ahead, num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
     )  # fmt: skip
 
 
@@ -268,7 +270,7 @@ def attention_kernel(
     rows, table_stride, q_stride, places, shortest, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr,
-    LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr,
+    LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile over its share of the keys, or all of its shares. scale: of the scores, in base 2.
 
@@ -279,6 +281,10 @@ def attention_kernel(
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = LINES // GROUP
+    if AHEAD:
+        if SPLIT:  # few programs, which leave processors to the kernel behind
+            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     kv_head, tile, row, start, count, ahead, served = find_tile(query_start, rows, shortest, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
