@@ -2,8 +2,9 @@
 
 A graph reads a step's columns from a packed buffer that stands still, and everything else from the slot tables, so one
 copy up is all that replaying needs, and a step with the columns of the one before needs none. Padded rows have no
-tokens and padded entries belong to the scratch slot. All graphs share one memory pool: those of a kind are captured
-from the largest down, each into what the one before has left, and never run at the same time.
+tokens and padded entries belong to the scratch slot. Graphs of one half share a memory pool: they are captured from the
+largest down, each into what the one before has left, and never run at the same time. The halves have a pool each,
+because what a sampling gave is still on its way to the host while the next forward pass runs.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class GraphStatistics(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """What captures share: a pool, and the stream they are made on."""
+    """What the captures of one half share: a pool, and the stream they are made on."""
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -274,7 +275,7 @@ class Graphs:
         self.states = states
         self.forward = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
-        self._memory = Memory(upload.device)
+        self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
         self._captured = 0
         self._waiting = capture_order(wanted, sizes.entries)
 
@@ -293,7 +294,7 @@ class Graphs:
         if isinstance(what, Shape):
             self.forward.capture(what, self._memory)
         else:
-            self.sampling.capture(what, self._memory)
+            self.sampling.capture(what, self._sampling_memory)
         self._captured += 1
 
     def rehearse(self) -> None:
