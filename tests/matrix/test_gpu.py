@@ -73,7 +73,8 @@ def test_every_path_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None
     if graphs is not None:
         statistics = graphs.statistics()
         assert statistics.waiting == 0
-        assert min(statistics.forward_replays, statistics.sampling_replays) >= engine.runner.statistics().steps - rehearsed - 2
+        steps = engine.runner.statistics().steps - rehearsed
+        assert min(statistics.forward_replays, statistics.sampling_replays) >= steps - 2
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
