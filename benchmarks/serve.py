@@ -83,7 +83,7 @@ def commit() -> str:
 def machine() -> dict[str, Any]:
     """What the figures were measured on, as far as this side knows."""
     return {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version(),
-            "cores": os.cpu_count()}  # fmt: skip
+            "cores": len(os.sched_getaffinity(0))}  # fmt: skip
 
 
 def line(result: Result) -> str:
