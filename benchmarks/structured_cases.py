@@ -1,7 +1,8 @@
-"""What the validation of structured output generates by: schemas, patterns and grammars, each with its own judge.
+r"""What the validation of structured output generates by: schemas, patterns and grammars, each with its own judge.
 
-Judges are independent of the automata: jsonschema for schemas, Python's `re` for patterns, lark's Earley parser for
-grammars, which are given to it in its own spelling.
+Judges are independent of the automata: jsonschema for schemas, the `regex` package for patterns (its classes are Unicode's
+own, UTS #18, as the automata's are; those of `re` leave combining marks out of \w), lark's Earley parser for grammars,
+which are given to it in its own spelling.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import lark
+import regex
 from jsonschema.validators import validator_for
 
 from protocol.messages import Grammar
@@ -78,11 +79,11 @@ class Case:
 
     name: str
     grammar: Grammar
-    judge: jsonschema.protocols.Validator | re.Pattern[str] | lark.Lark
+    judge: jsonschema.protocols.Validator | regex.Pattern[str] | lark.Lark
 
     def wrong(self, text: str) -> str:
         """Why the text does not follow; empty if it does."""
-        if isinstance(self.judge, re.Pattern):
+        if isinstance(self.judge, regex.Pattern):
             return "" if self.judge.fullmatch(text) else "no match"
         try:
             if isinstance(self.judge, lark.Lark):
@@ -102,7 +103,7 @@ def cases() -> list[Case]:
     rng = random.Random(1)
     found += [schema_case(f"small/{number}", small(rng, 3)) for number in range(SMALL)]
     for number, pattern in enumerate(REGEXES):
-        found.append(Case(f"regex/{number}", Grammar(kind="regex", source=pattern), re.compile(pattern)))
+        found.append(Case(f"regex/{number}", Grammar(kind="regex", source=pattern), regex.compile(pattern)))
     for number, (source, theirs) in enumerate(GRAMMARS):
         judge = lark.Lark(theirs or source, parser="earley", lexer="dynamic_complete")
         found.append(Case(f"grammar/{number}", Grammar(kind="grammar", source=source), judge))

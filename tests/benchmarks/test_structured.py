@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import pytest
+import regex
 
 from benchmarks import structured
 from benchmarks.structured_cases import GRAMMARS, REGEXES, Case, cases, schema_case
@@ -38,7 +38,7 @@ def test_judges_find_what_is_wrong() -> None:
     assert schema.wrong('{"a": 1}') == ""
     assert schema.wrong('{"a": "1"}')
     assert schema.wrong("{")
-    pattern = Case("y", Grammar(kind="regex", source="a+"), re.compile("a+"))
+    pattern = Case("y", Grammar(kind="regex", source="a+"), regex.compile("a+"))
     assert pattern.wrong("aa") == ""
     assert pattern.wrong("ab")
     balanced = next(case for case in cases() if case.name == "grammar/0")
