@@ -33,7 +33,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One way of running that must not matter to what comes out."""
 
     depth: int = 2
-    drafts: bool = True  # forced runs are proposed
+    drafts: bool = True  # whatever is proposed is sent
+    method: str = "none"  # or "ngram", beside forced runs and predictions
+    prefix_caching: bool = True
     blocks: int = 2048  # few of them force preemption
     expected_share: float = 1.0  # 0.0 admits too many and has to preempt
     max_num_seqs: int = 32
@@ -48,6 +50,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     automaton: Automaton | None = None
     n: int = 1
+    prediction: tuple[int, ...] = ()
+    speculate: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +94,17 @@ class Engine:
                 max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs,
             ),
         )  # fmt: skip
+        store = MaskStore(self._tokens, runner.mask_places, 1)
+        most = min(256, store.most - cell.max_num_seqs)  # as in the server: drafts are verified under masks
         scheduler = Scheduler(
             SchedulingOptions(
                 blocks=cell.blocks, block_size=cell.block_size, max_model_len=MAX_MODEL_LEN,
                 max_num_seqs=cell.max_num_seqs, max_num_batched_tokens=cell.budget, vocab_size=self._spec.vocab_size,
                 expected_share=cell.expected_share, epoch=1,
-                speculation=SpeculationOptions(max_step_drafts=256 if cell.drafts else 0),
+                prefix_caching=cell.prefix_caching,
+                speculation=SpeculationOptions(method=cell.method, max_step_drafts=most if cell.drafts else 0),
             )
         )  # fmt: skip
-        store = MaskStore(self._tokens, runner.mask_places, 1)
         guides: dict[Automaton, Guide] = {}
         for number, ask in enumerate(asks):
             guide = None
@@ -155,7 +161,10 @@ def run(
 
 def submission(number: int, ask: Ask) -> SubmitTokens:
     ids = np.asarray(ask.token_ids, np.int32).tobytes()
-    return SubmitTokens(id=number, token_ids=ids, sampling=ask.sampling, n=ask.n, automaton=ask.automaton)
+    return SubmitTokens(
+        id=number, token_ids=ids, sampling=ask.sampling, n=ask.n, automaton=ask.automaton, speculate=ask.speculate,
+        prediction=np.asarray(ask.prediction, np.int32).tobytes(),
+    )  # fmt: skip
 
 
 def take(batch: TokenBatch, tokens: dict[Key, list[int]], answers: dict[Key, Answer]) -> None:
