@@ -1,8 +1,8 @@
 r"""What the validation of structured output generates by: schemas, patterns and grammars, each with its own judge.
 
-Judges are independent of the automata: jsonschema for schemas, the `regex` package for patterns (its classes are Unicode's
-own, UTS #18, as the automata's are; those of `re` leave combining marks out of \w), lark's Earley parser for grammars,
-which are given to it in its own spelling.
+Judges are independent of the automata: jsonschema for schemas, the `regex` package for patterns (its classes are those
+of UTS #18, as the automata's are; `re` leaves combining marks out of \w), lark's Earley parser for grammars, which are
+given to it in its own spelling.
 """
 
 from __future__ import annotations
