@@ -72,6 +72,7 @@ class Server:
         automaton: Automaton | None = None,
         prediction: Sequence[int] = (),
         speculate: bool = True,
+        stop_strings: bool = False,
         max_tokens: int | None = 4,
         **sampling: object,
     ) -> int:
@@ -88,6 +89,7 @@ class Server:
             automaton=automaton,
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=speculate,
+            stop_strings=stop_strings,
         )
         self.natures[message.sampling.seed] = Nature(len(salt), fails_at, period)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])

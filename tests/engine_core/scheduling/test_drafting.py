@@ -420,3 +420,29 @@ def test_a_result_of_another_shape_is_our_own_mistake(entries: list[int]) -> Non
     server.plan()
     with pytest.raises(AssertionError):
         server.scheduler.apply(accepted(2, entries), 0.0)
+
+
+@pytest.mark.parametrize("stop_strings", [False, True])
+def test_rows_tell_what_became_of_drafts_where_a_stop_string_may_end_the_choice(stop_strings: bool) -> None:
+    """The tokenizer ends such a choice by itself, so it must know; the others are told once, with their last row."""
+    server = Server(FOUR)
+    said = truth()
+    server.submit(PROMPT, max_tokens=20, prediction=[*said[:7], wrong(said[7])], stop_strings=stop_strings)
+    found = []
+    while server.scheduler.unfinished:
+        server.plan()
+        server.scheduler.apply(server.results.popleft(), 0.0)
+        for batch in server.scheduler.outputs(0):
+            assert isinstance(batch, TokenBatch)
+            found += [(extra.drafted, Finish(batch.finish[extra.row])) for extra in batch.extras if extra.drafted]
+    last = found[-1]
+    assert last[1] == Finish.LENGTH
+    assert last[0] is not None
+    assert last[0][0] >= 4
+    if not stop_strings:
+        assert len(found) == 1
+        return
+    assert len(found) > 1
+    assert [finish for _, finish in found[:-1]] == [Finish.NONE] * (len(found) - 1)
+    sums = [sum(drafted or ()) for drafted, _ in found]
+    assert sums == sorted(sums)

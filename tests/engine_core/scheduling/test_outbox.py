@@ -126,4 +126,5 @@ def test_what_became_of_drafts_is_told_with_the_last_row() -> None:
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.drafted, extra.error) for extra in batch.extras] == [(0, (3, 4), None)]
     assert Note(drafted=(1, 2)).then(Note()).drafted == Note().then(Note(drafted=(1, 2))).drafted == (1, 2)
+    assert Note(drafted=(1, 2)).then(Note(drafted=(4, 2))).drafted == (4, 2), "they count from the choice's beginning"
     assert end_row(5, 1, Finish.ABORT).notes == {}

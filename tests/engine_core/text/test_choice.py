@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.choice import Choice, Delta
+from engine_core.text.choice import Choice, Delta, without_surplus
 from engine_core.text.columns import pack
 from engine_core.text.detokenizer import detokenizer
 from engine_core.text.outbox import merge_extras
@@ -146,3 +146,51 @@ def test_it_knows_that_it_ended(finish: Finish) -> None:
     assert choice.ended
     assert delta.text == "sto"
     assert choice.tokens == len(ids) + 1
+
+
+@pytest.mark.parametrize(
+    ("stops", "parts", "told", "expected"),
+    [
+        ((), ["one ", "two"], [None, (3, 1)], (3, 1)),
+        ((), ["one ", "two"], [None, None], None),
+        (("two",), ["one ", "two three"], [(2, 0), None], (2, 0)),
+        (("one",), ["one two three four"], [(9, 2)], "cut"),
+    ],
+)
+def test_drafts_are_told_with_the_end(
+    stops: tuple[str, ...], parts: list[str], told: list[tuple[int, int] | None], expected: tuple[int, int] | str | None
+) -> None:
+    """Also where a stop string ends the choice: as last told, without what was accepted behind it."""
+    choice = make(stops)
+    for number, (part, drafted) in enumerate(zip(parts, told, strict=True)):
+        last = number == len(parts) - 1
+        ids = FOUND.encode(part, add_special_tokens=False)
+        finish = Finish.LENGTH if last and not stops else Finish.NONE
+        delta = choice.advance(ids, finish, None if drafted is None else TokenExtra(row=0, drafted=drafted))
+        found = None if delta.extra is None else delta.extra.drafted
+        if not last:
+            assert found is None
+    if expected == "cut":
+        lost = len(ids) - delta.tokens - 1
+        assert lost > 0
+        expected = (9 - lost, 2 + lost)
+    assert choice.ended
+    assert found == expected
+
+
+def test_a_stop_string_in_the_steady_step_tells_drafts_too() -> None:
+    choice = make(("c",))
+    first, *rest = FOUND.encode("a b c", add_special_tokens=False)
+    choice.advance([first], Finish.NONE, TokenExtra(row=0, drafted=(5, 1)))
+    deltas = [choice.advance([token_id]) for token_id in rest]
+    assert deltas[-1].finish == Finish.STOP
+    assert deltas[-1].extra is not None
+    assert deltas[-1].extra.drafted == (5, 1)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
+def test_what_stands_behind_a_stop_string_is_not_accepted(accepted: int, rejected: int, surplus: int) -> None:
+    taken, others = without_surplus((accepted, rejected), surplus)
+    assert taken + others == accepted + rejected
+    assert 0 <= taken <= accepted
+    assert accepted - taken == min(accepted, max(0, surplus - 1))

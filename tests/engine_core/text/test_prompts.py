@@ -165,3 +165,25 @@ def test_tokenize_and_detokenize() -> None:
     with pytest.raises(InvalidRequest) as caught:
         found.detokenize(Detokenize(5, pack("i", [1000])))
     assert caught.value.param == "tokens"
+
+
+def test_a_prediction_becomes_token_ids_that_go_on_behind_the_prompt() -> None:
+    made = prepare("byte_fallback", prediction="one two").request
+    assert unpack("i", made.prediction) == tokenizer("byte_fallback").encode("one two", add_special_tokens=False).ids
+    assert made.speculate
+    assert prepare().request.prediction == b""
+
+
+def test_without_drafts_there_is_nothing_to_encode() -> None:
+    made = prepare(prediction="one two", speculate=False).request
+    assert (made.prediction, made.speculate) == (b"", False)
+
+
+def test_a_prediction_that_no_output_could_hold_is_refused() -> None:
+    error = refused(prediction="a" * (LENGTH * 10_000))
+    assert (error.param, error.code) == ("prediction", "context_length_exceeded")
+
+
+def test_the_scheduler_learns_of_stop_strings() -> None:
+    assert prepare(stop=("end",)).request.stop_strings
+    assert not prepare().request.stop_strings

@@ -57,7 +57,8 @@ def test_kept_deltas_become_one() -> None:
     kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=4, cached_tokens=2, logprobs=(position(1),))))
     kept.add(Delta("", 1))
     kept.add(Delta("b", 1, extra=TextExtra(row=0, prompt_logprobs=(None,), logprobs=(position(2),))))
-    last = Delta("c", 2, Finish.STOP, TextExtra(row=0, stop_reason="s", error="e", logprobs=(position(3),)))
+    end = TextExtra(row=0, stop_reason="s", error="e", logprobs=(position(3),), drafted=(5, 2))
+    last = Delta("c", 2, Finish.STOP, end)
     extra = TextExtra(
         row=0,
         prompt_tokens=4,
@@ -65,6 +66,7 @@ def test_kept_deltas_become_one() -> None:
         logprobs=(position(1), position(2), position(3)),
         prompt_logprobs=(None,),
         stop_reason="s",
+        drafted=(5, 2),
         error="e",
     )
     assert kept.join(last) == Delta("abc", 5, Finish.STOP, extra)

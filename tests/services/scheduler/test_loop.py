@@ -10,7 +10,7 @@ from protocol.config import Config, ModelConfig, SchedulerConfig
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
-from services.scheduler.loop import MISSING_LIMIT, REST, Loop, ModelFacts
+from services.scheduler.loop import MISSING_LIMIT, PLACES, REST, Loop, ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
 
@@ -24,11 +24,12 @@ def collector():
 class Bench:
     """A loop between one tokenizer and one executor, with a clock that tests turn."""
 
-    def __init__(self, overlap: bool = True, size: int = 8) -> None:
+    def __init__(self, overlap: bool = True, size: int = 8, speculative: str = "") -> None:
         self.now = 1000.0
         self.tokens, self.steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
         config = Config(
-            model=ModelConfig(max_num_seqs=size, max_num_batched_tokens=64), scheduler=SchedulerConfig(overlap=overlap)
+            model=ModelConfig(max_num_seqs=size, max_num_batched_tokens=64),
+            scheduler=SchedulerConfig(overlap=overlap, speculative_config=speculative),
         )
         self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
         self.tokenizer = self.tokens.join()
@@ -376,3 +377,24 @@ def test_every_block_is_looked_at_once_it_rests_and_not_before():
     bench.turn(REST)
     bench.turn(REST)
     assert looks == [True]
+
+
+def test_the_speculative_config_reaches_the_brain_and_drafts_the_heartbeat():
+    bench = Bench(speculative='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5}')
+    bench.ready()
+    options = bench.loop._brain._state.options.speculation
+    assert (options.method, options.num_speculative_tokens) == ("ngram", 3)
+    assert (options.prompt_lookup_max, options.prompt_lookup_min) == (5, 2)
+    totals = bench.loop._brain._state.totals
+    totals.count_drafts(40, 36)
+    totals.count_drafts(2, 0)
+    status = bench.loop.status(0.0, 0.0)
+    assert (status.drafts, status.draft_tokens, status.accepted_tokens) == (2, 42, 36)
+    assert status.accepted_at == (1,) * PLACES
+
+
+def test_without_a_method_predictions_alone_are_drafts():
+    bench = Bench()
+    bench.ready()
+    assert bench.loop._brain._state.options.speculation.method == "none"
+    assert bench.loop.status(0.0, 0.0).accepted_at == ()

@@ -239,3 +239,4 @@ def test_length_is_what_there_is_to_encode() -> None:
     chat = SubmitText(id=1, messages=b"[{}]", tools=b"[]", template_arguments=b"{}", sampling=Sampling())
     assert length(chat) == 8
     assert length(SubmitText(id=1, prompt_ids=bytes(400_000), sampling=Sampling())) == 0
+    assert length(SubmitText(id=1, prompt="four", prediction="and five", sampling=Sampling())) == 12
