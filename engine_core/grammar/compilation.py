@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher
 
-from engine_core.grammar.guide import first_line
+from engine_core.grammar.guide import MOST_FORCED, first_line
 from engine_core.grammar.sources import source_of
 from engine_core.grammar.tokens import GrammarTokens
 from protocol.errors import InvalidRequest
@@ -54,7 +54,8 @@ def walk(matcher: LLMatcher, tokens: GrammarTokens) -> float:
         began = time.thread_time()
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         sound(matcher)
-        matcher.compute_ff_tokens()
+        if len(matcher.compute_ff_tokens()) > MOST_FORCED:
+            raise InvalidRequest(f"more than {MOST_FORCED} tokens follow without a choice", code="grammar_too_complex")
         if step:  # the first one fills tables that later ones share
             slowest = max(slowest, time.thread_time() - began)
         if slowest > SLOW:

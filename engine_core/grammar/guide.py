@@ -15,12 +15,15 @@ from protocol.errors import GrammarFailure
 from protocol.messages import Automaton
 
 LONGEST_RUN = 64  # forced tokens looked at in one go
+MOST_FORCED = 16_384  # tokens; the library looks at all of them at every step
+FREE = 0.01  # seconds that a token's mask may take at any time: it is made beside a forward pass
+MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long enough
 
 
 class Guide:
     """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
 
-    __slots__ = ("_after", "_failure", "_seen", "_tokens", "bound", "ended", "matcher")
+    __slots__ = ("_after", "_failure", "_owed", "_seen", "_tokens", "bound", "ended", "matcher")
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
@@ -28,6 +31,7 @@ class Guide:
         self._after: tuple[int, ...] = tuple(np.frombuffer(automaton.after, np.int32).tolist())
         self._seen = 0  # tokens of `after` that the output ends with
         self._failure = ""
+        self._owed = 0.0  # seconds
         self.ended = False  # an end-of-sequence token was taken
         self.bound = not self._after  # constrained now
         check(self.matcher)
@@ -67,7 +71,11 @@ class Guide:
             return []
         if self.matcher.is_stopped():
             return [self._tokens.tokenizer.eos_token]
-        return self.matcher.compute_ff_tokens()[:LONGEST_RUN]
+        found = self.matcher.compute_ff_tokens()
+        if len(found) > MOST_FORCED:
+            self.fail(f"more than {MOST_FORCED} tokens follow without a choice")
+            return []
+        return found[:LONGEST_RUN]
 
     def prime(self) -> None:
         """Make now what the automaton makes when it is first asked, for all copies. Raises GrammarFailure."""
@@ -81,6 +89,7 @@ class Guide:
         twin._tokens = self._tokens
         twin.matcher = self.matcher.deep_copy()
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
+        twin._owed = self._owed
         twin.ended, twin.bound = self.ended, self.bound
         return twin
 
@@ -107,6 +116,12 @@ class Guide:
     def fail(self, reason: str) -> None:
         """A mask could not be made: the next `advance` raises GrammarFailure with this reason."""
         self._failure = self._failure or reason
+
+    def spend(self, seconds: float, masks: int) -> None:
+        """Account for the time that so many masks took; fails when the batch has waited for them too long."""
+        self._owed = max(0.0, self._owed + seconds - FREE * masks)
+        if self._owed > MOST_OWED:
+            self.fail(f"following the structure takes much more than {FREE * 1000:.0f} ms a token")
 
     def _consume(self, token_ids: list[int]) -> None:
         for token in token_ids:

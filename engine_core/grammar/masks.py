@@ -9,7 +9,7 @@ costs its number alone. A place is given to a new mask only when no step that ma
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -77,12 +77,17 @@ class MaskStore:
         self._last[:] = 0
         self._free = list(range(len(self._masks) - 1, -1, -1))
 
-    def fill(self, step: int, applied: int, rows: Sequence[MaskRow]) -> FilledMasks:
+    def fill(
+        self, step: int, applied: int, rows: Sequence[MaskRow], clock: Callable[[], float] | None = None
+    ) -> FilledMasks:
         """Masks of a step whose rows' guides have taken all tokens before it; steps up to `applied` are over.
+
+        With a `clock`, in seconds, rows are filled one after the other and each guide pays for its own time: for the
+        steps after a slow one, so that who made it slow is found.
 
         A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
-        masks = self._fill(rows)
+        masks = self._fill(rows, clock)
         ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
         entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
         places, fresh = self._place(masks, step, applied)
@@ -97,7 +102,7 @@ class MaskStore:
         """Counters for metrics and tests."""
         return MaskStatistics(self._fills, self._rows, self._entries, self._fresh, self._failures)
 
-    def _fill(self, rows: Sequence[MaskRow]) -> Masks32:
+    def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None) -> Masks32:
         """Bits of each entry. # [entries, words]"""
         count = sum([len(row.drafts) + 1 for row in rows])
         assert count <= self.most, "two steps' masks fit the store"
@@ -112,10 +117,18 @@ class MaskStore:
             end = start + len(row.drafts) + 1
             if row.guide.ended:
                 masks[start:end] = self._ends
+            elif row.guide.failed:
+                masks[start:end] = self._others
             elif start + free < end:
                 jobs.append((row.guide, start + free, row.guide.before_end(row.drafts[free:])))
             start = end
-        self._run(jobs, masks)
+        if clock is None:
+            self._run(jobs, masks)
+            return masks
+        for job in jobs:
+            began = clock()
+            self._run([job], masks)
+            job[0].spend(clock() - began, len(job[2]) + 1)
         return masks
 
     def _run(self, jobs: Sequence[Job], masks: Masks32) -> None:

@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 
 from engine_core.grammar import ebnf
 from engine_core.grammar.regexes import any_of
+from engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
 from engine_core.grammar.schema import rewrite
 from engine_core.grammar.tags import TagGrammar
 from engine_core.grammar.tokens import GrammarTokens
@@ -40,6 +41,7 @@ class SchemaForm:
             case "bounded":
                 self._options = {"whitespace_pattern": BOUNDED}
             case pattern:
+                check_regex(pattern)
                 self._options = {"whitespace_pattern": pattern}
 
     @property
@@ -54,6 +56,7 @@ class SchemaForm:
             raise InvalidRequest("no value satisfies this schema", code="invalid_grammar")
         self._approximations += found.approximations
         rewritten = {} if found.schema is True else dict(found.schema)
+        check_schema(rewritten)
         return rewritten | {OPTIONS: self._options}
 
 
@@ -66,9 +69,11 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
         case "json_schema":
             text = schema_source(schemas, read_json(grammar.source))
         case "regex":
-            text = LLMatcher.grammar_from_regex(grammar.source)
+            text = regex_source(grammar.source)
         case "choice":
-            text = LLMatcher.grammar_from_regex(any_of(read_choices(grammar.source)))
+            choices = read_choices(grammar.source)
+            check_texts(choices)
+            text = LLMatcher.grammar_from_regex(any_of(choices))
         case "grammar":
             text = grammar_source(grammar.source)
         case "structural_tag":
@@ -85,10 +90,17 @@ def schema_source(schemas: SchemaForm, schema: object) -> str:
 
 def grammar_source(text: str) -> str:
     """A grammar in EBNF or in Lark."""
-    if not ebnf.is_ebnf(text):
-        return LLMatcher.grammar_from_lark(text)
-    kind, found = ebnf.translate(text)
-    return LLMatcher.grammar_from_regex(found) if kind == "regex" else LLMatcher.grammar_from_lark(found)
+    kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)
+    if kind == "regex":
+        return regex_source(found)
+    check_lark(found)
+    return LLMatcher.grammar_from_lark(found)
+
+
+def regex_source(pattern: str) -> str:
+    """A grammar of one regular expression."""
+    check_regex(pattern)
+    return LLMatcher.grammar_from_regex(pattern)
 
 
 def read_choices(source: str) -> list[str]:

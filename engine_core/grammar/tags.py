@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from engine_core.grammar import ebnf
 from engine_core.grammar.regexes import lark_regex, quoted
+from engine_core.grammar.repetition import check_lark
 from protocol.errors import InvalidRequest
 
 DEEPEST = 32
@@ -55,6 +56,8 @@ class TagGrammar:
         else:
             body = self._triggered(older(found), "structural_tag", 0)
         text = "\n".join([f"start: {body}", *self._rules])
+        for lark in (text, *[other.get("lark_grammar", "") for other in self._others]):
+            check_lark(lark)
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": text}, *self._others]})
 
     def _format(self, value: object, path: str, depth: int) -> str:

@@ -29,7 +29,7 @@ def limits() -> LLParserLimits:
     """
     return LLParserLimits(
         max_items_in_row=50_000,
-        step_max_items=1_000_000,
+        step_max_items=100_000,
         step_lexer_fuel=1_000_000,
         initial_lexer_fuel=5_000_000,
         max_lexer_states=50_000,

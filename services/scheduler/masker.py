@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 import msgspec
@@ -13,6 +14,8 @@ from engine_core.scheduling.masking import MaskWork
 from protocol.steps import StepMasks
 from services.scheduler.aside import Aside
 
+SLOW = 0.01  # seconds of a step's masks, and
+SLOW_ROW = 0.0001  # for each of its rows: after a step beyond it rows are filled and measured one by one
 NOTHING = MaskStatistics(0, 0, 0, 0, 0)
 
 
@@ -40,6 +43,7 @@ class Masker:
         self._store: MaskStore | None = None
         self._rows = 0
         self._seconds = self._slowest = 0.0
+        self._was_slow = False  # the last step whose masks are done
 
     def renew(self, places: int) -> None:
         """New executors with empty stores of so many places. What is still being filled is for the old ones."""
@@ -53,7 +57,8 @@ class Masker:
     def start(self, work: MaskWork, applied: int) -> None:
         """Fill a step's masks; steps up to `applied` are over."""
         assert self._store is not None
-        self.aside.start(work, timed_fill, self._store, work, applied)
+        clock = time.process_time if self._was_slow else None
+        self.aside.start(work, timed_fill, self._store, work, applied, clock)
 
     def finished(self) -> list[StepMasks]:
         """Masks that are done. Raises what went wrong with a whole step: then the process is of no use."""
@@ -64,6 +69,7 @@ class Masker:
             self._rows += len(work.rows)
             self._seconds += seconds
             self._slowest = max(self._slowest, seconds)
+            self._was_slow = seconds > SLOW + SLOW_ROW * len(work.rows)
         return found
 
     def statistics(self) -> MaskerStatistics:
@@ -72,10 +78,12 @@ class Masker:
         return MaskerStatistics(store, self._rows, self._seconds, self._slowest)
 
 
-def timed_fill(store: MaskStore, work: MaskWork, applied: int) -> tuple[FilledMasks, float]:
+def timed_fill(
+    store: MaskStore, work: MaskWork, applied: int, clock: Callable[[], float] | None
+) -> tuple[FilledMasks, float]:
     """A step's masks and the seconds they took."""
     began = time.perf_counter()
-    filled = store.fill(work.step, applied, work.rows)
+    filled = store.fill(work.step, applied, work.rows, clock)
     return filled, time.perf_counter() - began
 
 

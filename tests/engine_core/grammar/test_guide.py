@@ -171,3 +171,25 @@ def test_priming_fails_where_the_automaton_does() -> None:
     hollow = Guide(tokens(), Automaton(source="start: start"))
     with pytest.raises(GrammarFailure, match="NoExtension"):
         hollow.prime()
+
+
+def test_a_run_that_would_be_followed_too_far_is_a_failure() -> None:
+    found = guide("regex", "x(ab){30000}")
+    assert found.forced() == []
+    with pytest.raises(GrammarFailure, match="without a choice"):
+        found.advance(ids("x"))
+
+
+def test_time_beyond_what_is_free_adds_up_and_is_paid_back() -> None:
+    found = guide("regex", "[ab]*")
+    for _ in range(1000):
+        found.spend(0.2, 1)
+        found.spend(0.0, 20)
+    assert not found.failed
+    twin = found.copy()
+    for _ in range(30):
+        twin.spend(0.02, 1)
+    assert twin.failed
+    assert not found.failed
+    with pytest.raises(GrammarFailure, match="ms a token"):
+        twin.advance(ids("a"))

@@ -197,3 +197,21 @@ def test_it_may_run_in_a_thread_while_others_are_advanced() -> None:
     assert len(found[0].entries) == 256
     statistics = store.statistics()
     assert (statistics.fills, statistics.rows, statistics.entries) == (1, 64, 64)
+
+
+def test_rows_that_are_measured_get_the_same_masks_and_who_is_slow_fails_alone() -> None:
+    store, executors = MaskStore(tokens(), 64, 1), Executors(64)
+    slow, quick = guide("regex", "[ab]c"), guide("regex", "x*")
+    readings = iter([0.0, 5.0, 5.0, 5.001, *range(6, 100)])
+    plain = executors.masks(store.fill(1, 0, [MaskRow(slow, ids("a"), 0), MaskRow(quick, [], 2)]))
+    timed = executors.masks(
+        store.fill(2, 1, [MaskRow(slow, ids("a"), 0), MaskRow(quick, [], 2)], lambda: float(next(readings)))
+    )
+    assert timed == plain
+    assert slow.failed
+    assert not quick.failed
+    after = executors.masks(store.fill(3, 2, [MaskRow(slow, [], 0), MaskRow(quick, [], 1)]))
+    assert after[1] == plain[2]
+    assert not after[0] & tokens().eos
+    with pytest.raises(GrammarFailure, match="ms a token"):
+        slow.advance(ids("a"))

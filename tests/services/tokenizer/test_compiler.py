@@ -20,7 +20,9 @@ from protocol.messages import Grammar
 from services.tokenizer import compiler as module
 from services.tokenizer.compiler import Compiler, content_key
 
-BOMB = Grammar(kind="regex", source="((a{100}){100}){100}", param="guided_regex")
+BOMB = Grammar(
+    kind="grammar", source="root ::= " + " ".join([f'"x{number}"' for number in range(90_000)]), param="guided_grammar"
+)
 
 
 @asynccontextmanager

@@ -1,0 +1,175 @@
+"""How long a text a grammar can force in one piece, estimated from its source.
+
+The automaton library follows a forced text to its end each time it is asked for a mask, and bounds that by its limits
+on parser items alone: inside one lexeme nothing stops it. So a lexeme may force no more than LONGEST characters.
+
+The estimate counts every character and class as one, the longest of alternatives, and a repetition as often as it must
+occur, at least once. It is never less than what can be forced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import InvalidRequest
+
+LONGEST = 100_000  # characters; a mask in front of so many takes some 0.1 s
+
+IN_REGEX = re.compile(
+    r"(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z-]*[:)]|<?[=!])?)?)|(?P<close>\))|(?P<bar>\|)"
+    r"|\{(?P<low>\d+)(?:,\d*)?\}[?+]?|(?P<skip>[*+?])"
+    r"|(?P<atom>\\[xupP]\{[^}]*\}|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)",
+    re.DOTALL,
+)
+IN_LARK = re.compile(
+    r"(?P<open>[(\[])|(?P<close>[)\]])|(?P<bar>\|)|(?:~\s*|\{)(?P<low>\d+)(?:(?:\.\.|,)\s*\d*)?\}?|(?P<skip>[*+?\s&:,.])"
+    r'|(?P<text>"(?:\\.|[^"\\])*")|/(?P<regex>(?:\\.|[^/\\])+)/[imslux]*|(?P<name>[A-Za-z_]\w*)|(?P<other>.)',
+    re.DOTALL,
+)
+TERMINAL = re.compile(r"^\s*(?P<name>_?[A-Z]\w*)(?:\.\d+)?(?:\[[^\]]*\])?\s*:(?P<body>(?:.|\n\s*\|)*)", re.MULTILINE)
+LEAST = re.compile(r'"minLength"\s*:\s*(\d+)')  # of schemas within
+LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a pattern: `kind` is open, close, bar, low, or part; `size` is its count or its characters."""
+
+    kind: str
+    size: int = 0
+
+
+class Group:
+    """Sums over the branches of a group that is being read."""
+
+    def __init__(self) -> None:
+        self.longest = 0  # of the branches before this one
+        self.branch = 0
+        self.last = 0  # what a repetition that comes next repeats
+
+    def add(self, size: int) -> None:
+        self.branch += size
+        self.last = size
+
+    def size(self) -> int:
+        return max(self.longest, self.branch)
+
+
+def size(pieces: Iterable[Piece]) -> int:
+    """Characters that a pattern of these pieces can force."""
+    groups = [Group()]
+    for piece in pieces:
+        group = groups[-1]
+        match piece.kind:
+            case "open":
+                groups.append(Group())
+            case "close" if len(groups) > 1:
+                groups.pop()
+                groups[-1].add(group.size())
+            case "bar":
+                group.longest, group.branch, group.last = group.size(), 0, 0
+            case "low":
+                added = group.last * (max(1, piece.size) - 1)
+                group.branch += added
+                group.last += added
+            case "part":
+                group.add(piece.size)
+    return sum([group.size() for group in groups])  # a group that is not closed is the compiler's to refuse
+
+
+def regex_size(pattern: str) -> int:
+    """Characters that a regular expression can force."""
+    if "{" not in pattern and (found := max(map(len, pattern.split("|")))) <= LONGEST and "(" not in pattern:
+        return found  # megabytes of alternatives, looked at quickly
+    return size(regex_pieces(pattern))
+
+
+def regex_pieces(pattern: str) -> Iterator[Piece]:
+    for match in IN_REGEX.finditer(pattern):
+        match match.lastgroup:
+            case "open" if not match[0].endswith(")"):
+                yield Piece("open")
+            case "close" | "bar" as kind:
+                yield Piece(kind)
+            case "low":
+                yield Piece("low", int(match["low"][:12]))
+            case "atom":
+                yield Piece("part", 1)
+
+
+def lark_size(text: str) -> int:
+    """Characters that the longest lexeme of a Lark grammar can force."""
+    bodies = {match["name"]: match["body"] for match in TERMINAL.finditer(text)}
+    known: dict[str, int] = {}
+    longest = 0
+    for name in bodies:
+        longest = max(longest, terminal_size(name, bodies, known))
+    for literal in LITERAL.findall(text):  # in rules each is a lexeme of its own; in schemas it may be a pattern
+        longest = max(longest, len(literal) - 2, regex_size(literal[1:-1]) if "{" in literal else 0)
+    return max([longest, *[int(least[:12]) for least in LEAST.findall(text)]])
+
+
+def terminal_size(name: str, bodies: Mapping[str, str], known: dict[str, int]) -> int:
+    """Of a terminal by its name; rules and what refers to itself count nothing."""
+    if name not in known:
+        known[name] = 0
+        known[name] = size(lark_pieces(bodies.get(name, ""), bodies, known))
+    return known[name]
+
+
+def lark_pieces(body: str, bodies: Mapping[str, str], known: dict[str, int]) -> Iterator[Piece]:
+    for match in IN_LARK.finditer(body):
+        match match.lastgroup:
+            case "open" | "close" | "bar" as kind:
+                yield Piece(kind)
+            case "low":
+                yield Piece("low", int(match["low"][:12]))
+            case "text":
+                yield Piece("part", len(match["text"]))
+            case "regex":
+                yield Piece("part", regex_size(match["regex"]))
+            case "name":
+                yield Piece("part", terminal_size(match["name"], bodies, known))
+
+
+def check_regex(pattern: str) -> None:
+    """Raise InvalidRequest for a pattern that could force more than LONGEST characters."""
+    refuse(regex_size(pattern), "a pattern")
+
+
+def check_lark(text: str) -> None:
+    """Raise InvalidRequest for a grammar with a lexeme that could force more than LONGEST characters."""
+    refuse(lark_size(text), "a terminal")
+
+
+def check_texts(texts: Iterable[str]) -> None:
+    """Raise InvalidRequest where a literal is longer than LONGEST characters."""
+    refuse(max(map(len, texts), default=0), "a text")
+
+
+def check_schema(schema: Any) -> None:
+    """Raise InvalidRequest where a string, key or pattern of a schema could force more than LONGEST characters."""
+    match schema:
+        case str():
+            check_texts([schema])
+        case list():
+            for each in schema:
+                check_schema(each)
+        case dict():
+            pattern, least = schema.get("pattern"), schema.get("minLength")
+            if isinstance(pattern, str):
+                check_regex(pattern)
+            if isinstance(least, int | float):
+                refuse(int(least), "a minLength")  # with a pattern elsewhere it repeats what the pattern repeats
+            check_texts(schema)
+            for each in schema.values():
+                check_schema(each)
+
+
+def refuse(length: int, what: str) -> None:
+    if length > LONGEST:
+        message = f"{what} of {length} characters: what must follow in one piece may have {LONGEST}"
+        raise InvalidRequest(message, code="grammar_too_complex")
