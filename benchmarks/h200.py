@@ -132,7 +132,7 @@ class Run:
             price=found if row.against else None,
             goal=goal.goal if goal else None,
             vllm=goal.vllm if goal else (),
-            met=rows.met(row, goal, record.value, found) if goal else None,
+            met=rows.met(row, goal, record.value, found) if goal and not rows.cached_share(record) else None,
             environment={**self.environment, "chip": named, "server_arguments": self.options.server_args},
         )
         self.failed += bool(record.error)

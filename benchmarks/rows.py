@@ -136,6 +136,14 @@ def met(row: Row, target: Target, value: float | None, cost: float | None) -> bo
     return found <= target.goal if lower_is_better(row) else found >= target.goal
 
 
+def cached_share(record: Record) -> float:
+    """Share of the prompt tokens that came from the prefix cache though the load shares no prefix: such a figure says
+    nothing about its goal."""
+    if record.client is None or record.workload is None or record.workload.prefix or not record.client.prompt_tokens:
+        return 0.0
+    return record.client.cached_tokens / record.client.prompt_tokens
+
+
 def share(row: Row, value: float | None, limit: float | None) -> float | None:
     """Share of the limit that was reached, 1 being all of it."""
     if not value or not limit:
@@ -190,6 +198,8 @@ def serving_cells(row: Row, model: str, record: Record | None) -> str:
         return f" | {goal} | {vllm} | "
     value = number(record.value) if record.value is not None else "failed"
     value = f"**{value}**" if record.met else value
+    if cached := cached_share(record):
+        value += f" ({cached:.0%} cached)"
     reached = f"{record.share_of_limit:.0%}" if record.share_of_limit is not None else ""
     return f"{value} | {goal} | {vllm} | {reached}"
 
@@ -205,6 +215,8 @@ def feature_cells(row: Row, record: Record) -> str:
         words = ["", f"≥ {number(goal)}" if goal is not None else "", number(vllm)]
     rate = number(record.output_tokens_per_second)
     rate = f"**{rate}**" if record.met and not row.against else rate
+    if cached := cached_share(record):
+        rate += f" ({cached:.0%} cached)"
     return " | ".join((rate, number(tpot), *words))
 
 

@@ -84,8 +84,9 @@ def lengths(workload: Workload) -> list[tuple[int, int]]:
 
 
 def request_chance(workload: Workload, index: int, *, warmup: bool = False) -> random.Random:
-    """Where a request's lengths and ids come from, in this order: output, prompt, ids."""
-    return random.Random(f"{'warmup' if warmup else 'request'} {workload.seed} {index}")
+    """Where a request's lengths and ids come from, in this order: output, prompt, ids. No two workloads share any:
+    what one left in a prefix cache is of no use to another."""
+    return random.Random(f"{'warmup' if warmup else 'request'} {workload.name} {workload.seed} {index}")
 
 
 def prompt(workload: Workload, chance: random.Random, count: int) -> list[Any]:

@@ -93,6 +93,16 @@ def record(row: str, model: str = "8b", **fields: object) -> Record:
     return msgspec.convert(whole, Record, from_attributes=True)
 
 
+def test_a_figure_of_cached_prompts_says_so() -> None:
+    half = msgspec.structs.replace(summary(0.001), prompt_tokens=8, cached_tokens=4)
+    record = Record(row="bs8", model="8b", figure="tpot_ms", unit="ms", value=1.0, client=half, workload=Workload())
+    assert rows.cached_share(record) == 0.5
+    assert "(50% cached)" in rows.table({("8b", "bs8"): record}, MODELS)
+    shared = msgspec.structs.replace(record, workload=Workload(prefix=4))
+    assert rows.cached_share(shared) == 0.0
+    assert rows.cached_share(msgspec.structs.replace(record, client=None)) == 0.0
+
+
 def test_a_record_is_a_file(tmp_path: Path) -> None:
     one = record("bs8", value=4.2, client=summary(0.0042), workload=WORKLOADS["bs8"], environment={"chip": "x"})
     two = record("bs8", "0.6b", value=None, error="it broke")

@@ -64,6 +64,13 @@ def test_a_seed_changes_every_prompt() -> None:
     assert not {r.body for r in requests(MIXED)} & {r.body for r in requests(other)}
 
 
+def test_two_workloads_share_no_prompt() -> None:
+    """A prefix cache keeps nothing of one for the other."""
+    short, long = (Workload(name=f"{count}", requests=4, input=(count, count), vocab=1 << 20) for count in (8, 64))
+    starts = {tuple(json.loads(request.body)["prompt"][:4]) for load in (short, long) for request in requests(load)}
+    assert len(starts) == 8
+
+
 def test_text_and_chat_prompts_have_no_expected_length() -> None:
     text = next(requests(msgspec.structs.replace(MIXED, text=True)))
     chat = next(requests(msgspec.structs.replace(MIXED, endpoint="chat", ignore_eos=False)))
