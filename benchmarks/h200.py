@@ -57,7 +57,8 @@ class Run:
         self.options = options
         self.records = rows.read(options.output) if options.output.is_dir() else {}
         self.environment = {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                            "commit": options.commit or commit(), "machine": machine(), "versions": versions()}  # fmt: skip
+                            "commit": options.commit or commit(), "machine": machine(),
+                            "versions": versions()}  # fmt: skip
         self.failed = 0
 
     def model(self, shape: Shape, place: Path) -> None:
@@ -232,7 +233,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--server-args", default="", help="further arguments of penstock serve, in one word")
     found.add_argument("--clients", type=int, default=CLIENTS, help="client processes")
     found.add_argument("--output", type=Path, default=RESULTS, help="folder of the records")
-    found.add_argument("--commit", default="", help="of this tree, where git cannot tell: on a machine it was copied to")
+    found.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     found.add_argument("--table", action="store_true", help="print the tables of the records that are there, and end")
     found.add_argument("--smoke", action="store_true", help="the embedded model's shape on a CPU, tiny loads")
     return found
