@@ -147,6 +147,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
             automaton=automaton,
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=rng.random() < 0.9,
+            stop_strings=0.15 < fate < 0.3,
             arrival=arrival,
         ),
         source=rng.randrange(world.sources),

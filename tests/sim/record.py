@@ -25,6 +25,7 @@ class Seen:
     stop_token: int | None = None
     error: str | None = None
     drafted: tuple[int, int] | None = None
+    drafted_early: bool = False  # told before the last row
 
 
 class Record:
@@ -69,7 +70,9 @@ class Record:
                 assert seen.prompt_scores is None
                 seen.prompt_scores = floats(extra.prompt_logprobs)
             if extra.drafted is not None:
-                assert seen.finish != Finish.NONE, "drafts are told with the last row"
+                assert sum(extra.drafted) >= sum(seen.drafted or ()), "they count from the choice's beginning"
+                assert extra.drafted[0] >= (seen.drafted or (0,))[0]
+                seen.drafted_early |= seen.finish == Finish.NONE
                 seen.drafted = extra.drafted
             seen.stop_token = extra.stop_token if extra.stop_token is not None else seen.stop_token
             seen.error = extra.error or seen.error
@@ -112,6 +115,7 @@ class Record:
                 assert len(seen.tokens) >= min(life.stop_at, len(tokens))
             assert (seen.error is not None) == (seen.finish == Finish.ERROR)
             assert world.prefix_caching or not seen.cached
+            assert message.stop_strings or not seen.drafted_early, "drafts are told with the last row"
             self._verify_scores(life, index, seen)
 
     def _verify_scores(self, life: Life, index: int, seen: Seen) -> None:
