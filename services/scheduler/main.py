@@ -20,6 +20,7 @@ from engine_core.text.vocabulary import read_vocabulary
 from protocol.config import Config
 from protocol.errors import ModelError
 from protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
+from protocol.speculation import read_speculative
 from services import journal
 from services.notify import notify
 from services.process import Stop
@@ -121,4 +122,5 @@ def announce(loop: Loop, config: Config, *, ready: bool) -> None:
         f"X_PENSTOCK_DTYPE={status.dtype}",
         f"X_PENSTOCK_MAX_MODEL_LEN={status.max_model_len}",
     )
-    journal.info(log, "ready", epoch=status.epoch, blocks=status.blocks, overlap=config.scheduler.overlap)
+    journal.info(log, "ready", epoch=status.epoch, blocks=status.blocks, overlap=config.scheduler.overlap,
+                 drafts=read_speculative(config.scheduler.speculative_config).method)  # fmt: skip

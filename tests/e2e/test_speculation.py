@@ -149,6 +149,7 @@ def test_metrics_count_what_became_of_drafts(lookup: Server, copier: openai.Open
     places = [sample.value for sample in families["penstock_engine_accepted_tokens_by_position"].samples]
     assert sum(places) == taken
     assert places == sorted(places, reverse=True)
+    assert "drafts=ngram" in lookup.log.read_text()
 
 
 @pytest.mark.parametrize(
