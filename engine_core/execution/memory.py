@@ -11,7 +11,7 @@ import torch
 from engine_core.execution.forward import Network
 from engine_core.execution.graphs import LARGEST, kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import warm_steps, worst_step
+from engine_core.execution.trial import crowded_steps, warm_steps, worst_step
 from engine_core.models.spec import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
@@ -44,7 +44,7 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     before = torch.cuda.memory_reserved(device)
     trial = Runner(model, spec, replace(options, blocks=0))
     worst = worst_step(trial.sizes, tokens)
-    trial.compile([worst, *warm_steps(trial.sizes, tokens)])
+    trial.compile([worst, *crowded_steps(trial.sizes, tokens), *warm_steps(trial.sizes, tokens)])
     trial.collect(trial.launch(worst))
     trial.prepare(LARGEST)
     torch.cuda.synchronize(device)

@@ -10,6 +10,8 @@ from protocol.steps import SlotStart, StepPlan
 
 WARM_TOKENS = 8
 FAR = 1024  # a context whose keys several programs of a GPU share
+SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: how high a tile they take depends on the heads that share keys
+BESIDE = (1, 11)  # rows of one token beside a chunk: few and more; all others is the third number
 
 
 def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: int = 0) -> StepPlan:
@@ -39,6 +41,19 @@ def warm_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     long = trial_step(sizes, [min(longest, sizes.max_model_len)], drawn)
     late = min(FAR, sizes.max_model_len) - 1
     return [mixed, long, trial_step(sizes, [1], drawn, late), trial_step(sizes, [1], Sampling(temperature=0.0))]
+
+
+def crowded_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
+    """Steps of `longest` tokens at most, as crowds make them: many short chunks side by side, a chunk beside tokens.
+
+    They are of no use but to be compiled: attention takes forms for them that no graph holds.
+    """
+    greedy = Sampling(temperature=0.0)
+    slots, length = sizes.max_num_seqs, sizes.max_model_len
+    short = [[count] * min(slots, longest // count) for count in SHORT if count <= min(longest, length)]
+    chunk = min(longest // 2, length)
+    beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
+    return [trial_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
 
 
 def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:

@@ -21,7 +21,7 @@ from engine_core.execution.capacity import (
 from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.memory import available_memory, step_peak, used_memory
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import WARM_TOKENS, warm_steps
+from engine_core.execution.trial import WARM_TOKENS, crowded_steps, warm_steps
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
@@ -122,9 +122,10 @@ def make_runner(config: Config, model: Decoder, spec: ModelSpec, options: Runner
 def warm_up(config: Config, runner: Runner) -> None:
     """Compile what is left to compile, run every form of a step once, capture the graphs that a server starts with."""
     notify("STATUS=warming up")
-    warm = warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))
+    longest = longest_warm_chunk(config.model, runner.options.device)
+    warm = warm_steps(runner.sizes, longest)
     if config.executor.kv_cache_memory:  # else measuring has compiled everything
-        runner.compile(warm)
+        runner.compile([*crowded_steps(runner.sizes, longest), *warm])
     for plan in warm:
         runner.collect(runner.launch(plan))
     runner.prepare()

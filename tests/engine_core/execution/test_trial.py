@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import random
+from collections.abc import Sequence
 
+import pytest
+import torch
+
+from engine_core.execution.graphs import MIXED_MOST
 from engine_core.execution.slots import SlotSizes, integers
-from engine_core.execution.trial import FAR, warm_steps, worst_step
+from engine_core.execution.trial import FAR, crowded_steps, warm_steps, worst_step
+from kernels.attention_device import launches
+from kernels.attention_tiling import Shape
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,
@@ -29,6 +36,37 @@ def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int)
     assert chunks[:, 2].sum() == min(tokens, slots * length)
     assert chunks[:, 2].max() <= length
     assert len(integers(plan.starts[0].token_ids)) == chunks[:, 2].max()
+
+
+@pytest.mark.parametrize(("slots", "length", "tokens"), [(256, 4096, 8192), (8, 128, 100), (1, 16, 8), (4, 2, 4)])
+def test_crowded_steps_keep_within_slots_length_and_budget(slots: int, length: int, tokens: int) -> None:
+    plans = crowded_steps(SlotSizes(slots, length, 16, VOCABULARY), tokens)
+    found = [integers(plan.chunks).reshape(-1, 4)[:, 2] for plan in plans]
+    assert all(0 < len(counts) <= slots and counts.sum() <= tokens and counts.max() <= length for counts in found)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (64, 8), (8, 8), (8, 1), (32, 2)])
+def test_crowded_steps_take_every_form_that_a_large_step_takes(heads: int, kv_heads: int) -> None:
+    """Of a step that no graph holds, on a GPU of 132 processors. Which form is a question of sizes alone."""
+
+    def forms(counts: Sequence[int]) -> set[tuple[object, ...]]:
+        shape = Shape(len(counts), sum(counts), max(counts), max(counts), heads, kv_heads, 128, torch.bfloat16)
+        by_row, _, _ = launches(shape, False, 132)
+        if by_row is None:
+            return set()
+        return {(by_row.lines, by_row.keys, by_row.warps, by_row.splits > 1, max(counts) == 1)}
+
+    plans = crowded_steps(SlotSizes(256, 8192, 16, VOCABULARY), 8192)
+    compiled = set().union(*(forms(integers(plan.chunks).reshape(-1, 4)[:, 2].tolist()) for plan in plans))
+    chance = random.Random(0)
+    for _ in range(3000):
+        rows = min(256, round(2 ** chance.uniform(0, 8)))
+        if chance.random() < 0.5:
+            counts = [max(1, min(8192 // rows, round(2 ** chance.uniform(0, 13))))] * rows
+        else:
+            counts = [chance.randint(1, 8192 - rows)] + [1] * (rows - 1)
+        if sum(counts) > MIXED_MOST:
+            assert forms(counts) <= compiled, counts
 
 
 @pytest.mark.parametrize("length", [1, 2, 128, 4096])
