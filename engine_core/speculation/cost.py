@@ -1,9 +1,11 @@
-"""What a step costs, measured: device seconds against the positions it runs, for about so many rows.
+"""What a step costs, measured: device seconds against the positions that it runs beyond its rows' own, for about so
+many rows.
 
 A device's time is flat while it waits for memory and rises where its arithmetic is full; where that is depends on the
 model, the chip and how long the sequences are, so nothing is supposed. Medians of recent steps are kept per class of
-rows and class of positions, half an octave each, with straight lines between them. Where nothing is known the cost is
-taken for the least it can be, so that the unknown is tried and thereby measured.
+rows and class of further positions, half an octave each, with straight lines between them. A step without further
+positions is a class of its own: it runs other kernels, so the first draft of a step may cost more than all the others.
+Where nothing is known the cost is taken for the least it can be, so that the unknown is tried and thereby measured.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ STALE = 2048  # steps after which a class that was not met again is forgotten
 
 class CostStatistics(msgspec.Struct, frozen=True):
     steps: int  # measured
-    classes: int  # of rows and positions with a median
+    classes: int  # of rows and further positions with a median
 
 
 class Samples:
     """Owner of the recent steps of one class."""
 
-    __slots__ = ("positions", "seconds", "step")
+    __slots__ = ("further", "positions", "seconds", "step")
 
     def __init__(self) -> None:
         self.positions: deque[int] = deque(maxlen=RECENT)
+        self.further: deque[int] = deque(maxlen=RECENT)
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self.step = 0  # the last one
 
@@ -40,14 +43,16 @@ class StepCost:
     """Owner of what was measured."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, dict[int, Samples]] = {}  # by class of rows, by class of positions
+        self._classes: dict[int, dict[int, Samples]] = {}  # by class of rows, by class of further positions
         self._steps = 0
 
     def tell(self, rows: int, positions: int, seconds: float) -> None:
         """A step without chunks took so long: `positions` are its rows and their drafts."""
         self._steps += 1
-        samples = self._classes.setdefault(half_octave(rows), {}).setdefault(half_octave(positions), Samples())
+        further = positions - rows
+        samples = self._classes.setdefault(half_octave(rows), {}).setdefault(half_octave(further + 1), Samples())
         samples.positions.append(positions)
+        samples.further.append(further)
         samples.seconds.append(seconds)
         samples.step = self._steps
 
@@ -61,10 +66,11 @@ class StepCost:
         found = [classes[key] for key in sorted(classes)]
         if not found:
             return None
-        places = np.array([sum(samples.positions) / len(samples.positions) for samples in found])
+        places = np.array([sum(samples.further) / len(samples.further) for samples in found])
         times = np.maximum.accumulate([median(samples.seconds) for samples in found])
-        known = np.interp(positions, places, times)  # beyond the last: no more than that
-        return np.where(positions < places[0], times[0] * positions / places[0], known)
+        known = np.interp(positions - rows, places, times)  # beyond the last: no more than that
+        least = sum(found[0].positions) / len(found[0].positions)
+        return np.where(positions - rows < places[0], np.minimum(times[0] * positions / least, times[0]), known)
 
     def statistics(self) -> CostStatistics:
         return CostStatistics(self._steps, sum(map(len, self._classes.values())))

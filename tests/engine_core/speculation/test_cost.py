@@ -29,6 +29,24 @@ def test_lines_between_what_is_known() -> None:
     assert at(cost, 8, 8, 20, 32) == pytest.approx([0.010, 0.013, 0.016])
 
 
+def test_the_first_draft_may_cost_more_than_all_the_others() -> None:
+    """64 and 65 positions differ by little, but a step without drafts runs other kernels."""
+    cost = StepCost()
+    for _ in range(3):
+        cost.tell(64, 64, 0.005)
+        cost.tell(64, 65, 0.007)
+    cost.tell(64, 80, 0.0075)
+    assert at(cost, 64, 64, 65, 80) == pytest.approx([0.005, 0.007, 0.0075])
+
+
+def test_steps_of_about_as_many_rows_are_one_class() -> None:
+    """What is compared are drafts, so that a plain step of more rows does not stand behind a drafted one of fewer."""
+    cost = StepCost()
+    cost.tell(90, 90, 0.005)
+    cost.tell(64, 66, 0.007)
+    assert at(cost, 70, 70, 72, 90) == pytest.approx([0.005, 0.007, 0.007])
+
+
 def test_the_unknown_is_taken_for_cheap_so_that_it_is_tried() -> None:
     cost = StepCost()
     cost.tell(8, 16, 0.010)
