@@ -15,7 +15,7 @@ from protocol.errors import GrammarFailure
 from protocol.messages import Automaton
 
 LONGEST_RUN = 64  # forced tokens looked at in one go
-MOST_FORCED = 16_384  # tokens; the library looks at all of them at every step
+MOST_FORCED = 32_768  # tokens; the library looks at all of them at every step
 FREE = 0.01  # seconds that a token's mask may take at any time: it is made beside a forward pass
 MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long enough
 

@@ -1,10 +1,10 @@
 """How long a text a grammar can force in one piece, estimated from its source.
 
 The automaton library follows a forced text to its end each time it is asked for a mask, and bounds that by its limits
-on parser items alone: inside one lexeme nothing stops it. So a lexeme may force no more than LONGEST characters.
+on parser items alone: inside one lexeme nothing stops it. So a lexeme may force no more than LONGEST bytes.
 
-The estimate counts every character and class as one, the longest of alternatives, and a repetition as often as it must
-occur, at least once. It is never less than what can be forced.
+The estimate counts the bytes of every character, four for a class, the longest of alternatives, and a repetition as
+often as it must occur, at least once. It is never less than what can be forced.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_core.grammar.guide import MOST_FORCED
 from protocol.errors import InvalidRequest
 
-LONGEST = 100_000  # characters; a mask in front of so many takes some 0.1 s
+LONGEST = MOST_FORCED  # bytes: then they are no more tokens than a guide follows
+
+WIDEST = 4  # bytes of a character in UTF-8
 
 IN_REGEX = re.compile(
     r"(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z-]*[:)]|<?[=!])?)?)|(?P<close>\))|(?P<bar>\|)"
@@ -36,7 +39,7 @@ LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a pattern: `kind` is open, close, bar, low, or part; `size` is its count or its characters."""
+    """A part of a pattern: `kind` is open, close, bar, low, or part; `size` is its count or its bytes."""
 
     kind: str
     size: int = 0
@@ -59,7 +62,7 @@ class Group:
 
 
 def size(pieces: Iterable[Piece]) -> int:
-    """Characters that a pattern of these pieces can force."""
+    """Bytes that a pattern of these pieces can force."""
     groups = [Group()]
     for piece in pieces:
         group = groups[-1]
@@ -81,8 +84,8 @@ def size(pieces: Iterable[Piece]) -> int:
 
 
 def regex_size(pattern: str) -> int:
-    """Characters that a regular expression can force."""
-    if "{" not in pattern and (found := max(map(len, pattern.split("|")))) <= LONGEST and "(" not in pattern:
+    """Bytes that a regular expression can force."""
+    if "{" not in pattern and (found := WIDEST * max(map(len, pattern.split("|")))) <= LONGEST and "(" not in pattern:
         return found  # megabytes of alternatives, looked at quickly
     return size(regex_pieces(pattern))
 
@@ -97,18 +100,19 @@ def regex_pieces(pattern: str) -> Iterator[Piece]:
             case "low":
                 yield Piece("low", int(match["low"][:12]))
             case "atom":
-                yield Piece("part", 1)
+                character = match[0].removeprefix("\\")
+                yield Piece("part", len(character.encode()) if len(character) == 1 else WIDEST)
 
 
 def lark_size(text: str) -> int:
-    """Characters that the longest lexeme of a Lark grammar can force."""
+    """Bytes that the longest lexeme of a Lark grammar can force."""
     bodies = {match["name"]: match["body"] for match in TERMINAL.finditer(text)}
     known: dict[str, int] = {}
     longest = 0
     for name in bodies:
         longest = max(longest, terminal_size(name, bodies, known))
     for literal in LITERAL.findall(text):  # in rules each is a lexeme of its own; in schemas it may be a pattern
-        longest = max(longest, len(literal) - 2, regex_size(literal[1:-1]) if "{" in literal else 0)
+        longest = max(longest, len(literal.encode()) - 2, regex_size(literal[1:-1]) if "{" in literal else 0)
     return max([longest, *[int(least[:12]) for least in LEAST.findall(text)]])
 
 
@@ -128,7 +132,7 @@ def lark_pieces(body: str, bodies: Mapping[str, str], known: dict[str, int]) -> 
             case "low":
                 yield Piece("low", int(match["low"][:12]))
             case "text":
-                yield Piece("part", len(match["text"]))
+                yield Piece("part", len(match["text"].encode()))
             case "regex":
                 yield Piece("part", regex_size(match["regex"]))
             case "name":
@@ -136,22 +140,22 @@ def lark_pieces(body: str, bodies: Mapping[str, str], known: dict[str, int]) -> 
 
 
 def check_regex(pattern: str) -> None:
-    """Raise InvalidRequest for a pattern that could force more than LONGEST characters."""
+    """Raise InvalidRequest for a pattern that could force more than LONGEST bytes."""
     refuse(regex_size(pattern), "a pattern")
 
 
 def check_lark(text: str) -> None:
-    """Raise InvalidRequest for a grammar with a lexeme that could force more than LONGEST characters."""
+    """Raise InvalidRequest for a grammar with a lexeme that could force more than LONGEST bytes."""
     refuse(lark_size(text), "a terminal")
 
 
 def check_texts(texts: Iterable[str]) -> None:
-    """Raise InvalidRequest where a literal is longer than LONGEST characters."""
-    refuse(max(map(len, texts), default=0), "a text")
+    """Raise InvalidRequest where a literal is longer than LONGEST bytes."""
+    refuse(max([len(text.encode(errors="surrogatepass")) for text in texts], default=0), "a text")
 
 
 def check_schema(schema: Any) -> None:
-    """Raise InvalidRequest where a string, key or pattern of a schema could force more than LONGEST characters."""
+    """Raise InvalidRequest where a string, key or pattern of a schema could force more than LONGEST bytes."""
     match schema:
         case str():
             check_texts([schema])
@@ -171,5 +175,5 @@ def check_schema(schema: Any) -> None:
 
 def refuse(length: int, what: str) -> None:
     if length > LONGEST:
-        message = f"{what} of {length} characters: what must follow in one piece may have {LONGEST}"
+        message = f"{what} of {length} bytes: what must follow in one piece may have {LONGEST}"
         raise InvalidRequest(message, code="grammar_too_complex")
