@@ -91,6 +91,7 @@ def regex_size(pattern: str) -> int:
 
 
 def regex_pieces(pattern: str) -> Iterator[Piece]:
+    """The pieces of a regular expression."""
     for match in IN_REGEX.finditer(pattern):
         match match.lastgroup:
             case "open" if not match[0].endswith(")"):
@@ -125,6 +126,7 @@ def terminal_size(name: str, bodies: Mapping[str, str], known: dict[str, int]) -
 
 
 def lark_pieces(body: str, bodies: Mapping[str, str], known: dict[str, int]) -> Iterator[Piece]:
+    """The pieces of a terminal's definition."""
     for match in IN_LARK.finditer(body):
         match match.lastgroup:
             case "open" | "close" | "bar" as kind:

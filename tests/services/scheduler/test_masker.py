@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from engine_core.grammar.masks import MaskRow
 from engine_core.scheduling.masking import MaskWork
+from services.scheduler import masker as maskers
 from services.scheduler.masker import Masker
 from tests.engine_core.grammar.vocabulary import guide, tokens
 from tests.services.scheduler.fakes import Inline
@@ -39,3 +44,17 @@ def test_without_places_or_tokens_there_are_no_masks() -> None:
     none = Masker(None, Inline(), 1)
     none.renew(64)
     assert none.most == 0
+
+
+def test_after_a_slow_step_each_row_pays_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    masker.renew(16)
+    found = guide("regex", "a*")
+    readings = iter(range(0, 1000, 5))
+    monkeypatch.setattr(time, "process_time", lambda: next(readings))
+    for step, slow in enumerate((1.0, -1.0, 1.0), 1):
+        assert not found.failed
+        monkeypatch.setattr(maskers, "SLOW", slow)
+        masker.start(MaskWork(step, 1, (MaskRow(found, [], 0),)), step - 1)
+        assert len(masker.finished()) == 1
+    assert found.failed

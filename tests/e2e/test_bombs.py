@@ -1,0 +1,168 @@
+"""Bombs through real processes, among a neighbour's stream: a 400 that says why or a valid output, and nothing else.
+
+Nothing dies but compile workers, nobody's memory grows beyond a limit, and the neighbour's tokens are those it gets
+alone. How much later they come is a measurement: `benchmarks/bombs.py`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import urllib.parse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from benchmarks.bomb_cases import cases, texts
+from tests.e2e.server import Server, serving
+
+MOST_GROWN = 768 << 20  # bytes of a process: one compilation may take 512 MiB in a worker, and less of it remains
+WAIT = 90.0  # seconds of silence that mean a hang; a compilation may take ten by the clock
+CROWD = 12  # clients at once
+SALT, OTHER_SALT = 5, 6
+BEGUN = {"prompt": "Say: ", "max_tokens": 32, "temperature": 1.0, "seed": 3}
+STORY = {"prompt": "Tell me a long story.", "max_tokens": 600, "temperature": 0, "ignore_eos": True, "stream": True}
+ENDED = "the structure|without a choice"  # what a request hears whose automaton passed a limit on its way
+
+# What finished outputs of small grammars look like, said in a way that nobody has to search for.
+PLAIN = {
+    "regex: exponential alternation": rf"[ab]*b{SALT}",
+    "regex: exponential automaton": rf"[ab]*a[ab]{{24}}{SALT}",
+    "regex: nested quantifiers": rf"(a{SALT})+",
+    "regex: a megabyte of alternatives": rf"{SALT}x[0-9]{{5}}",
+    "grammar: left recursion": rf"{SALT}[a{SALT}]*",
+    "grammar: hidden left recursion": rf"[xy]*{SALT}a*",
+    "grammar: ambiguity": rf"[a{SALT}]*",
+    "grammar: unit rules in a ring": str(SALT),
+    "grammar: thousands of rules": rf"{SALT}x([0-9]+)",
+    "grammar: wide repeats": r"[ab]*",
+    "grammar: slow and slower": rf"[a-z{SALT}]+",
+    "grammar: lark left recursion": rf"{SALT}[a{SALT}]*",
+    "100,000 choices": rf"{SALT}-[0-9]{{6}}",
+    "choices of one stem": rf"{SALT}a{{1,1499}}",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("bombs")) as server:
+        yield server
+
+
+def posted(server: Server, body: bytes) -> tuple[int, Any]:
+    """Status and answer of a completion request."""
+    place = urllib.parse.urlsplit(server.url)
+    with closing(http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT)) as connection:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def streamed(server: Server) -> str:
+    """The neighbour's whole text."""
+    place = urllib.parse.urlsplit(server.url)
+    pieces = []
+    with closing(http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(STORY), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        for line in response:
+            if line.startswith(b"data: {"):
+                pieces += [choice["text"] for choice in json.loads(line[6:])["choices"]]
+    return "".join(pieces)
+
+
+def resident(server: Server) -> dict[str, int]:
+    """Bytes of memory that each process holds. Source: proc(5)."""
+    found = {}
+    for role, pid in server.children().items():
+        match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        assert match is not None
+        found[role] = int(match[1]) << 10
+    return found
+
+
+def judge(name: str, field: str, status: int, answer: Any) -> None:
+    """A 400 that names the field and says why in few words; an output that follows the grammar as far as it goes; or
+    the word that the automaton passed a limit on its way."""
+    if status == 400:
+        assert answer["error"]["param"] in (field, None), name
+        assert answer["error"]["param"] or name.startswith("text: deep"), name
+        assert 10 < len(answer["error"]["message"]) < 2000, name
+        return
+    if "error" in answer:
+        assert re.search(ENDED, answer["error"]["message"]), f"{name}: {answer}"
+        return
+    assert status == 200, f"{name}: {status} {answer}"
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] in ("stop", "length"), name
+    if choice["finish_reason"] == "length":
+        return
+    if name in PLAIN:
+        assert re.fullmatch(PLAIN[name], choice["text"]), f"{name}: {choice['text']!r}"
+    elif field == "guided_json" and name.startswith("schema: "):
+        schema = cases(SALT)[name]["guided_json"]
+        jsonschema.Draft202012Validator(schema).validate(json.loads(choice["text"]))
+
+
+def bodies(salt: int) -> list[tuple[str, str, bytes]]:
+    """Name, field and body of every bomb."""
+    fields_of = cases(salt)
+    found = [(name, next(iter(each)), json.dumps({**BEGUN, **each}).encode()) for name, each in fields_of.items()]
+    begun = json.dumps(BEGUN).removesuffix("}")
+    return found + [(f"text: {name}", "guided_json", make(begun)) for name, make in texts(salt).items()]
+
+
+def test_bombs_one_after_the_other_leave_everything_as_it_was(server: Server) -> None:
+    alone = streamed(server)
+    pids, before = server.children(), resident(server)
+    with ThreadPoolExecutor(1) as threads:
+        neighbour = threads.submit(streamed, server)
+        for name, field, body in bodies(SALT):
+            judge(name, field, *posted(server, body))
+            if neighbour.done():
+                assert neighbour.result() == alone
+                neighbour = threads.submit(streamed, server)
+        assert neighbour.result() == alone
+    assert server.children() == pids
+    after = resident(server)
+    assert {role: after[role] - before[role] for role in after if after[role] - before[role] > MOST_GROWN} == {}
+    assert server.get("/health/ready")
+
+
+def test_bombs_all_at_once(server: Server) -> None:
+    """Whatever waits for two workers waits without harm; the neighbour reads on."""
+    alone = streamed(server)
+    pids, before = server.children(), resident(server)
+    with ThreadPoolExecutor(CROWD + 1) as threads:
+        neighbour = threads.submit(streamed, server)
+        answers = [(name, threads.submit(posted, server, body)) for name, _, body in bodies(OTHER_SALT)]
+        assert neighbour.result() == alone
+        for name, answer in answers:
+            status, found = answer.result()
+            assert status in (200, 400) or re.search(ENDED, found["error"]["message"]), f"{name}: {status} {found}"
+    assert server.children() == pids
+    after = resident(server)
+    assert {role: after[role] - before[role] for role in after if after[role] - before[role] > MOST_GROWN} == {}
+
+
+def test_what_is_slow_to_follow_ends_alone(server: Server) -> None:
+    """It compiles, and each token takes longer than the one before: it ends with an error that says so."""
+    slow = {
+        "prompt": "Say: ", "max_tokens": 3000, "temperature": 1.0, "seed": 4, "min_tokens": 2500,
+        "guided_grammar": 'root ::= root root root | root root | [a-z] | ""',
+    }  # fmt: skip
+    alone = streamed(server)
+    with ThreadPoolExecutor(2) as threads:
+        bomb = threads.submit(posted, server, json.dumps(slow).encode())
+        assert threads.submit(streamed, server).result() == alone
+        status, answer = bomb.result()
+    assert status != 200 or answer["choices"][0]["finish_reason"] != "stop"
+    assert "ms a token" in json.dumps(answer) or status == 400
+    assert server.get("/health/ready")
