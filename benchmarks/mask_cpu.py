@@ -162,8 +162,8 @@ class Sampler:
     def run(self, plan: StepPlan, places: dict[int, int]) -> StepResult:
         self._decoding |= set(np.frombuffer(plan.decode_on, np.int32).tolist())
         self._decoding -= set(np.frombuffer(plan.decode_off, np.int32).tolist())
-        pairs: list[tuple[int, int]] = np.frombuffer(plan.drafts, np.int32).reshape(-1, 2).tolist()
-        drafts = dict(pairs)
+        pairs = np.frombuffer(plan.drafts, np.int32).reshape(-1, 2)
+        drafts = dict(zip(pairs[:, 0].tolist(), pairs[:, 1].tolist(), strict=True))
         ids: list[int] = np.frombuffer(plan.draft_ids, np.int32).tolist()
         self.drafts += len(ids)
         rows: list[list[int]] = []

@@ -88,8 +88,11 @@ class MaskStore:
         A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
         masks = self._fill(rows, clock)
-        ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
-        entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
+        if len(masks) == len(rows):
+            entries = np.array([row.entry for row in rows], np.int32)
+        else:
+            ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
+            entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
         places, fresh = self._place(masks, step, applied)
         filled = FilledMasks(entries.tobytes(), places.tobytes(), fresh.tobytes(), self._masks[fresh].tobytes())
         self._fills += 1
@@ -109,18 +112,21 @@ class MaskStore:
         if len(self._buffer) < count:
             self._buffer = np.zeros((count, self._masks.shape[1]), np.int32)
         masks = self._buffer[:count]
-        masks[:] = -1  # entries before a structure begins, and those after a draft that cannot be
         jobs: list[Job] = []
         start = 0
         for row in rows:
-            free = row.guide.free_before(row.drafts)
-            end = start + len(row.drafts) + 1
-            if row.guide.ended:
+            guide, drafts = row.guide, row.drafts
+            end = start + len(drafts) + 1
+            if drafts or not guide.bound:
+                masks[start:end] = -1  # entries before a structure begins, and those after a draft that cannot be
+            if guide.ended:
                 masks[start:end] = self._ends
-            elif row.guide.failed:
+            elif guide.failed:
                 masks[start:end] = self._others
-            elif start + free < end:
-                jobs.append((row.guide, start + free, row.guide.before_end(row.drafts[free:])))
+            elif not drafts and guide.bound:
+                jobs.append((guide, start, drafts))
+            elif start + (free := guide.free_before(drafts)) < end:
+                jobs.append((guide, start + free, guide.before_end(drafts[free:])))
             start = end
         if clock is None:
             self._run(jobs, masks)

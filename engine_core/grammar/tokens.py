@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -14,6 +15,8 @@ from engine_core.text.vocabulary import Vocabulary
 
 MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")
 SENTINEL = "\x02"  # a text after it is split as within a text, without the space that some tokenizers put first
+SHORT = 256  # characters of a text whose split is remembered: what stands between values comes again and again
+REMEMBERED = 4096  # texts
 
 
 def read_tokens(folder: Path, vocabulary: Vocabulary) -> GrammarTokens | None:
@@ -55,10 +58,14 @@ class TokenSplit:
         # Ids without a token of their own have no bytes, and what has no bytes is never allowed.
         self.tokens = [vocabulary.raw(token_id) if token_id < vocabulary.size else b"" for token_id in range(width)]
         self.special_token_ids = sorted(token_id for token_id in control_tokens(vocabulary) if token_id < width)
+        self._remembered = lru_cache(REMEMBERED)(self._split)
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
+        return list(self._remembered(text)) if len(text) <= SHORT else self._split(text)
+
+    def _split(self, text: str) -> list[int]:
         token_ids = self._vocabulary.encode(text, add_special_tokens=False)
         if self._spelt(token_ids) == text.encode():
             return token_ids

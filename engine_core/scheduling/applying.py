@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +25,11 @@ NOT_FINITE = "the model produced non-finite logits for this request"
 
 @dataclass(slots=True, eq=False)
 class Judged:
-    """A row that was looked at: how many of its tokens count, and whether its choice ends with them."""
+    """A row whose choice ends: how many of its tokens count, and why it does."""
 
     choice: Choice
     tokens: int
-    finish: Finish = Finish.NONE
+    finish: Finish
     stop_token: int | None = None
     error: str | None = None
 
@@ -74,10 +75,9 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
     score_rows(flight, result, counts, notes)
     finish = np.zeros(len(counts), np.uint8)
     for row, found in judged.items():
-        if found.finish != Finish.NONE:
-            finish[row] = found.finish
-            note_end(notes, row, found)
-            end(state, found.choice, found.finish)
+        finish[row] = found.finish
+        note_end(notes, row, found)
+        end(state, found.choice, found.finish)
     given = int(counts[kept].sum())
     state.totals.output_tokens += given
     state.totals.surplus_tokens += surplus - given
@@ -118,22 +118,26 @@ def suspect_rows(
     suspects = state.suspects.among(tokens)
     if flight.drafts is not None:
         suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
-    for guided in flight.guided:
-        suspects[guided.row] = True
+    if flight.guided:
+        suspects[[guided.row for guided in flight.guided]] = True
     return suspects
 
 
 def judge_rows(
     state: State, flight: Flight, rows: list[int], tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
 ) -> dict[int, Judged]:
-    """What becomes of these rows' choices; tokens that do not count are taken back from them."""
+    """Which of these rows' choices end, and how; tokens that do not count are taken back from them."""
     judged: dict[int, Judged] = {}
     if not rows:
         return judged
-    ends = np.arange(1, len(counts) + 1) if flight.drafts is None else np.cumsum(counts)
+    values: list[int] = tokens.tolist()
+    sizes: list[int] = counts.tolist()
+    ends: Sequence[int] = range(1, len(sizes) + 1) if flight.drafts is None else np.cumsum(counts).tolist()
     for row in rows:
-        choice, count = flight.lane.choices[row], int(counts[row])
-        found = judge(choice, tokens[ends[row] - count : ends[row]].tolist())
+        choice, count, end = flight.lane.choices[row], sizes[row], ends[row]
+        found = judge(choice, values[end - count : end])
+        if found is None:
+            continue
         judged[row] = found
         if found.tokens < count:
             del choice.tokens[found.tokens - count :]
@@ -142,9 +146,9 @@ def judge_rows(
     return judged
 
 
-def judge(choice: Choice, tokens: list[int]) -> Judged:
-    """Whether the choice ends with one of its last tokens, which are these; its guide takes them as long as it goes
-    on. Token by token, so that how many came at once makes no difference."""
+def judge(choice: Choice, tokens: list[int]) -> Judged | None:
+    """Whether the choice ends with one of its last tokens, which are these, and how; None if it goes on. Its guide
+    takes them as long as it does. Token by token, so that how many came at once makes no difference."""
     request, guide = choice.request, choice.guide
     before = len(choice.tokens) - len(tokens)
     for count, token in enumerate(tokens, 1):
@@ -164,7 +168,7 @@ def judge(choice: Choice, tokens: list[int]) -> Judged:
             return Judged(choice, count, Finish.STOP)
     if guide is not None and choice.drafter is not None:
         choice.drafter.forced = guide.forced() if choice.drafter.awake else []
-    return Judged(choice, len(tokens))
+    return None
 
 
 def can_end(request: Request, length: int) -> bool:

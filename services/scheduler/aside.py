@@ -6,6 +6,7 @@ The loop sleeps in poll; a descriptor becomes readable when something is done, s
 from __future__ import annotations
 
 import os
+import select
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -45,6 +46,10 @@ class Aside(Generic[K, T]):
         found = [self._done.popleft() for _ in range(len(self._done))]
         self.running -= len(found)
         return found
+
+    def wait(self, seconds: float) -> bool:
+        """Whether there is something to collect, after at most so long. Whoever waits leaves the GIL to the jobs."""
+        return self.running > 0 and bool(select.select([self._wake], [], [], seconds)[0])
 
     def close(self) -> None:
         """Wait for what runs; nothing is collected any more."""

@@ -34,6 +34,7 @@ TICK = 0.2  # seconds between ticks of the ports
 CHECK_STEPS = 256  # steps between checks of the block accounts' sums; every block is checked whenever it rests
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
+PATIENCE = 0.001  # seconds that the next plan waits for the masks of the step under way, which are wanted before it
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
@@ -142,8 +143,11 @@ class Loop:
             self._tokens.tick(now)
             self._steps.tick(now)
         self._send_masks()
+        results = self._results
         for arrival in self._steps.receive():
             self._step_arrival(arrival, now)
+        if self._results > results and self._masker.aside.wait(PATIENCE):
+            self._send_masks()
         for arrival in self._tokens.receive():
             self._token_arrival(arrival, now)
         if self._brain is not None:
