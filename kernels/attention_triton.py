@@ -261,6 +261,26 @@ def write_joined(
     tl.store(out + places, found.to(out.dtype.element_ty), mask=real[:, None] & (dims < DIM)[None, :])
 
 
+@triton.jit
+def cut_keys(
+    lowest, end, WINDOW: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """The first key that a tile sees, where its first share begins, the keys of a share, and how many shares there are.
+
+    lowest: position of the tile's first query; end: one past that of its last.
+    """
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(lowest - WINDOW + 1, 0) // KEYS * KEYS
+    if SHARE > 0:
+        size = SHARE
+        base = first // SHARE * SHARE
+    else:
+        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, KEYS), tl.num_programs(2)), LEAST) * KEYS
+        base = first
+    return first, base, size, tl.maximum(tl.cdiv(end - base, size), 1)
+
+
 @triton.jit(
     do_not_specialize=("rows", "table_stride", "places", "shortest"),
     do_not_specialize_on_alignment=("arrivals", "query_start", "context", "slots", "block_tables"),
@@ -292,16 +312,7 @@ def attention_kernel(
         return
     lowest = length - count + ahead  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - ahead)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(lowest - WINDOW + 1, 0) // KEYS * KEYS
-    if SHARE > 0:
-        size = SHARE
-        base = first // SHARE * SHARE
-    else:
-        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, KEYS), tl.num_programs(2)), LEAST) * KEYS
-        base = first
-    shares = tl.maximum(tl.cdiv(end - base, size), 1)
+    first, base, size, shares = cut_keys(lowest, end, WINDOW, SHARE, LEAST, KEYS)
     own = tl.program_id(2)
     if own >= shares:
         return
