@@ -63,19 +63,20 @@ class MaskStore:
         self._ends = bits_of(tokens, tokens.eos)
         self._others = bits_of(tokens, set(range(tokens.width)) - tokens.eos)
         self._executor = LLExecutor(threads)
-        self._masks = np.zeros((places, tokens.words), np.int32)
+        self._words = tokens.words
+        self._texts = [b""] * places  # the mask in each place
         self._last = np.zeros(places, np.int64)  # last step that reads each place
         self._free = list(range(places - 1, -1, -1))
         self._known: OrderedDict[int, int] = OrderedDict()  # digest → place, least recently used first
         self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
-        self._buffer = np.zeros((0, tokens.words), np.int32)
+        self._filled = bytearray()  # a step's masks one behind the other, compared in place
         self._fills = self._rows = self._entries = self._fresh = self._failures = 0
 
     def clear(self) -> None:
         """The executors are new and their stores are empty."""
         self._known.clear()
         self._last[:] = 0
-        self._free = list(range(len(self._masks) - 1, -1, -1))
+        self._free = list(range(len(self._texts) - 1, -1, -1))
 
     def fill(
         self, step: int, applied: int, rows: Sequence[MaskRow], clock: Callable[[], float] | None = None
@@ -94,7 +95,12 @@ class MaskStore:
             ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
             entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
         places, fresh = self._place(masks, step, applied)
-        filled = FilledMasks(entries.tobytes(), places.tobytes(), fresh.tobytes(), self._masks[fresh].tobytes())
+        filled = FilledMasks(
+            entries.tobytes(),
+            places.tobytes(),
+            np.array(fresh, np.int32).tobytes(),
+            b"".join([self._texts[place] for place in fresh]),
+        )
         self._fills += 1
         self._rows += len(rows)
         self._entries += len(masks)
@@ -109,9 +115,9 @@ class MaskStore:
         """Bits of each entry. # [entries, words]"""
         count = sum([len(row.drafts) + 1 for row in rows])
         assert count <= self.most, "two steps' masks fit the store"
-        if len(self._buffer) < count:
-            self._buffer = np.zeros((count, self._masks.shape[1]), np.int32)
-        masks = self._buffer[:count]
+        if len(self._filled) < count * self._words * 4:
+            self._filled = bytearray(count * self._words * 4)
+        masks = np.frombuffer(self._filled, np.int32, count * self._words).reshape(count, self._words)
         jobs: list[Job] = []
         start = 0
         for row in rows:
@@ -123,10 +129,8 @@ class MaskStore:
                 masks[start:end] = self._ends
             elif guide.failed:
                 masks[start:end] = self._others
-            elif not drafts and guide.bound:
-                jobs.append((guide, start, drafts))
             elif start + (free := guide.free_before(drafts)) < end:
-                jobs.append((guide, start + free, guide.before_end(drafts[free:])))
+                jobs.append((guide, start + free, guide.before_end(drafts[free:]) if drafts else drafts))
             start = end
         if clock is None:
             self._run(jobs, masks)
@@ -165,26 +169,27 @@ class MaskStore:
         if drafted:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
 
-    def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The place of each mask, and which of these places hold something new."""
+    def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], list[int]]:
+        """The place of each mask of the buffer, and which of these places hold something new."""
         words = masks.view(np.uint32) if masks.shape[1] % 2 else masks.view(np.uint64)
         digests = np.einsum("rw,w->r", words, self._factors[: words.shape[1]]).tolist()  # multilinear, modulo 2**64
-        places = np.empty(len(masks), np.int32)
+        known, texts, filled, size = self._known, self._texts, self._filled, self._words * 4
+        places: list[int] = []
         fresh: list[int] = []
         for row, digest in enumerate(digests):
-            place = self._known.get(digest)
-            mask = masks[row].tobytes()  # compared as bytes, which numpy is slow at
-            while place is not None and self._masks[place].tobytes() != mask:
+            place = known.get(digest)
+            while place is not None and not filled.startswith(texts[place], row * size):
                 digest += 1  # another mask has this digest
-                place = self._known.get(digest)
+                place = known.get(digest)
             if place is None:
-                place = self._known[digest] = self._take(applied)
-                self._masks[place] = masks[row]
+                place = known[digest] = self._take(applied)
+                texts[place] = masks[row].tobytes()
+                self._last[place] = step
                 fresh.append(place)
-            self._known.move_to_end(digest)
-            self._last[place] = step
-            places[row] = place
-        return places, np.array(fresh, np.int32)
+            known.move_to_end(digest)
+            places.append(place)
+        self._last[places] = step
+        return np.array(places, np.int32), fresh
 
     def _take(self, applied: int) -> int:
         """A place that no step in flight reads."""
