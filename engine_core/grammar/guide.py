@@ -54,6 +54,9 @@ class Guide:
         """
         if self._failure:
             raise GrammarFailure(self._failure)
+        if self.bound:
+            self._consume(token_ids)
+            return
         for place, token in enumerate(token_ids):
             if self.bound:
                 self._consume(token_ids[place:])
@@ -124,14 +127,15 @@ class Guide:
             self.fail(f"following the structure takes much more than {FREE * 1000:.0f} ms a token")
 
     def _consume(self, token_ids: list[int]) -> None:
+        ends, consume = self._tokens.eos, self.matcher.consume_token
         for token in token_ids:
-            if token in self._tokens.eos:
+            if token in ends:
                 if not (self.ended or self.matcher.is_accepting()):
                     raise GrammarFailure("the output ended inside its structure")
                 self.ended = True
             elif self.ended:
                 raise GrammarFailure("the output went on after its end")
-            elif not self.matcher.consume_token(token):
+            elif not consume(token):
                 check(self.matcher)
                 raise GrammarFailure(f"token {token} is not allowed here")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher
 
 from engine_core.embedded import demo_folder
-from engine_core.grammar.tokens import GrammarTokens, TokenSplit, control_tokens, read_tokens
+from engine_core.grammar.tokens import SHORT, GrammarTokens, TokenSplit, control_tokens, read_tokens
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, ids, tokens, vocabulary
 
 ANYTHING = LLMatcher.grammar_from_regex(r"(?s:.*)")
@@ -51,6 +52,19 @@ def test_a_text_is_split_as_the_model_would() -> None:
     assert split(b'{"name"') == ids('{"name"')
     assert tokens().split(b'{"name"') == ids('{"name"')
     assert tokens().split("√".encode()[:2]) == []
+
+
+def test_what_was_split_before_is_not_split_again() -> None:
+    split, made = TokenSplit(vocabulary(), 4096, END), []
+    split._split = lambda text: made.append(text) or ids(text)  # type: ignore[method-assign]
+    split._remembered = lru_cache(8)(split._split)
+    first = split('{"name"')
+    first.append(0)
+    assert split('{"name"') == split(b'{"name"') == ids('{"name"')
+    assert made == ['{"name"']
+    long = "a" * (SHORT + 1)
+    assert split(long) == split(long) == ids(long)
+    assert made[1:] == [long, long], "what is long is not kept"
 
 
 def test_a_tokenizer_that_puts_a_space_first_is_split_without_it() -> None:

@@ -34,6 +34,21 @@ def test_what_is_done_is_collected_once_and_the_descriptor_tells() -> None:
         aside.close()
 
 
+def test_the_loop_may_wait_a_moment_for_what_runs() -> None:
+    aside: Aside[str, int] = Aside(ThreadPoolExecutor(1))
+    gate = threading.Event()
+    try:
+        assert not aside.wait(60.0), "nothing runs, so there is nothing to wait for"
+        aside.start("slow", lambda: gate.wait() and 1)
+        assert not aside.wait(0.0)
+        gate.set()
+        assert aside.wait(10.0)
+        assert [key for key, _ in aside.collect()] == ["slow"]
+    finally:
+        gate.set()
+        aside.close()
+
+
 def test_a_failure_is_given_back_too() -> None:
     aside: Aside[str, int] = Aside(ThreadPoolExecutor(1))
     try:

@@ -143,6 +143,19 @@ def test_outputs_follow_their_grammars_beside_free_ones(overlap: bool) -> None:
     assert bench.loop.drained
 
 
+def test_masks_leave_in_the_turn_of_the_result_and_before_the_next_plan() -> None:
+    bench = Bench()
+    bench.submit(1, automaton("regex", "[a-z]{30}"))
+    for _ in range(4):
+        bench.turn()
+        bench.executor.work()
+    bench.steps.sent.clear()
+    bench.turn()
+    sent = [message for _, message in bench.steps.sent]
+    assert [type(message) for message in sent] == [StepMasks, StepPlan]
+    assert [message.step for message in sent] == [sent[0].step, sent[0].step + 1]
+
+
 def test_an_abort_while_the_automaton_is_made_ends_it_in_order() -> None:
     bench = Bench()
     bench.submit(1, automaton("regex", "a+"), n=2)
