@@ -44,7 +44,7 @@ def test_the_lives_are_lively() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_10000_lives_in_one_run(depth: int) -> None:
     world = World(
-        blocks=60,
+        blocks=50,
         block_size=4,
         slots=24,
         budget=64,
