@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +25,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.kernels import replayed
 from benchmarks.limits import CHIPS
 from benchmarks.linear_shapes import MODELS, Model, Product, candidates, products, work
 from kernels.activation import silu_mul
@@ -131,15 +130,7 @@ class Clock:
         """Microseconds of one call; the function gets its number."""
         function(0)
         graph = self.record(function, calls)
-        graph.replay()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]  # type: ignore[no-untyped-call]
-        marks[0].record()
-        for mark in marks[1:]:
-            graph.replay()
-            mark.record()
-        torch.cuda.synchronize()
-        taken: list[float] = [a.elapsed_time(b) for a, b in pairwise(marks)]  # milliseconds
-        return statistics.median(taken) * 1e3 / calls
+        return replayed(graph, REPLAYS) / calls
 
 
 def measure(

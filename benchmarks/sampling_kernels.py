@@ -9,16 +9,15 @@ Calls stand in a CUDA graph, so that the host is not measured. Logits are normal
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
+from benchmarks.kernels import replayed
 from engine_core.execution.parameters import SlotParameters
 from engine_core.execution.transfer import Upload
 from kernels.acceptance import accept
@@ -116,15 +115,7 @@ def timed(call: Callable[[], object]) -> float:
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             call()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]  # type: ignore[no-untyped-call]
-    marks[0].record()
-    for mark in marks[1:]:
-        graph.replay()
-        mark.record()
-    torch.cuda.synchronize()
-    taken: list[float] = [a.elapsed_time(b) for a, b in pairwise(marks)]  # milliseconds
-    return statistics.median(taken) * 1e3 / CALLS
+    return replayed(graph, REPLAYS) / CALLS
 
 
 def read_time(rows: int, vocabulary: int) -> float:

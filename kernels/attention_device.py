@@ -25,6 +25,7 @@ from kernels.attention_tiling import (
     wants_cuts,
 )
 from kernels.attention_triton import attend_tiles
+from kernels.launch import processors
 
 ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float, int], None]
 
@@ -86,9 +87,3 @@ def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> 
 def arrival_counters(device: torch.device) -> Tensor:
     """Zeros for `AttentionBatch.arrivals`, enough for any batch: the kernels leave them zero."""
     return torch.zeros(WAVES * processors(device), dtype=torch.int32, device=device)
-
-
-@lru_cache(maxsize=64)
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; where there is none (Triton's interpreter), one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
