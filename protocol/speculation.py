@@ -30,6 +30,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
     prompt_lookup_max: int = 4  # longest run of tokens that is looked up
     prompt_lookup_min: int = 2  # shortest
+    synthetic_acceptance: float | None = None  # for benchmarks, makes output wrong: the chance that a draft is kept,
+    # 0 to 1, whatever the model says
 
 
 def read_speculative(text: str) -> SpeculativeConfig:
@@ -60,6 +62,9 @@ def read_speculative(text: str) -> SpeculativeConfig:
         entry = value.get(key, low)
         if type(entry) is not int or not low <= entry <= high:
             raise ConfigError(f"{FLAG} {key}", entry, f"it must be a whole number between {low} and {high}")
+    rate = value.get("synthetic_acceptance")
+    if rate is not None and (type(rate) not in (int, float) or not 0 <= rate <= 1):
+        raise ConfigError(f"{FLAG} synthetic_acceptance", rate, "it must be a number between 0 and 1")
     return with_both_ends(value)
 
 

@@ -40,6 +40,12 @@ def test_every_key() -> None:
     assert read_speculative('{"method": "none"}') == SpeculativeConfig()
 
 
+def test_acceptance_is_the_models_unless_a_rate_is_given() -> None:
+    assert read_speculative(json.dumps(NGRAM)).synthetic_acceptance is None
+    for rate in (0, 0.0, 0.8, 1):
+        assert read_speculative(json.dumps(NGRAM | {"synthetic_acceptance": rate})).synthetic_acceptance == rate
+
+
 def test_one_end_of_the_lookup_draws_the_other_along() -> None:
     short = read_speculative(json.dumps(NGRAM | {"prompt_lookup_max": 1}))
     assert (short.prompt_lookup_min, short.prompt_lookup_max) == (1, 1)
@@ -77,6 +83,11 @@ def test_known_methods_that_are_not_built_say_so(method: str) -> None:
         ('{"method": "ngram", "num_speculative_tokens": true}', f"{FLAG} num_speculative_tokens", "whole number"),
         ('{"method": "ngram", "prompt_lookup_max": "4"}', f"{FLAG} prompt_lookup_max", "whole number"),
         ('{"method": "ngram", "prompt_lookup_min": 2.5}', f"{FLAG} prompt_lookup_min", "whole number"),
+        ('{"method": "ngram", "synthetic_acceptance": 1.5}', f"{FLAG} synthetic_acceptance", "between 0 and 1"),
+        ('{"method": "ngram", "synthetic_acceptance": -0.1}', f"{FLAG} synthetic_acceptance", "between 0 and 1"),
+        ('{"method": "ngram", "synthetic_acceptance": true}', f"{FLAG} synthetic_acceptance", "between 0 and 1"),
+        ('{"method": "ngram", "synthetic_acceptance": "0.5"}', f"{FLAG} synthetic_acceptance", "between 0 and 1"),
+        ('{"method": "ngram", "synthetic_acceptance": NaN}', FLAG, "JSON object"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, option: str, said: str) -> None:
