@@ -7,8 +7,9 @@ are a test. The words, which a kernel must use in exactly this way to give the s
     counter  = (token >> 2, position, purpose, 0)               position: index in the sequence of the sampled token
     lane     = token & 3                                        which of the four output words belongs to the token
 
-`purpose` keeps draws for different ends apart: 0 is the noise of sampling. Words are held in int64, because torch has
-no arithmetic on unsigned 32-bit integers on every device.
+`purpose` keeps draws for different ends apart: 0 is the noise of sampling, 1 the chance of a position's draft where a
+benchmark has set one (the first word of token 0). Words are held in int64, because torch has no arithmetic on unsigned
+32-bit integers on every device.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROUNDS = 10
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
 MASK = 0xFFFFFFFF
-SAMPLING = 0  # purpose
+SAMPLING, ACCEPTANCE = 0, 1  # purposes
 
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 # No draw of `gumbel` is outside these; the margin covers what float32 rounding and a device's logarithm may add.
@@ -86,13 +87,18 @@ def sampling_words(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
 
     By numpy, which runs these many small operations in less time than torch takes to start them.
     """
-    words = philox(_counter(blocks.numpy(), positions.numpy()), _key(seeds.numpy()))
+    words = philox(_counter(blocks.numpy(), positions.numpy(), SAMPLING), _key(seeds.numpy()))
     return torch.from_numpy(np.stack(words, -1))
 
 
-def _counter(blocks: Words, positions: Words) -> tuple[Words, Words, Words, Words]:
+def acceptance_words(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One word for each position, of which the chance of its draft decides: int64 [n] each -> int64 [n]."""
+    return philox(_counter(positions & 0, positions, ACCEPTANCE), _key(seeds))[0]
+
+
+def _counter(blocks: Words, positions: Words, purpose: int) -> tuple[Words, Words, Words, Words]:
     zero = positions & 0
-    return blocks, positions & MASK, zero + SAMPLING, zero
+    return blocks, positions & MASK, zero + purpose, zero
 
 
 def _key(seeds: Words) -> tuple[Words, Words]:

@@ -11,6 +11,7 @@ from kernels import random
 
 BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 PURPOSE = tl.constexpr(random.SAMPLING)
+ACCEPTANCE = tl.constexpr(random.ACCEPTANCE)
 LOG_2 = tl.constexpr(math.log(2.0))
 SLACK = tl.constexpr(1e-3)  # more than float32 takes away
 
@@ -54,3 +55,11 @@ def token_noise(seed, position, tokens):
     a, b, c, d = tl.philox(seed, counters, zero + position.to(tl.uint32), zero + PURPOSE, zero)
     lane = tokens & 3
     return gumbel_noise(tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d))))
+
+
+@triton.jit
+def acceptance_word(seed, position):
+    """The word of which the chance of a position's draft decides: a scalar, int64."""
+    zero = (position * 0).to(tl.uint32)
+    a, _b, _c, _d = tl.philox(seed, zero, position.to(tl.uint32), zero + ACCEPTANCE, zero)
+    return a.to(tl.int64)

@@ -54,6 +54,16 @@ def test_counter_and_key_are_laid_out_as_documented() -> None:
     assert rows[0, token] == expected
 
 
+def test_purposes_have_words_of_their_own() -> None:
+    seeds, positions = np.array([7, -1, 7]), np.array([0, 12, 1])
+    sampling = random.sampling_words(torch.from_numpy(seeds), torch.from_numpy(positions), torch.zeros(3).long())
+    found = random.acceptance_words(seeds, positions)
+    assert len({*found.tolist(), *sampling.flatten().tolist()}) == 3 + 12
+    words = (np.array([word]) for word in (0, 12, random.ACCEPTANCE, 0))
+    key = np.array([0xFFFFFFFF])
+    assert found[1] == random.philox(tuple(words), (key, key))[0][0]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("vocabulary", [1, 5, 4096, 40001])
 def test_single_tokens_and_whole_rows_agree(vocabulary: int) -> None:
     seeds = torch.tensor([3, -(2**63), 2**63 - 1])
