@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.canary import ask_all, prompts
+from tests.e2e.canary import Answer, ask_all, prompts
 from tests.e2e.server import Server, serving
 
 EXPECTED = [prompt["answer"] for prompt in prompts()]
@@ -24,18 +25,24 @@ PATHS = {
 }
 
 
+def texts(answers: Sequence[Answer]) -> list[str]:
+    return [answer.text for answer in answers]
+
+
 async def test_forty_answers_are_exact(server: Server) -> None:
     assert len(EXPECTED) == 40
-    assert await ask_all(server.url) == EXPECTED
+    assert texts(await ask_all(server.url)) == EXPECTED
 
 
 async def test_and_again_from_cached_prefixes(server: Server) -> None:
-    before = server.get("/health")["engine"]["cached_tokens"]
-    assert await ask_all(server.url) == EXPECTED
-    assert server.get("/health")["engine"]["cached_tokens"] > before
+    """Every full block but what the last position needs. The totals of /health come with a heartbeat, which may lag."""
+    await ask_all(server.url)
+    again = await ask_all(server.url)
+    assert texts(again) == EXPECTED
+    assert [answer.cached_tokens for answer in again] == [(answer.prompt_tokens - 1) // 16 * 16 for answer in again]
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_on_other_paths(path: str, tmp_path: Path) -> None:
     with serving(tmp_path, *PATHS[path]) as server:
-        assert await ask_all(server.url) == EXPECTED
+        assert texts(await ask_all(server.url)) == EXPECTED
