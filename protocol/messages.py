@@ -101,6 +101,8 @@ class SubmitText(Message, frozen=True, kw_only=True):
     include_stop: bool = False
     bad_words: tuple[str, ...] = ()  # as text; the tokenizer adds their ids to `sampling`
     skip_special_tokens: bool = True
+    detokenize: bool = True  # false: no text is made; there can be no stop strings then
+    with_token_ids: bool = False  # ids of the prompt and of the output are told beside the text
     echo: bool = False  # the prompt's text comes first in every choice
     stream: bool = False  # false: text may be held back and sent in one piece
     priority: int = 0  # larger goes first under the priority policy
@@ -235,6 +237,8 @@ class TextExtra(Part, frozen=True, kw_only=True):
 
     row: int
     prompt_tokens: int | None = None  # on a choice's first row
+    prompt_token_ids: bytes | None = None  # int32, on the first choice's first row where they were asked for
+    token_ids: bytes = b""  # int32, of the tokens that this row accounts for, where they were asked for
     cached_tokens: int | None = None  # on a choice's first row
     logprobs: tuple[PositionLogprobs, ...] = ()  # of the text in this row
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0

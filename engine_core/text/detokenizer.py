@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine_core.text.vocabulary import Shape, Vocabulary
 
@@ -35,6 +35,25 @@ class Detokenizer(Protocol):
 
     def held(self) -> int:
         """Whole characters that are known but held."""
+
+
+class Silence:
+    """The detokenizer of a request that wants token ids alone. It holds nothing, so all may share it."""
+
+    __slots__ = ()
+
+    def push(self, token_id: int) -> str:
+        del token_id
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+    def held(self) -> int:
+        return 0
+
+
+SILENT: Final = Silence()
 
 
 def detokenizer(vocabulary: Vocabulary, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:

@@ -13,7 +13,7 @@ from collections import deque
 import msgspec
 
 from engine_core.text.choice import Choice, Delta
-from engine_core.text.columns import unpack
+from engine_core.text.columns import pack, unpack
 from engine_core.text.logprobs import prompt_positions
 from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
@@ -222,11 +222,17 @@ class Frontend:
         if delta.stop_hit:
             self._stop_hits += 1
             self.upward.append(StopHit(request.id, index, choice.tokens))
+        taken: list[int] = token_ids[: delta.tokens] if request.with_token_ids else []
+        if request.prompt_ids is not None and index == 0:
+            delta = with_extra(delta, prompt_token_ids=request.prompt_ids)
+            request.prompt_ids = None
         if request.kept:
             if not delta.finish:
-                request.kept[index].add(delta)
+                request.kept[index].add(delta, taken)
                 return
-            delta = request.kept[index].join(delta)
+            delta = request.kept[index].join(delta, taken)
+        elif taken:
+            delta = with_extra(delta, token_ids=pack("i", taken))
         outbox = self._outbox_of(request)
         if outbox is not None:
             outbox.add(request.seats[index], delta)
@@ -245,8 +251,7 @@ class Frontend:
         else:
             return delta
         request.token_ids = ()
-        answer = delta.extra if delta.extra is not None else TextExtra(row=0)
-        return msgspec.structs.replace(delta, extra=msgspec.structs.replace(answer, prompt_logprobs=found))
+        return with_extra(delta, prompt_logprobs=found)
 
     def _confirm(self, request: Request) -> None:
         request.confirmed += 1
@@ -282,6 +287,12 @@ class Frontend:
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
         )
+
+
+def with_extra(delta: Delta, **fields: object) -> Delta:
+    """The delta with more beside its text."""
+    extra = delta.extra if delta.extra is not None else TextExtra(row=0)
+    return msgspec.structs.replace(delta, extra=msgspec.structs.replace(extra, **fields))
 
 
 def rejection(request_id: int, error: RequestError) -> Rejected:

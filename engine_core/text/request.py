@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine_core.text.choice import Choice, Delta
-from engine_core.text.detokenizer import detokenizer
+from engine_core.text.columns import pack
+from engine_core.text.detokenizer import SILENT, detokenizer
 from engine_core.text.outbox import Seat
 from engine_core.text.prompts import Prepared
 from engine_core.text.stops import StopScanner, compile_stops
@@ -16,33 +17,37 @@ from protocol.messages import PositionLogprobs, SubmitText, TextExtra
 class Kept:
     """Deltas of a choice whose client wants its text in one piece."""
 
-    __slots__ = ("_extra", "_logprobs", "_prompt_logprobs", "_texts", "_tokens")
+    __slots__ = ("_extra", "_logprobs", "_prompt_logprobs", "_texts", "_token_ids", "_tokens")
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._tokens = 0
+        self._token_ids: list[int] = []  # where they were asked for
         self._extra: TextExtra | None = None  # of the first delta
         self._logprobs: list[PositionLogprobs] = []
         self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, token_ids: Sequence[int] = ()) -> None:
         self._texts.append(delta.text)
         self._tokens += delta.tokens
+        self._token_ids += token_ids
         if delta.extra is not None:
             self._extra = self._extra or delta.extra
             self._logprobs += delta.extra.logprobs
             if delta.extra.prompt_logprobs is not None:
                 self._prompt_logprobs = delta.extra.prompt_logprobs
 
-    def join(self, last: Delta) -> Delta:
+    def join(self, last: Delta, token_ids: Sequence[int] = ()) -> Delta:
         """All deltas as one that ends as the last one does."""
-        self.add(last)
+        self.add(last, token_ids)
         first = self._extra
         if first is None:
             return Delta("".join(self._texts), self._tokens, last.finish)
         extra = TextExtra(
             row=0,
             prompt_tokens=first.prompt_tokens,
+            prompt_token_ids=first.prompt_token_ids,
+            token_ids=pack("i", self._token_ids),
             cached_tokens=first.cached_tokens,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
@@ -57,15 +62,20 @@ class Kept:
 class Request:
     """State of one request. Owned by the frontend."""
 
-    __slots__ = ("_text", "api", "choices", "confirmed", "id", "kept", "seats", "skip_special_tokens", "token_ids")
+    __slots__ = (
+        "_text", "api", "choices", "confirmed", "id", "kept", "prompt_ids", "seats", "skip_special_tokens",
+        "token_ids", "with_token_ids",
+    )  # fmt: skip
 
     def __init__(self, api: int, text: SubmitText) -> None:
         self.api: int | None = api  # None once its api process is gone
         self.id = text.id
         self._text: SubmitText | None = text  # until the prompt is made: it may be large
         self.skip_special_tokens = text.skip_special_tokens
+        self.with_token_ids = text.with_token_ids
         self.choices: tuple[Choice, ...] = ()
         self.token_ids: Sequence[int] = ()  # of the prompt, while its log-probabilities may come
+        self.prompt_ids: bytes | None = None  # of the prompt, until they are told
         self.confirmed = 0  # choices that the scheduler ended
         self.seats = tuple(Seat(text.id, index) for index in range(text.n))
         self.kept: tuple[Kept, ...] = () if text.stream else tuple(Kept() for _ in range(text.n))
@@ -82,12 +92,14 @@ class Request:
         stops = compile_stops(text.stop) if text.stop else None
         if text.sampling.prompt_logprobs >= 0:
             self.token_ids = prepared.token_ids
+        if text.with_token_ids:
+            self.prompt_ids = pack("i", prepared.token_ids)
         self.choices = tuple(
             Choice(
                 vocabulary,
-                detokenizer(
-                    vocabulary, skip_special_tokens=text.skip_special_tokens, context=prepared.token_ids
-                ),
+                detokenizer(vocabulary, skip_special_tokens=text.skip_special_tokens, context=prepared.token_ids)
+                if text.detokenize
+                else SILENT,
                 StopScanner(stops, include_stop=text.include_stop) if stops is not None else None,
                 echo=prepared.echo,
                 prompt_tokens=len(prepared.token_ids),

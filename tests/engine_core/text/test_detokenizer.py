@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.detokenizer import RUN_LIMIT, ByteRun, detokenizer
+from engine_core.text.detokenizer import RUN_LIMIT, SILENT, ByteRun, detokenizer
 from engine_core.text.vocabulary import Shape, Vocabulary
 from tests.engine_core.text.vocabularies import CORPUS, KINDS, stream, vocabulary
 
@@ -155,3 +155,8 @@ def test_flush_prints_an_incomplete_character() -> None:
     assert None not in token_ids
     assert stream(found, token_ids, skip=True, flush=False) == ""  # type: ignore[arg-type]
     assert stream(found, token_ids, skip=True) == "\ufffd"  # type: ignore[arg-type]
+
+
+def test_silence_says_and_holds_nothing() -> None:
+    assert [SILENT.push(token_id) for token_id in (1, 2, 3)] == ["", "", ""]
+    assert (SILENT.flush(), SILENT.held()) == ("", 0)

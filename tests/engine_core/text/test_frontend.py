@@ -387,3 +387,45 @@ def scheduler_turn(chance: random.Random, frontend: Frontend, running: dict[tupl
             del running[key]
         rows.append((*key, IDS[start : start + count], finish))
     frontend.batch(batch(*ended, *rows))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_told_where_they_are_asked_for(frontend: Frontend, client: Client, stream: bool) -> None:
+    submit(frontend, stream=stream, with_token_ids=True, n=2)
+    sent = frontend.upward.popleft()
+    assert isinstance(sent, SubmitTokens)
+    frontend.batch(batch((1, 0, IDS[:1], Finish.NONE), (1, 1, IDS[:2], Finish.NONE)))
+    client.take()
+    frontend.batch(batch((1, 0, [*IDS[1:], EOS], Finish.STOP), (1, 1, IDS[2:], Finish.LENGTH)))
+    client.take()
+    first, second = client.answer(1, 0), client.answer(1, 1)
+    assert b"".join(extra.token_ids for extra in first.extras) == pack("i", [*IDS, EOS])
+    assert b"".join(extra.token_ids for extra in second.extras) == pack("i", IDS)
+    assert [extra.prompt_token_ids for extra in first.extras if extra.prompt_token_ids] == [sent.token_ids]
+    assert all(extra.prompt_token_ids is None for extra in second.extras)
+    assert first.text == second.text == TEXT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_end_where_a_stop_string_does(frontend: Frontend, client: Client, stream: bool) -> None:
+    submit(frontend, stream=stream, with_token_ids=True, stop=("two",))
+    play(frontend, client, IDS)
+    answer = client.answer()
+    found = unpack("i", b"".join(extra.token_ids for extra in answer.extras))
+    assert found == IDS[: answer.tokens]
+    assert 0 < answer.tokens < len(IDS)
+
+
+def test_nobody_else_gets_token_ids(frontend: Frontend, client: Client) -> None:
+    submit(frontend)
+    play(frontend, client, [*IDS, EOS], Finish.STOP)
+    assert all(not extra.token_ids and extra.prompt_token_ids is None for extra in client.answer().extras)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_detokenization_there_are_ids_alone(frontend: Frontend, client: Client, stream: bool) -> None:
+    submit(frontend, stream=stream, with_token_ids=True, detokenize=False)
+    play(frontend, client, [*IDS, EOS], Finish.STOP)
+    answer = client.answer()
+    assert answer.text == ""
+    assert b"".join(extra.token_ids for extra in answer.extras) == pack("i", [*IDS, EOS])

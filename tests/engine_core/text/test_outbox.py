@@ -93,3 +93,9 @@ def test_approximations_survive_a_merge() -> None:
     first, second = TextExtra(row=0, approximations=("a",)), TextExtra(row=0, stop_reason="x")
     assert merge_extras(first, second).approximations == ("a",)
     assert merge_extras(second, first).approximations == ("a",)
+
+
+def test_token_ids_survive_a_merge_in_order() -> None:
+    first, second = TextExtra(row=0, token_ids=b"1234", prompt_token_ids=b"5678"), TextExtra(row=0, token_ids=b"9012")
+    merged = merge_extras(first, second)
+    assert (merged.token_ids, merged.prompt_token_ids) == (b"12349012", b"5678")

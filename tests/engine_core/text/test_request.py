@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine_core.text.choice import Delta
+from engine_core.text.columns import pack
 from engine_core.text.prompts import Prepared
 from engine_core.text.request import Kept, Request
 from protocol.messages import (
@@ -79,3 +80,17 @@ def test_approximations_of_the_first_delta_stand_in_the_answer() -> None:
     extra = kept.join(Delta("b", 1, Finish.STOP)).extra
     assert extra is not None
     assert extra.approximations == ("minimum at /a",)
+
+
+def test_kept_token_ids_stand_in_the_answer() -> None:
+    kept = Kept()
+    kept.add(Delta("a", 2, extra=TextExtra(row=0, prompt_tokens=1, prompt_token_ids=b"\1\0\0\0")), [5, 6])
+    extra = kept.join(Delta("b", 1, Finish.STOP), [7]).extra
+    assert extra is not None
+    assert extra.token_ids == pack("i", [5, 6, 7])
+    assert extra.prompt_token_ids == pack("i", [1])
+
+
+def test_the_prompts_ids_wait_where_they_are_asked_for() -> None:
+    assert started(prompt="x").prompt_ids is None
+    assert started(prompt="x", with_token_ids=True).prompt_ids == pack("i", [7, 8])
