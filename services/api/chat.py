@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText
+from protocol.messages import SubmitText, TraceContext
 from services.api import exchange, refusals
 from services.api.answers import Identity, chat_answer
 from services.api.connection import outlet_of
@@ -18,12 +18,12 @@ from services.api.decoding import decode, read_body
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
-from services.api.grammar import grammar_of
-from services.api.prediction import predicted_text
 from services.api.reply import Reply
 from services.api.requests import ChatRequest
-from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
+from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
+from services.api.served import ServedModel
 from services.api.service import Service
+from services.api.submission import submission
 from services.api.trace import trace_context
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
@@ -43,7 +43,8 @@ class ChatCompletions:
         n = choices(request, 1)
         refusals.check(body, refusals.REFUSED_IN_CHAT, n)
         usage = wants_usage(request)
-        submit = self._submit(request, n, scope)
+        number = service.pipeline.new_id()
+        submit = chat_submission(request, number, service.model, n, trace_context(scope))
         identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
         streaming = bool(request.stream)
@@ -63,30 +64,21 @@ class ChatCompletions:
             )
             await send_json(send, msgspec.json.encode(answer))
 
-    def _submit(self, request: ChatRequest, n: int, scope: Scope) -> SubmitText:
-        chat = conversation(request)
-        return SubmitText(
-            id=self._service.pipeline.new_id(),
-            messages=chat.messages,
-            template_arguments=chat.template_arguments,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
-            sampling=sampling_of(request, lengths(request), self._service.model),
-            grammar=grammar_of(request),
-            prediction=predicted_text(request),
-            speculate=request.speculative is not False,
-            n=n,
-            stop=stop_strings(request),
-            include_stop=bool(request.include_stop_str_in_output),
-            bad_words=tuple(request.bad_words or ()),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            stream=bool(request.stream),
-            priority=request.priority or 0,
-            cache_salt=request.cache_salt or "",
-            trace=trace_context(scope),
-            arrival=time.time(),
-        )
+
+def chat_submission(
+    request: ChatRequest, number: int, model: ServedModel, n: int, trace: TraceContext
+) -> SubmitText:
+    """The request as the message with id `number`. Raises InvalidRequest or NotBuilt naming the parameter."""
+    chat = conversation(request)
+    return msgspec.structs.replace(
+        submission(request, lengths(request), model, n, trace),
+        id=number,
+        messages=chat.messages,
+        template_arguments=chat.template_arguments,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
+    )
 
 
 def lengths(request: ChatRequest) -> Lengths:

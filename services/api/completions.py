@@ -19,13 +19,12 @@ from services.api.decoding import decode, read_body
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
-from services.api.grammar import grammar_of
-from services.api.prediction import predicted_text
 from services.api.reply import Reply
 from services.api.requests import CompletionRequest
-from services.api.sampling import Lengths, choices, prompt_logprobs, sampling_of, stop_strings, wants_usage
+from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
 from services.api.served import ServedModel
 from services.api.service import Service
+from services.api.submission import submission, with_own_seed
 from services.api.trace import trace_context
 
 REQUEST = msgspec.json.Decoder(CompletionRequest)
@@ -49,7 +48,8 @@ class Completions:
         n = choices(request, len(prompts))
         refusals.check(body, refusals.REFUSED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
-        submits = self._submits(request, prompts, n, scope)
+        asked = submission(request, lengths(request), service.model, n, trace_context(scope))
+        submits = [prompt_submission(asked, request, service.pipeline.new_id(), prompt) for prompt in prompts]
         identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
         streaming, echo, logprobs = bool(request.stream), bool(request.echo), request.logprobs is not None
@@ -71,38 +71,18 @@ class Completions:
             )
             await send_json(send, msgspec.json.encode(answer))
 
-    def _submits(
-        self, request: CompletionRequest, prompts: list[Prompt], n: int, scope: Scope
-    ) -> list[SubmitText]:
-        sampling = sampling_of(request, lengths(request), self._service.model)
-        grammar = grammar_of(request)
-        prediction = predicted_text(request)
-        trace = trace_context(scope)
-        arrival = time.time()
-        return [
-            SubmitText(
-                id=self._service.pipeline.new_id(),
-                prompt=prompt if isinstance(prompt, str) else None,
-                prompt_ids=None if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}i", *prompt),
-                add_special_tokens=request.add_special_tokens is not False,
-                sampling=sampling,
-                grammar=grammar,
-                prediction=prediction,
-                speculate=request.speculative is not False,
-                n=n,
-                stop=stop_strings(request),
-                include_stop=bool(request.include_stop_str_in_output),
-                bad_words=tuple(request.bad_words or ()),
-                skip_special_tokens=request.skip_special_tokens is not False,
-                echo=bool(request.echo),
-                stream=bool(request.stream),
-                priority=request.priority or 0,
-                cache_salt=request.cache_salt or "",
-                trace=trace,
-                arrival=arrival,
-            )
-            for prompt in prompts
-        ]
+
+def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:
+    """One prompt of `request` as the message with id `number`; `asked` is what `submission` made of the rest."""
+    made = msgspec.structs.replace(
+        asked,
+        id=number,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_ids=None if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}i", *prompt),
+        add_special_tokens=request.add_special_tokens is not False,
+        echo=bool(request.echo),
+    )
+    return made if request.seed is not None else with_own_seed(made)
 
 
 def prompts_of(prompt: str | list[int | str | list[int]], model: ServedModel) -> list[Prompt]:

@@ -16,6 +16,7 @@ from services.api.served import ServedModel
 
 T = TypeVar("T")
 
+SEED_BITS = 63  # of a seed that the client left to us
 TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 
@@ -48,7 +49,7 @@ def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel
         repetition_penalty=first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=first(request.presence_penalty, None, 0.0),
         frequency_penalty=first(request.frequency_penalty, None, 0.0),
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
         max_tokens=lengths.max_tokens,
         min_tokens=request.min_tokens or 0,
         stop_token_ids=token_ids(request.stop_token_ids, "stop_token_ids", model),

@@ -1,0 +1,44 @@
+"""From a request's parameters to the message that carries it to a tokenizer: all of it but the prompt and the id."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from protocol.messages import SubmitText, TraceContext
+from services.api.grammar import grammar_of
+from services.api.prediction import predicted_text
+from services.api.requests import GenerationRequest
+from services.api.sampling import SEED_BITS, Lengths, sampling_of, stop_strings
+from services.api.served import ServedModel
+
+
+def submission(
+    request: GenerationRequest, lengths: Lengths, model: ServedModel, n: int, trace: TraceContext
+) -> SubmitText:
+    """The message less its id and its prompt, arriving now. Raises InvalidRequest naming the parameter."""
+    return SubmitText(
+        id=0,
+        sampling=sampling_of(request, lengths, model),
+        grammar=grammar_of(request),
+        prediction=predicted_text(request),
+        speculate=request.speculative is not False,
+        n=n,
+        stop=stop_strings(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        bad_words=tuple(request.bad_words or ()),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+        trace=trace,
+        arrival=time.time(),
+    )
+
+
+def with_own_seed(submit: SubmitText) -> SubmitText:
+    """The same with fresh randomness: equal prompts that nobody gave a seed are to have different outputs."""
+    sampling = msgspec.structs.replace(submit.sampling, seed=secrets.randbits(SEED_BITS))
+    return msgspec.structs.replace(submit, sampling=sampling)
