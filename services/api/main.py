@@ -18,8 +18,6 @@ import uvicorn
 import uvloop
 import zmq
 
-from engine_core import folder
-from engine_core.models.spec import read_spec
 from protocol.config import ApiConfig, Config
 from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
@@ -29,7 +27,7 @@ from services.api.connection import Connection
 from services.api.ledger import Entry, Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
-from services.api.served import ServedModel
+from services.api.served import served_model
 from services.api.service import Service
 from services.notify import notify
 from services.process import ExitCode
@@ -190,19 +188,6 @@ async def attend(service: Service, server: Server) -> None:
         pipeline.settle()
         await asyncio.sleep(TICK)
     pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
-
-
-def served_model(config: Config) -> ServedModel:
-    """What the model's folder says. Raises ModelError or ConfigError."""
-    path = folder.resolve(config.model.model, config.model.revision)
-    spec = read_spec(path)
-    return ServedModel(
-        names=folder.served_names(path, config.model),
-        max_model_len=folder.model_length(spec, config.model),
-        vocab_size=spec.vocab_size,
-        created=int(time.time()),
-        generation=folder.read_generation(path),
-    )
 
 
 def listen(options: ApiConfig) -> socket.socket:

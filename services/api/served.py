@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
+from engine_core import folder
 from engine_core.folder import Generation
+from engine_core.models.spec import read_spec
+from protocol.config import Config
 from protocol.errors import NotFound
 
 
@@ -25,3 +30,16 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         """Raise NotFound unless a request may ask for `asked`; to leave the name out is to ask for the one model."""
         if asked is not None and asked not in self.names:
             raise NotFound(f"The model `{asked[:200]}` does not exist.", param="model", code="model_not_found")
+
+
+def served_model(config: Config) -> ServedModel:
+    """What the model's folder says. Raises ModelError or ConfigError."""
+    path = folder.resolve(config.model.model, config.model.revision)
+    spec = read_spec(path)
+    return ServedModel(
+        names=folder.served_names(path, config.model),
+        max_model_len=folder.model_length(spec, config.model),
+        vocab_size=spec.vocab_size,
+        created=int(time.time()),
+        generation=folder.read_generation(path),
+    )
