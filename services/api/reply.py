@@ -30,20 +30,22 @@ class Usage(msgspec.Struct, frozen=True):
 class PromptFacts:
     """What is known of one prompt once its first choice begins."""
 
-    __slots__ = ("approximations", "cached_tokens", "logprobs", "tokens")
+    __slots__ = ("approximations", "cached_tokens", "logprobs", "token_ids", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.token_ids = b""  # int32, where they were asked for
         self.cached_tokens: int | None = None
         self.approximations: tuple[str, ...] = ()
         self.logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
 class Choice:
-    """One choice: `text` and `logprobs` wait to be taken, the rest is of the whole choice."""
+    """One choice: `text`, `logprobs` and `token_ids` wait to be taken, the rest is of the whole choice."""
 
     __slots__ = (
-        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "stop_reason", "text", "tokens"
+        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "stop_reason", "text",
+        "token_ids", "tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt: int) -> None:
@@ -51,6 +53,7 @@ class Choice:
         self.prompt = prompt
         self.text: list[str] = []
         self.logprobs: list[PositionLogprobs] = []
+        self.token_ids: list[bytes] = []  # int32, where they were asked for
         self.tokens = 0
         self.finish = Finish.NONE
         self.stop_reason: str | int | None = None
@@ -68,6 +71,11 @@ class Choice:
 
     def take_logprobs(self) -> list[PositionLogprobs]:
         taken, self.logprobs = self.logprobs, []
+        return taken
+
+    def take_token_ids(self) -> bytes:
+        """Ids of the tokens since the last call, as int32."""
+        taken, self.token_ids = b"".join(self.token_ids), []
         return taken
 
 
@@ -204,6 +212,10 @@ class Reply:
             facts.logprobs = extra.prompt_logprobs
         if extra.logprobs:
             choice.logprobs.extend(extra.logprobs)
+        if extra.token_ids:
+            choice.token_ids.append(extra.token_ids)
+        if extra.prompt_token_ids is not None:
+            facts.token_ids = extra.prompt_token_ids
         if extra.stop_reason is not None:
             choice.stop_reason = extra.stop_reason
         if extra.drafted is not None:
