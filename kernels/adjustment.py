@@ -94,10 +94,11 @@ def penalise(
     """Repetition, then frequency and presence, on `rows` of the logits. Drafts before an entry count as its output."""
     slots = torch.from_numpy(entries.slots.numpy()[rows])
     counts = history.counts.index_select(0, slots)  # a copy
-    depth = entries.depth.numpy()
-    for at, row in enumerate(rows.tolist()):
-        drafts = entries.drafts[row - depth[row] : row].long()
-        counts[at].index_add_(0, drafts, torch.full_like(drafts, 2, dtype=torch.int32))
+    depth, drafts, twice = entries.depth.numpy()[rows], entries.drafts.numpy(), counts.new_tensor(2)
+    for back in range(1, int(depth.max()) + 1):
+        behind = (depth >= back).nonzero()[0]
+        places = torch.from_numpy(behind), torch.from_numpy(drafts[rows[behind] - back]).long()
+        counts.index_put_(places, twice, accumulate=True)
     index = torch.from_numpy(rows)
     repetition, presence, frequency = (
         column.index_select(0, slots)[:, None]
