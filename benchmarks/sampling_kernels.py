@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import replayed
-from engine_core.execution.parameters import SlotParameters
+from engine_core.execution.slots import SlotSizes, SlotTable
 from engine_core.execution.transfer import Upload
 from kernels.acceptance import accept
 from kernels.gather import DECODING, InputRows, gather_inputs
 from kernels.logprobs import token_logprobs
 from kernels.sampling import sample_entries
-from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries, SlotHistory, SlotSampling
+from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 from protocol.messages import Sampling
-from protocol.steps import SlotStart
+from protocol.steps import SlotStart, StepPlan
 
 SHAPES = ((1, 128256), (64, 128256), (256, 128256), (64, 151936), (256, 151936))  # rows, vocabulary
 STEP = {1: 4.1e3, 64: 5.5e3, 256: 11.0e3}  # microseconds of a decode step of 8B with so many rows
@@ -67,25 +67,24 @@ class Batch:
     """Rows that decode, with random tokens behind them."""
 
     def __init__(self, rows: int, vocabulary: int, mix: Sequence[Sampling], device: torch.device) -> None:
-        parameters = SlotParameters(rows + 1, vocabulary, Upload(device))
-        parameters.start([
+        slots = SlotTable(SlotSizes(rows, LENGTH - 1, BLOCK, vocabulary), Upload(device))
+        starts = [
             SlotStart(
                 slot=slot, token_ids=b"", prompt_tokens=KNOWN // 2, computed=0, blocks=b"", seed=slot,
                 sampling=mix[slot % len(mix)],
             )
             for slot in range(rows)
-        ])  # fmt: skip
-        self.sampling: SlotSampling = parameters.sampling
-        tokens = torch.randint(vocabulary, (rows + 1, LENGTH), dtype=torch.int32, device=device)
-        counts = torch.zeros(rows + 1, vocabulary, dtype=torch.int32, device=device)
-        counts.scatter_(1, tokens[:, :KNOWN].long(), 2)
-        known = torch.full((rows + 1,), KNOWN, dtype=torch.int32, device=device)
-        self.history = SlotHistory(tokens, known, counts)
+        ]  # fmt: skip
+        slots.apply(StepPlan(step=0, epoch=0, starts=tuple(starts)))
+        self.sampling, self.history = slots.parameters.sampling, slots.history
+        tokens = self.history.tokens.random_(vocabulary)
+        self.history.counts.zero_().scatter_(1, tokens[:, :KNOWN].long(), 2)
+        self.history.known.fill_(KNOWN)
         self.entries = Entries(**{name: torch.from_numpy(x).to(device) for name, x in entry_columns(rows).items()})
         self.inputs = InputRows(
             self.entries.start, self.entries.slots, torch.full_like(self.entries.slots, DECODING), self.entries.drafts
         )
-        self.block_tables = torch.ones(rows + 1, LENGTH // BLOCK, dtype=torch.int32, device=device)
+        self.block_tables = slots.block_tables.fill_(1)
 
     def run(self, logits: torch.Tensor) -> None:
         """A step without its model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_core.execution.transfer import Upload
+from kernels.changes import NUMBERS, SEED_WORDS
 from kernels.sampling import GREEDY_BELOW
 from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, TOP_K, TOP_P, WORD_END, WORDS, SlotSampling
 from protocol.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from protocol.messages import Sampling
 from protocol.steps import SlotStart
 
-FLOATS = ("temperature", "min_p", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-INTEGERS = ("uses", "top_k", "prompt_tokens", "logprobs", "edit_counts", "word_counts")
-REALS = ("temperature", "min_p", "top_p", "repetition", "presence", "frequency")  # where FLOATS go in `SlotSampling`
+# A slot's numbers behind its seed; all but the first are columns of `SlotSampling`.
+INTEGERS = ("known", "uses", "top_k", "prompt_tokens", "logprobs", "edit_counts", "word_counts")
+REALS = ("temperature", "min_p", "top_p", "repetition", "presence", "frequency")
+ALIGNED = 4  # numbers; lines of a table that begin at a multiple, which is 16 bytes, are read fastest
 MAX_EOS = 64  # stop token ids of a model
 MAX_EDITS = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_EOS
 MAX_WORDS = 2 * MAX_BAD_WORDS  # each as it stands alone and behind a space
+NUMBER = 4  # bytes of each in a plan
 FOREVER = 2**31 - 1  # a position that no sequence reaches; no token's id either
 
 Column = NDArray[Any]
@@ -38,8 +41,13 @@ class Lists:
     allowed: frozenset[int] | None  # None allows all
 
 
+NO_LISTS = Lists((), (), None)
+
+
 def read_lists(sampling: Sampling, prompt_tokens: int, vocabulary: int) -> Lists:
     """Biases, and the stop tokens that min_tokens forbids, as edits; bad words; allowed tokens."""
+    if not (sampling.logit_bias or sampling.min_tokens or sampling.bad_words or sampling.allowed_token_ids):
+        return NO_LISTS
     bias: dict[int, float] = {}
     for token, value in sampling.logit_bias:
         bias[token] = bias.get(token, 0.0) + value
@@ -72,34 +80,32 @@ def read_uses(sampling: Sampling, lists: Lists, vocabulary: int) -> int:
     )
 
 
-def empty_tables(slots: int, vocabulary: int, places: int, device: torch.device) -> SlotSampling:
-    """Tables of slots that use nothing, and a store of masks with `places` for grammars."""
+def number_columns(numbers: Tensor, slots: int) -> dict[str, Tensor]:
+    """The columns that stand in a table as `kernels.changes.SlotMemory` has it, each [slots]; of slots of nobody."""
+    assert SEED_WORDS + len(INTEGERS) + len(REALS) == len(numbers)
+    seeds, lines = numbers[:SEED_WORDS].view(-1).view(torch.int64), iter(numbers[SEED_WORDS:])
+    columns = {"seed": seeds[:slots]}
+    columns |= {name: next(lines)[:slots] for name in INTEGERS}
+    columns |= {name: next(lines).view(torch.float32)[:slots] for name in REALS}
+    columns["logprobs"].fill_(-1)
+    for name in ("temperature", "top_p", "repetition"):
+        columns[name].fill_(1.0)
+    return columns
+
+
+def empty_tables(numbers: dict[str, Tensor], vocabulary: int, places: int) -> SlotSampling:
+    """Tables of slots that use nothing over their numbers' columns, and a store of masks with `places` for grammars."""
+    (slots,), device = numbers["uses"].shape, numbers["uses"].device
 
     def zeros(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=kind, device=device)
 
-    temperature, min_p, top_p, repetition, presence, frequency = zeros(len(FLOATS), slots, kind=torch.float32)
-    uses, top_k, prompt_tokens, logprobs, edit_counts, word_counts = zeros(len(INTEGERS), slots)
-    for column in (temperature, top_p, repetition):
-        column.fill_(1.0)
     return SlotSampling(
-        uses=uses,
-        temperature=temperature,
-        min_p=min_p,
-        top_p=top_p,
-        repetition=repetition,
-        presence=presence,
-        frequency=frequency,
-        seed=zeros(slots, kind=torch.int64),
-        top_k=top_k,
-        prompt_tokens=prompt_tokens,
-        logprobs=logprobs.fill_(-1),
-        edit_counts=edit_counts,
+        **{name: column for name, column in numbers.items() if name != "known"},
         edit_tokens=zeros(slots, MAX_EDITS),
         edit_until=zeros(slots, MAX_EDITS),
         edit_early=zeros(slots, MAX_EDITS, kind=torch.float32),
         edit_late=zeros(slots, MAX_EDITS, kind=torch.float32),
-        word_counts=word_counts,
         words=zeros(slots, MAX_WORDS, MAX_BAD_WORD_TOKENS),
         masks=zeros(places + slots, -(-vocabulary // 32)),
         own_masks=places,
@@ -111,24 +117,22 @@ class SlotParameters:
 
     def __init__(self, slots: int, vocabulary: int, upload: Upload, mask_places: int = 0) -> None:
         self.vocabulary = vocabulary
-        tables = empty_tables(slots, vocabulary, mask_places, upload.device)
-        # Columns of one kind stand together, so that a start is one copy to all of them: [columns, slots]
-        self._floats = torch.stack([getattr(tables, name) for name in REALS])
-        self._integers = torch.stack([getattr(tables, name) for name in INTEGERS])
-        columns = zip((*REALS, *INTEGERS), (*self._floats, *self._integers), strict=True)
-        self.sampling = replace(tables, **dict(columns))
+        lines = -(-slots // ALIGNED) * ALIGNED
+        self.numbers = torch.zeros(NUMBERS, lines, dtype=torch.int32, device=upload.device)
+        columns = number_columns(self.numbers, slots)
+        self.known = columns["known"]  # how many tokens each slot has
+        self.sampling = empty_tables(columns, vocabulary, mask_places)
         self.uses = np.zeros(slots, np.int64)  # bits
         self.logprobs = np.full(slots, -1, np.int64)  # width asked for, -1 none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
         self._upload = upload
 
-    def start(self, starts: Sequence[SlotStart]) -> None:
-        """Take over the parameters of the requests that enter slots."""
-        floats = np.empty((len(FLOATS), len(starts)), np.float32)
-        integers = np.empty((len(INTEGERS), len(starts)), np.int32)
-        seeds = np.empty(len(starts), np.int64)
+    def start(self, starts: Sequence[SlotStart]) -> list[tuple[float, ...]]:
+        """Take over the parameters of the requests that enter slots, but for their numbers: those are returned, as the
+        end of a `kernels.changes.HEAD`, for whoever changes the slots."""
+        found: list[tuple[float, ...]] = []
         listed: dict[int, Lists] = {}
-        for at, start in enumerate(starts):
+        for start in starts:
             sampling, slot = start.sampling, start.slot
             lists = read_lists(sampling, start.prompt_tokens, self.vocabulary)
             used = read_uses(sampling, lists, self.vocabulary)
@@ -137,19 +141,16 @@ class SlotParameters:
             self.uses[slot] = used
             self.logprobs[slot] = sampling.logprobs
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
-            floats[:, at] = [getattr(sampling, name) for name in FLOATS]
-            top_k = sampling.top_k if used & TOP_K else 0
-            counts = len(lists.edits), len(lists.words)
-            integers[:, at] = used, top_k, start.prompt_tokens, sampling.logprobs, *counts
-            seeds[at] = (start.seed + 2**63) % 2**64 - 2**63  # the same 64 bits as a signed number
-        slots, new_floats, new_integers, new_seeds = self._upload.send(
-            (np.array([start.slot for start in starts], np.int64), floats, integers, seeds)
-        )
-        self._floats.index_copy_(1, slots, new_floats)
-        self._integers.index_copy_(1, slots, new_integers)
-        self.sampling.seed.index_copy_(0, slots, new_seeds)
+            found.append((
+                (start.seed + 2**63) % 2**64 - 2**63,  # the same 64 bits as a signed number
+                len(start.token_ids) // NUMBER, used, sampling.top_k if used & TOP_K else 0, start.prompt_tokens,
+                sampling.logprobs, len(lists.edits), len(lists.words),
+                sampling.temperature, sampling.min_p, sampling.top_p,
+                sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty,
+            ))  # fmt: skip
         if listed:
             self._start_lists(listed)
+        return found
 
     def _start_lists(self, listed: dict[int, Lists]) -> None:
         """Fill the lines of slots with lists. A line's end behind its count is never read."""

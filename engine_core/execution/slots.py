@@ -7,6 +7,7 @@ which follow from plans alone. Slot `max_num_seqs` and block 0 are scratch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine_core.execution.masks import mask_places
-from engine_core.execution.parameters import SlotParameters
+from engine_core.execution.parameters import NUMBER, SlotParameters
 from engine_core.execution.rows import Column, HostRows, decode_rows, integers, mixed_rows
 from engine_core.execution.transfer import Upload
+from kernels.changes import HEAD, HEAD_WORDS, PAIR, Changes, SlotMemory, change_slots
 from kernels.sampling_tables import PENALTIES, SlotHistory
 from protocol.steps import SlotStart, StepPlan
 
@@ -52,11 +54,11 @@ class SlotTable:
         self.parameters = SlotParameters(slots, sizes.vocabulary, upload, mask_places(sizes.vocabulary))
         self.history = SlotHistory(
             tokens=torch.zeros(slots, self.row_length, dtype=torch.int32, device=device),
-            known=torch.zeros(slots, dtype=torch.int32, device=device),
+            known=self.parameters.known,
             counts=torch.zeros(slots, sizes.vocabulary, dtype=torch.int32, device=device),
         )
         self.block_tables = torch.zeros(slots, sizes.max_blocks, dtype=torch.int32, device=device)
-        self._flat_tables = self.block_tables.view(-1)
+        self._memory = SlotMemory(self.history.tokens, self.block_tables, self.parameters.numbers)
         self.prompt_tokens = np.zeros(slots, np.int64)
         self._block_counts = np.zeros(slots, np.int64)
         self._decodes = np.zeros(slots, bool)
@@ -72,11 +74,8 @@ class SlotTable:
         """The plan's diffs, in this order: slots that stop decoding, starts, blocks, slots that begin to decode."""
         if plan.decode_off:
             self._decodes[integers(plan.decode_off)] = False
-        if plan.starts:
-            self._start(plan.starts)
-        if plan.blocks:
-            pairs = integers(plan.blocks).reshape(-1, 2)
-            self._append(pairs[:, 0].astype(np.int64), pairs[:, 1])
+        if plan.starts or plan.blocks:
+            self._change(plan)
         if plan.decode_on:
             self._decodes[integers(plan.decode_on)] = True
         if plan.decode_off or plan.decode_on or plan.starts:
@@ -92,50 +91,55 @@ class SlotTable:
         """Keys that the longest row may have: what its blocks hold."""
         return int(self._block_counts[rows.slots].max(initial=1)) * self.sizes.block_size
 
-    def _start(self, starts: tuple[SlotStart, ...]) -> None:
-        slots = np.array([start.slot for start in starts], np.int64)
-        tokens = [integers(start.token_ids) for start in starts]
-        blocks = [integers(start.blocks) for start in starts]
-        lengths = np.array([len(ids) for ids in tokens], np.int64)
-        held = np.array([len(given) for given in blocks], np.int64)
-        self.prompt_tokens[slots] = [start.prompt_tokens for start in starts]
-        self._decodes[slots] = False
-        self._block_counts[slots] = held
-        new_slots, places, new_tokens, known, block_places, new_blocks = self._upload.send((
-            slots,
-            np.repeat(slots * self.row_length, lengths) + offsets(lengths),
-            np.concatenate(tokens),
-            lengths.astype(np.int32),
-            np.repeat(slots * self.sizes.max_blocks, held) + offsets(held),
-            np.concatenate(blocks),
-        ))  # fmt: skip
-        self.history.tokens.view(-1).index_copy_(0, places, new_tokens)
-        self.history.known.index_copy_(0, new_slots, known)
-        self.block_tables.index_fill_(0, new_slots, 0)  # what is not given points at scratch
-        self._flat_tables.index_copy_(0, block_places, new_blocks)
-        self.parameters.start(starts)
-        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-            if self.parameters.uses[slot] & PENALTIES:
-                self._count(slot, int(self.prompt_tokens[slot]), length)
+    def _change(self, plan: StepPlan) -> None:
+        """Send up what enters slots and what is appended to their tables, all at once."""
+        starts = plan.starts
+        for start in starts:
+            self.prompt_tokens[start.slot] = start.prompt_tokens
+            self._decodes[start.slot] = False
+            self._block_counts[start.slot] = len(start.blocks) // NUMBER
+        numbers = self.parameters.start(starts)
+        pairs = integers(plan.blocks).reshape(-1, 2)
+        if starts and np.isin(pairs[:, 0], [start.slot for start in starts]).any():
+            self._send(starts, numbers, pairs[:0])  # the start clears the table that it fills, so it goes first
+            starts, numbers = (), []
+        self._send(starts, numbers, pairs)
+        for start in plan.starts:
+            if self.parameters.uses[start.slot] & PENALTIES:
+                self._count(start.slot, start.prompt_tokens, len(start.token_ids) // NUMBER)
+
+    def _send(self, starts: Sequence[SlotStart], numbers: Sequence[tuple[float, ...]], pairs: Column) -> None:
+        appended = self._append(pairs)
+        end = len(starts) * HEAD_WORDS + appended.size
+        heads, contents = [], []
+        for start, own in zip(starts, numbers, strict=True):
+            tokens, blocks = len(start.token_ids) // NUMBER, len(start.blocks) // NUMBER
+            heads.append(HEAD.pack(start.slot, end, tokens, end + tokens, blocks, *own))
+            contents += [start.token_ids, start.blocks]
+            end += tokens + blocks
+        words = np.frombuffer(bytearray().join((*heads, appended.tobytes(), *contents)), "<i4")
+        longest = max([len(start.token_ids) // NUMBER for start in starts], default=0)
+        (packed,) = self._upload.send((words,))
+        change_slots(Changes(packed, len(starts), len(appended), longest), self._memory)
 
     def _count(self, slot: int, prompt: int, length: int) -> None:
         counts, tokens = self.history.counts[slot].zero_(), self.history.tokens[slot, :length].long()
         counts.index_fill_(0, tokens[:prompt], 1)
         counts.index_add_(0, tokens[prompt:], torch.full_like(tokens[prompt:], 2, dtype=torch.int32))
 
-    def _append(self, slots: IntArray, blocks: Column) -> None:
-        """Blocks at the ends of their slots' tables, in the order given for each slot."""
+    def _append(self, pairs: Column) -> Column:
+        """Slot, column and block of each that is appended: [blocks, 3], in the order given for each slot."""
+        slots = pairs[:, 0]
         columns = self._block_counts[slots]
         if len(slots) > 1 and (slots[1:] <= slots[:-1]).any():  # several of a slot, or slots in any order
-            order = np.argsort(slots, kind="stable")
-            slots, blocks = slots[order], blocks[order]
+            pairs = pairs[np.argsort(slots, kind="stable")]
+            slots = pairs[:, 0]
             _, repeats = np.unique(slots, return_counts=True)
             columns = self._block_counts[slots] + offsets(repeats)
-        else:
-            blocks = blocks.copy()  # a plan's bytes are read-only
         self._block_counts[slots] = columns + 1  # the last of a slot's wins
-        places, new_blocks = self._upload.send((slots * self.sizes.max_blocks + columns, blocks))
-        self._flat_tables.index_copy_(0, places, new_blocks)
+        appended = np.empty((len(pairs), PAIR), np.int32)
+        appended[:, 0], appended[:, 1], appended[:, 2] = slots, columns, pairs[:, 1]
+        return appended
 
 
 def offsets(counts: IntArray) -> IntArray:

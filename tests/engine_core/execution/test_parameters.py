@@ -8,6 +8,7 @@ import torch
 
 from engine_core.execution.parameters import SlotParameters, read_lists
 from engine_core.execution.transfer import Upload
+from kernels.changes import HEAD, Changes, SlotMemory, change_slots
 from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, TOP_K, TOP_P, WORDS, SlotSampling
 from protocol import limits
 from protocol.messages import Sampling
@@ -16,10 +17,19 @@ from protocol.steps import SlotStart
 VOCABULARY = 50
 
 
+def enter(parameters: SlotParameters, starts: list[SlotStart]) -> None:
+    """Slots without tokens or blocks."""
+    slots = len(parameters.uses)
+    heads = [HEAD.pack(at.slot, 0, 0, 0, 0, *own) for at, own in zip(starts, parameters.start(starts), strict=True)]
+    packed = torch.from_numpy(np.frombuffer(bytearray().join(heads), np.int32))
+    nothing = torch.zeros(slots, 1, dtype=torch.int32)
+    change_slots(Changes(packed, len(starts), 0, 0), SlotMemory(nothing, nothing, parameters.numbers))
+
+
 def tables(samplings: list[Sampling], places: int = 0) -> SlotSampling:
     """The sampler's tables with these requests in slots 1.., of which each has a prompt of 10 tokens."""
     parameters = SlotParameters(len(samplings) + 2, VOCABULARY, Upload(torch.device("cpu")), places)
-    parameters.start([
+    enter(parameters, [
         SlotStart(
             slot=at + 1, token_ids=b"", prompt_tokens=10, computed=0, blocks=b"", sampling=sampling, seed=2**64 - 1 - at
         )
@@ -144,7 +154,7 @@ def test_the_longest_lists_that_limits_allow_fit() -> None:
         bad_words=tuple((at,) * limits.MAX_BAD_WORD_TOKENS for at in range(2 * limits.MAX_BAD_WORDS)),
     )
     start = SlotStart(slot=0, token_ids=b"", prompt_tokens=1, computed=0, blocks=b"", sampling=sampling, seed=1)
-    parameters.start([start])
+    enter(parameters, [start])
     assert parameters.sampling.edit_counts[0] == parameters.sampling.edit_tokens.shape[1]
     assert parameters.sampling.word_counts[0] == parameters.sampling.words.shape[1]
     assert parameters.sampling.words[0, -1].tolist() == [2 * limits.MAX_BAD_WORDS - 1] * limits.MAX_BAD_WORD_TOKENS
@@ -157,7 +167,7 @@ def test_a_new_request_takes_over_the_whole_slot() -> None:
         Sampling(logit_bias=((4, 1.0),), allowed_token_ids=(5,)),
     ):
         start = SlotStart(slot=0, token_ids=b"", prompt_tokens=1, computed=0, blocks=b"", sampling=sampling, seed=1)
-        parameters.start([start])
+        enter(parameters, [start])
     table = parameters.sampling
     assert table.uses[0] == DRAWS | EDITS | ALLOWED
     assert table.edit_counts[0] == 1
