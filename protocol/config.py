@@ -7,6 +7,7 @@ made from these structs, so an option exists once. Field `max_model_len` is type
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from protocol import limits
 from protocol.errors import ConfigError
 from protocol.speculation import read_speculative
 
@@ -27,6 +29,7 @@ class Option(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     metavar: str = ""
+    several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` takes the text apart
     secret: bool = False  # may come from the environment, is never printed and never stands in a child's argv
 
 
@@ -35,7 +38,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: Annotated[str, Option("folder in Hugging Face layout or hub id; empty: the embedded model")] = ""
     revision: Annotated[str, Option("hub revision: branch, tag or commit")] = ""
-    served_model_name: Annotated[str, Option("name clients use; empty: the model's own; several with commas")] = ""
+    served_model_name: Annotated[
+        str, Option("name that clients use; empty: the model's own; may be repeated", several=True)
+    ] = ""
     dtype: Annotated[
         str,
         Option("arithmetic type; auto: the checkpoint's on a GPU, float32 on a CPU",
@@ -62,12 +67,68 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     host: Annotated[str, Option("address to listen on")] = "127.0.0.1"
     port: Annotated[int, Option("port to listen on; 0 picks a free one", 0, 65535)] = 8000
-    api_processes: Annotated[int, Option("api processes sharing the port; 0: 1 to 4, by cores", 0, 64)] = 0
-    api_key: Annotated[str, Option("key that clients must send as bearer token; empty: none", secret=True)] = ""
+    uds: Annotated[str, Option("unix socket to listen on instead of an address", metavar="FILE")] = ""
+    uds_mode: Annotated[
+        str, Option("who may connect to it: its owner, or its group and everybody too",
+                    choices=("owner", "group", "everybody"))
+    ] = "owner"
+    api_processes: Annotated[
+        int, Option("api processes sharing the port; 0: 1 to 4, by cores, and 1 with --uds", 0, 64)
+    ] = 0
+    api_key: Annotated[
+        str, Option("key that clients must send as bearer token; may be repeated; empty: none", several=True,
+                    secret=True)
+    ] = ""
+    api_key_file: Annotated[
+        str, Option("file with a key per line, read again when it changes and on SIGHUP", metavar="FILE")
+    ] = ""
+    allowed_origins: Annotated[
+        str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: none",
+                    several=True, metavar="ORIGIN")
+    ] = ""
+    allowed_methods: Annotated[
+        str, Option("methods that those pages may use, or *; may be repeated", several=True, metavar="METHOD")
+    ] = "*"
+    allowed_headers: Annotated[
+        str, Option("headers that those pages may send, or *; may be repeated", several=True, metavar="HEADER")
+    ] = "*"
+    allow_credentials: Annotated[bool, Option("let those pages send cookies and client certificates")] = False
+    ssl_keyfile: Annotated[str, Option("private key, PEM; empty: it stands in --ssl-certfile", metavar="FILE")] = ""
+    ssl_certfile: Annotated[str, Option("certificate chain, PEM; empty: no TLS", metavar="FILE")] = ""
+    ssl_keyfile_password: Annotated[str, Option("password of the private key", secret=True)] = ""
+    ssl_ca_certs: Annotated[
+        str, Option("certificates, PEM, of those who sign client certificates; empty: none are asked for",
+                    metavar="FILE")
+    ] = ""
+    ssl_cert_reqs: Annotated[
+        str, Option("whether a client must have a certificate, given --ssl-ca-certs",
+                    choices=("required", "optional"))
+    ] = "required"
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
-    max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = 32 << 20
+    max_header_bytes: Annotated[int, Option("largest request line with headers", 1024, 1 << 24)] = 64 << 10
+    max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
+    header_timeout: Annotated[
+        float, Option("seconds from the first byte of a request to the end of its headers", 0.1, 3600.0)
+    ] = 10.0
+    body_timeout: Annotated[float, Option("seconds that the body of a request may take", 0.1, 3600.0)] = 60.0
+    keep_alive_timeout: Annotated[
+        float, Option("seconds that a connection may be idle", 0.1, 86400.0, aliases=("--timeout-keep-alive",))
+    ] = 75.0
+    max_json_depth: Annotated[int, Option("deepest nesting of a body", 8, limits.MAX_JSON_DEPTH)] = (
+        limits.MAX_JSON_DEPTH
+    )
+    max_n: Annotated[int, Option("most choices per prompt", 1, limits.MAX_CHOICES)] = limits.MAX_N
+    max_logprobs: Annotated[
+        int, Option("most log-probabilities per token", 0, limits.MAX_LOGPROBS)
+    ] = limits.MAX_LOGPROBS
+    max_stop_strings: Annotated[
+        int, Option("most stop strings of a request", 0, limits.MOST_STOP_STRINGS)
+    ] = limits.MAX_STOP_STRINGS
+    max_logit_bias: Annotated[
+        int, Option("most tokens in logit_bias", 0, limits.MAX_LOGIT_BIAS)
+    ] = limits.MAX_LOGIT_BIAS
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +202,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run: RunConfig = RunConfig()
 
 
+ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -198,7 +261,35 @@ def check(config: Config) -> Config:
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )
     read_speculative(config.scheduler.speculative_config)
+    check_listening(config.api)
     return config
+
+
+def check_listening(api: ApiConfig) -> None:
+    """Options of the socket and of who may use it that do not go together."""
+    if api.uds and api.api_processes > 1:
+        raise ConfigError("--uds", api.uds, f"one process listens at a file; --api-processes is {api.api_processes}")
+    if api.uds and api.ssl_certfile:
+        raise ConfigError("--uds", api.uds, "TLS is for addresses; leave out --ssl-certfile")
+    if not api.ssl_certfile:
+        for flag, value in (("--ssl-keyfile", api.ssl_keyfile), ("--ssl-ca-certs", api.ssl_ca_certs)):
+            if value:
+                raise ConfigError(flag, value, "it needs --ssl-certfile")
+    origins = words(api.allowed_origins)
+    if api.allow_credentials and ("*" in origins or not origins):
+        raise ConfigError("--allow-credentials", True, "it needs the origins by name in --allowed-origins")
+    for origin in origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError("--allowed-origins", origin, "it must be *, null or like https://example.org:8443")
+    for flag, text in (("--allowed-methods", api.allowed_methods), ("--allowed-headers", api.allowed_headers)):
+        for word in words(text):
+            if not TOKEN.fullmatch(word):
+                raise ConfigError(flag, word, "it must be * or names")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The values of an option that takes several."""
+    return tuple(word for word in (part.strip() for part in text.split(",")) if word)
 
 
 def check_value(field: Field, value: object) -> None:

@@ -8,8 +8,10 @@
     │   ├── Unauthorized             401 authentication_error
     │   ├── NotFound                 404 not_found_error
     │   ├── MethodNotAllowed         405 invalid_request_error
+    │   ├── RequestTimeout           408 invalid_request_error
     │   ├── PayloadTooLarge          413 invalid_request_error
     │   ├── UnsupportedMediaType     415 invalid_request_error
+    │   ├── HeadTooLarge             431 invalid_request_error
     │   ├── Overloaded               429 rate_limit_error
     │   ├── EngineFailure            500 server_error
     │   │   └── GrammarFailure       500 server_error
@@ -79,6 +81,23 @@ class NotFound(RequestError):
 
 class MethodNotAllowed(RequestError):
     status = 405
+    type = "invalid_request_error"
+
+
+class RequestTimeout(RequestError):
+    """The client did not send its request in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="request_timeout")
+
+
+class HeadTooLarge(RequestError):
+    """Request line and headers; RFC 6585, section 5."""
+
+    status = 431
     type = "invalid_request_error"
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import stat
+from pathlib import Path
 from typing import Any
 
 from protocol.config import ApiConfig
 from protocol.errors import AddressError
+
+MAX_UDS = 107 - len("..new")  # bytes of a path: what sockaddr_un holds, less what its first name has more
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
@@ -40,9 +45,38 @@ def refusal(host: str, port: int, error: OSError) -> AddressError:
     return AddressError("--port", port, f"it cannot be bound on {host}: {error.strerror}")
 
 
+def check_file(path: Path) -> None:
+    """Raise AddressError unless one could listen at this file: there is none, or a socket that nobody listens at."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise file_refusal(path, error) from error
+    if mode is not None and not stat.S_ISSOCK(mode):
+        raise AddressError("--uds", str(path), "there is a file that is no socket")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise AddressError("--uds", str(path), "its folder must be there and writable")
+    if len(os.fsencode(path)) > MAX_UDS:
+        raise AddressError("--uds", str(path), f"it must be of at most {MAX_UDS} bytes")
+    if mode is None:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return
+    raise AddressError("--uds", str(path), "another process listens there")
+
+
+def file_refusal(path: Path, error: OSError) -> AddressError:
+    """What a failed bind to a file means to the operator."""
+    return AddressError("--uds", str(path), f"it cannot be made: {error.strerror or error}")
+
+
 def hold(config: ApiConfig) -> socket.socket | None:
     """With --port 0 and several api processes: a free port, kept from others until the api processes share it."""
-    if config.port or config.api_processes == 1:
+    if config.uds or config.port or config.api_processes == 1:
         return None
     family, address = resolve(config.host, 0)
     held = socket.socket(family, socket.SOCK_STREAM)

@@ -63,7 +63,7 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         max_num_seqs=config.model.max_num_seqs,
         seconds=seconds,
         chat=chat,
-        locked=bool(config.api.api_key),
+        locked=bool(config.api.api_key or config.api.api_key_file),
     )
 
 
@@ -74,7 +74,9 @@ def curl(facts: Serving) -> str:
         body: dict[str, object] = {"messages": [{"role": "user", "content": "Tell me a short story."}]}
     else:
         path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
-    words = ["curl", facts.url + path, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    file = facts.url.removeprefix("unix:")
+    target = [facts.url + path] if file == facts.url else ["--unix-socket", file, "http://localhost" + path]
+    words = ["curl", *target, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
     line = shlex.join(words)
     return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if facts.locked else line
 

@@ -22,10 +22,12 @@ import msgspec
 
 from engine_core import folder
 from engine_core.models.spec import read_spec
-from protocol.config import Config
+from protocol.config import ApiConfig, Config
 from protocol.errors import ConfigError
 from protocol.links import Role
-from services import address, banner, journal, options, process
+from services import address, banner, faults, journal, options, process
+from services.api import listening
+from services.api.keys import Keys
 from services.child import Child
 from services.notify import VARIABLE, NoticeSocket, notify
 from services.process import ExitCode, Stop
@@ -48,22 +50,17 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
     Raises ConfigError, AddressError, ModelError before anything is started.
     """
     journal.setup("launcher", config.run.log_level)
-    config = sized(config, usable_cores())
-    model = folder.resolve(config.model.model, config.model.revision)
-    names = folder.served_names(model, config.model)
-    folder.model_length(read_spec(model), config.model)
-    check_template(config.tokenizer.chat_template)
-    address.check(config.api.host, config.api.port)
+    config = resolved(sized(config, usable_cores()))
+    check_listening(config.api)
     directory = RunDirectory.open(config.run.run_dir)
     held = address.hold(config.api)
     try:
         config = msgspec.structs.replace(
             config,
             api=msgspec.structs.replace(config.api, port=held.getsockname()[1] if held else config.api.port),
-            model=msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names)),
-            run=msgspec.structs.replace(config.run, run_dir=str(directory.path)),
         )
-        launch = Launch(config, directory, entry, chat=has_template(model, config.tokenizer.chat_template))
+        chat = has_template(Path(config.model.model), config.tokenizer.chat_template)
+        launch = Launch(placed(config, directory), directory, entry, chat=chat)
         try:
             return launch.run()
         finally:
@@ -74,18 +71,52 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
         directory.close()
 
 
-class Launch:
-    """The processes of one server. One thread, one selector: signals, notices, output and ends of children."""
+def resolved(config: Config) -> Config:
+    """`config` with its model as a folder that is there and its names filled in.
 
-    def __init__(self, config: Config, directory: RunDirectory, entry: Path, *, chat: bool) -> None:
+    Raises ConfigError and ModelError for what would end a process when it starts.
+    """
+    model = folder.resolve(config.model.model, config.model.revision)
+    names = folder.served_names(model, config.model)
+    folder.model_length(read_spec(model), config.model)
+    check_template(config.tokenizer.chat_template)
+    found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
+    return msgspec.structs.replace(config, model=found)
+
+
+def placed(config: Config, directory: RunDirectory) -> Config:
+    """`config` with the run directory that the processes share."""
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory.path)))
+
+
+class Launch:
+    """The processes of one server. One thread, one selector: signals, notices, output and ends of children.
+
+    `owner` is a descriptor that turns readable when nobody needs the server any more; the caller's to close.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        entry: Path,
+        *,
+        chat: bool,
+        roles: Sequence[Role] = START_ORDER,
+        owner: int | None = None,
+    ) -> None:
         self._config = config
         self._entry = entry
         self._chat = chat
+        self._roles = roles
+        self._owner = owner
         self._stop = Stop(once=False, numbers=stop_signals())
         self._notices = NoticeSocket(directory.path / "notify.sock")
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stop, selectors.EVENT_READ)
         self._selector.register(self._notices, selectors.EVENT_READ)
+        if owner is not None:
+            self._selector.register(owner, selectors.EVENT_READ)
         self._environ = child_environment(config, directory, self._notices.path)
         self._children: list[Child] = []  # those that run
         self._ready = False
@@ -97,7 +128,7 @@ class Launch:
 
     def run(self) -> int:
         """Start everything, then wait for the end of everything."""
-        for role in START_ORDER:
+        for role in self._roles:
             for index in range(count(role, self._config)):
                 self._start(role, index)
         self._progress.open()
@@ -109,6 +140,8 @@ class Launch:
                     self._heard(key.data, key.fd)
                 elif key.fileobj is self._notices:
                     self._noticed()
+                elif key.fd == self._owner:
+                    self._abandoned()
                 else:
                     self._told_to_stop()
             if time.monotonic() >= self._deadline:
@@ -143,6 +176,7 @@ class Launch:
             if not child.speaking:
                 self._selector.unregister(child.output)
         elif child.reap():
+            self._noticed()  # its last words
             for line in child.rest():
                 self._progress.write(line)
             self._forget(child)
@@ -165,6 +199,10 @@ class Launch:
         """Every process is ready: tell the person and the supervisor."""
         self._ready = True
         self._progress.close()
+        if Role.API not in self._roles:
+            journal.info(log, "serving", run_dir=self._config.run.run_dir)
+            notify("READY=1", "STATUS=serving")
+            return
         name = self._config.model.served_model_name.split(",")[0]
         facts = banner.serving(self._config, self._children, name, self._chat, process.age())
         banner.show(banner.banner(facts))
@@ -185,6 +223,15 @@ class Launch:
             self._ending = list(END_ORDER)
             self._end_next()
 
+    def _abandoned(self) -> None:
+        """The program that the engine was started for has ended."""
+        assert self._owner is not None
+        self._selector.unregister(self._owner)
+        journal.info(log, "abandoned")
+        if self._ending is None:
+            self._ending = []
+            self._tell(self._children, END_SECONDS)
+
     def _ended(self, child: Child) -> None:
         if self._ending is None:
             self._died(child)
@@ -201,7 +248,9 @@ class Launch:
         last = "\n".join(child.tail)
         journal.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)
         self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
-        notify("STOPPING=1", f"STATUS={child.name} died")
+        told = child.fields.get(faults.FIELD)
+        reason = f"{faults.FIELD}={told}" if told else faults.lost(child.name, ending(child), last)
+        notify("STOPPING=1", f"STATUS={child.name} died", reason)
         self._ending = []
         self._tell(self._children, END_SECONDS)
 
@@ -253,6 +302,11 @@ def count(role: Role, config: Config) -> int:
             return config.model.tensor_parallel_size
 
 
+def ending(child: Child) -> str:
+    """How a process ended, in words."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in child.ending().items())
+
+
 def stop_signals() -> tuple[int, ...]:
     """A closed terminal ends the server in order, unless nohup was asked for."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -267,6 +321,16 @@ def child_environment(config: Config, directory: RunDirectory, notices: Path) ->
     if sys.flags.optimize:
         environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
     return environ
+
+
+def check_listening(options: ApiConfig) -> None:
+    """Raise ConfigError or AddressError for what would end every api process when it starts."""
+    if options.uds:
+        address.check_file(Path(options.uds))
+    else:
+        address.check(options.host, options.port)
+    listening.tls(options)
+    Keys(options)
 
 
 def check_template(path: str) -> None:

@@ -68,7 +68,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             )
         else:
             metavar = field.option.metavar or ("WORD" if field.option.choices else METAVARS[field.type])
-            group.add_argument(*flags, metavar=metavar, default=argparse.SUPPRESS, help=help_text(field))
+            action = "append" if field.option.several else "store"
+            group.add_argument(
+                *flags, action=action, metavar=metavar, default=argparse.SUPPRESS, help=help_text(field)
+            )
 
 
 def help_text(field: Field) -> str:
@@ -105,7 +108,7 @@ def known_flags() -> list[str]:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -160,7 +163,10 @@ def merge(given: Sequence[Given]) -> Effective:
 
 
 def converted(field: Field, value: object, *, typed: bool) -> object:
-    """`value` in the field's type: from text unless a file gave it, and a whole number where a float is due."""
+    """`value` in the field's type: from text unless a file gave it, a whole number where a float is due, several
+    texts as one."""
+    if field.option.several and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
     if field.type is float and type(value) is int:
         return float(value)
     if not typed or not isinstance(value, str) or field.type is str:

@@ -20,7 +20,8 @@ FEW, MANY = 4, 8  # cores
 
 def sized(config: Config, cores: int) -> Config:
     """`config` with every number of processes that was 0 replaced by one that suits `cores`."""
-    apis = config.api.api_processes or (1 if cores < FEW else 2 if cores < MANY else 4)
+    shared = 1 if config.api.uds else MANY  # processes that can listen at one place
+    apis = config.api.api_processes or min(shared, 1 if cores < FEW else 2 if cores < MANY else 4)
     tokenizers = config.tokenizer.tokenizer_processes or (1 if cores < MANY else 2)
     return msgspec.structs.replace(
         config,

@@ -8,10 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.api import exchange
 from services.api.chat import ChatCompletions
 from services.api.completions import Completions
+from services.api.files import FILES, StaticFile
 from services.api.gate import Gate
 from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
 from services.api.models import Models
 from services.api.openapi import Description
+from services.api.origins import Origins
 from services.api.service import Service
 from services.api.tokenization import DetokenizeText, TokenizeText
 
@@ -45,6 +47,7 @@ class Routes:
             ("GET", "/version", Version()),
             ("GET", "/metrics", MetricsText(service)),
             ("GET", "/openapi.json", Description(service)),
+            *(("GET", path, StaticFile(file)) for path, file in FILES.items()),
         )
         routes = [Route(path, Endpoint(path, app), methods=[method]) for method, path, app in endpoints]
         self._router = Router(routes, redirect_slashes=False)
@@ -56,4 +59,4 @@ class Routes:
 
 def application(service: Service) -> Gate:
     """The whole application."""
-    return Gate(Routes(service), service.config.api.api_key, service.traffic)
+    return Gate(Routes(service), service.keys, Origins(service.config.api), service.traffic)

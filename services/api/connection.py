@@ -1,6 +1,7 @@
-"""The server's side of one HTTP connection: uvicorn's, with a bound on the head of a request and a short way out.
+"""The server's side of one HTTP connection: uvicorn's, with bounds on size and time, and a short way out.
 
-The parser keeps a header until it is complete, so a head without end would fill the memory before anybody sees it.
+The parser keeps a header until it is complete, so a head without end would fill the memory before anybody sees it, and
+a client that sends a byte now and then would keep its connection, and what was read of its request, for ever.
 
 The short way out is for streams: what a batch brings for one is written by whoever took the batch off its link. Waking
 the request's own task for each token, to call through every layer of the application, costs more than all the rest.
@@ -9,17 +10,22 @@ the request's own task for each token, to call through every layer of the applic
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import enum
+from http import HTTPStatus
+from typing import Any, cast
 
+import msgspec
+import uvicorn
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
-from protocol.errors import RequestError
+from protocol.config import ApiConfig
+from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
 from services.api import errors
 
-MAX_HEAD = 64 << 10  # bytes of request line and headers
-STATUS = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 OUTLET = "penstock.outlet"  # where the scope holds it
+LATE = "penstock.late"  # in the scope of a request whose body took too long
 
 
 class Outlet:
@@ -51,36 +57,170 @@ def outlet_of(scope: Scope) -> Outlet | None:
     return found
 
 
+class ConnectionLimits(msgspec.Struct, frozen=True):
+    """What one client may take of the server before anybody has looked at its request."""
+
+    head_bytes: int = 64 << 10  # request line and headers, trailers included
+    head_seconds: float = 10.0  # from their first byte to their last
+    body_seconds: float = 60.0  # for the body; it is read as fast as it comes
+
+    @classmethod
+    def of(cls, options: ApiConfig) -> ConnectionLimits:
+        return cls(options.max_header_bytes, options.header_timeout, options.body_timeout)
+
+
+class Phase(enum.Enum):
+    """Which part of a request a connection is receiving."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+
+
 class Connection(HttpToolsProtocol):
-    """Refuses heads of more than MAX_HEAD bytes (RFC 6585, section 5) and closes."""
+    """Refuses what is no HTTP and heads that are too large, and cuts off who sends too slowly.
+
+    A timer runs only while a request has come in part: one that comes whole, as most do, costs none. A connection that
+    waits for its next request, or for its first, has uvicorn's timer of idle ones.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits or ConnectionLimits()
+        self._phase = Phase.IDLE
+        self._head = 0  # bytes of the head that the parser has given us
+        self._fruitless = 0  # bytes that went into the parser and have not come out
+        self._timed = Phase.IDLE  # the phase that the timer is for
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head = 0  # bytes of the head so far
-        self._in_head = False
+        self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._fruitless += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._fruitless > self._limits.head_bytes:
+            self.send_400_response("")
+        elif self._phase is not self._timed:
+            self._set_timer()
+        elif self._phase is Phase.IDLE and self._free:
+            self._rest()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head = 0
-        self._in_head = True
+        self._phase = Phase.HEAD
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._phase = Phase.BODY
+        self._fruitless = 0
         super().on_headers_complete()
         # The task that serves the request has been made, and runs after this callback.
         cast(Scope, self.scope)[OUTLET] = Outlet(self.cycle)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head += len(data)
-            if self._head > MAX_HEAD:
-                self._refuse()
+    def on_body(self, body: bytes) -> None:
+        self._fruitless = 0
+        super().on_body(body)
 
-    def _refuse(self) -> None:
-        refusal = RequestError(f"the head of the request is larger than {MAX_HEAD} bytes", code="head_too_large")
-        refusal.type = "invalid_request_error"
+    def on_message_complete(self) -> None:
+        self._phase = Phase.IDLE
+        self._fruitless = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser refused, or we inside its callbacks. `msg` is uvicorn's, in plain text; ours is an object."""
+        limit = self._limits.head_bytes
+        if max(self._head, self._fruitless) > limit:
+            message = f"the head of the request is larger than {limit} bytes (--max-header-bytes)"
+            self._refuse(HeadTooLarge(message, code="head_too_large"))
+        else:
+            self._refuse(InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The connection was idle for too long; one that has not even read its last answer is not waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    @property
+    def _free(self) -> bool:
+        """Whether no request is being served."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _rest(self) -> None:
+        """Start the timer of idle connections anew."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _count(self, size: int) -> None:
+        """Bytes of the head. Raises ValueError, which the parser turns into its own error and a call for refusal."""
+        self._fruitless -= size
+        self._head += size
+        if self._head > self._limits.head_bytes:
+            raise ValueError("the head is too large")
+
+    def _set_timer(self) -> None:
+        """Time the phase that has begun."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timed = self._phase
+        if self._phase is not Phase.IDLE:
+            seconds = self._limits.head_seconds if self._phase is Phase.HEAD else self._limits.body_seconds
+            self._timer = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        """The time for this part of the request is over, unless it was us who did not read."""
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            self._set_timer()
+            return
+        in_head = self._timed is Phase.HEAD
+        waiting = self._free if in_head else not self.cycle.response_started  # nothing is on its way to the client
+        if not waiting:
+            self.transport.close()
+            return
+        if not in_head:
+            cast(Scope, self.scope)[LATE] = True
+        limit, option = (self._limits.head_seconds, "--header-timeout") if in_head else (
+            self._limits.body_seconds, "--body-timeout"
+        )  # fmt: skip
+        what = "head" if in_head else "body"
+        self._refuse(RequestTimeout(f"the {what} of the request took longer than {limit:g} s ({option})"))
+
+    def _refuse(self, refusal: RequestError) -> None:
+        """Answer past the application, and close."""
         body = errors.encode(refusal)
+        status = HTTPStatus(refusal.status)
+        line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS + head + body)
+        self.transport.write(line + head + body)
         self.transport.close()

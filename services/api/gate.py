@@ -1,46 +1,63 @@
-"""The outermost layer: names each exchange, asks for the key, turns errors into responses, logs and counts."""
+"""The outermost layer: names each exchange, asks for the key, turns errors into responses, logs and counts.
+
+A preflight comes before the key, since browsers send none with it.
+"""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol.errors import EngineFailure, MethodNotAllowed, NotFound, RequestError, Unauthorized
+from protocol.errors import (
+    EngineFailure,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+    RequestTimeout,
+    Unauthorized,
+)
 from services import journal
 from services.api import exchange
+from services.api.connection import LATE
 from services.api.departure import ClientLeft
 from services.api.errors import send_error
 from services.api.exchange import Exchange
+from services.api.files import FILES
+from services.api.keys import Keys
 from services.api.metrics import Traffic
+from services.api.origins import Origins
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(("/health/live", "/health/ready"))  # asked by probes without a key; they say yes or no, no more
-PROBES = frozenset((*OPEN_PATHS, "/health", "/metrics"))  # logged at debug
+# Asked without a key: the probes, which say yes or no and no more, and files that are the same on every server.
+OPEN_PATHS = frozenset(("/health/live", "/health/ready", *FILES))
+QUIET = frozenset((*OPEN_PATHS, "/health", "/metrics"))  # logged at debug
+BEARER = b"bearer "
 CLIENT_LEFT = 499  # in the log and the metrics alone; nobody is there to receive it
 
 
 class Gate:
     """Wraps the routes. Every request passes through here exactly once, in and out."""
 
-    def __init__(self, app: ASGIApp, api_key: str, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, origins: Origins, traffic: Traffic) -> None:
         self._app = app
-        self._key = b"Bearer " + api_key.encode() if api_key else b""
+        self._keys = keys
+        self._origins = origins
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # main.py configures neither websockets nor lifespan
         current = Exchange(exchange.request_id(scope), time.monotonic())
         scope[exchange.KEY] = current
+        shared = self._origins.headers(scope)
 
         async def answer(message: Message) -> None:
             if not current.status:
                 current.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", current.id)]
+                message["headers"] = [*message["headers"], (b"x-request-id", current.id), *shared]
             await send(message)
 
         try:
@@ -51,11 +68,16 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, current: Exchange) -> None:
         extra: list[tuple[bytes, bytes]] = []
         try:
+            if (allowed := self._origins.preflight(scope)) is not None:
+                current.endpoint = "preflight"
+                await send({"type": "http.response.start", "status": 204, "headers": allowed})
+                await send({"type": "http.response.body", "body": b""})
+                return
             self._check_key(scope)
             await self._app(scope, receive, send)
             return
         except ClientLeft:
-            current.status = CLIENT_LEFT
+            current.status = RequestTimeout.status if LATE in scope else CLIENT_LEFT
             return
         except RequestError as error:
             refusal = error
@@ -69,11 +91,11 @@ class Gate:
         await send_error(send, refusal, extra)
 
     def _check_key(self, scope: Scope) -> None:
-        if not self._key or scope["path"] in OPEN_PATHS:
+        if not self._keys.locked or scope["path"] in OPEN_PATHS:
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if not hmac.compare_digest(given, self._key):
-            what = "Incorrect API key provided" if given else "You didn't provide an API key"
+        given = key_of(scope)
+        if given is None or not self._keys.accepts(given):
+            what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
             raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
 
     def _account(self, scope: Scope, current: Exchange) -> None:
@@ -82,7 +104,7 @@ class Gate:
         self._traffic.answered(
             current.endpoint, status, current.prompt_tokens, current.completion_tokens, now - current.started
         )
-        write = journal.debug if current.endpoint in PROBES else journal.info
+        write = journal.debug if current.endpoint in QUIET else journal.info
         fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
         fields["status"] = status
         if current.prompt_tokens or current.completion_tokens:
@@ -90,6 +112,17 @@ class Gate:
         if current.first_token is not None:
             fields["ttft"] = current.first_token
         write(log, "request", **fields, seconds=now - current.started)
+
+
+def key_of(scope: Scope) -> bytes | None:
+    """The key that the client shows: as bearer token (RFC 6750, section 2.1), or as Anthropic's clients do."""
+    shown: bytes | None = None
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return bytes(value[len(BEARER) :]).strip() if value[: len(BEARER)].lower() == BEARER else b""
+        if name == b"x-api-key":
+            shown = bytes(value)
+    return shown
 
 
 def routing_error(error: HTTPException, scope: Scope) -> tuple[RequestError, list[tuple[bytes, bytes]]]:

@@ -7,24 +7,27 @@ import contextlib
 import functools
 import logging
 import math
+import resource
 import signal
-import socket
+import ssl
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
 import zmq
 
-from protocol.config import ApiConfig, Config
+from protocol.config import Config
 from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
-from services import address, journal
+from services import journal
 from services.api.app import application
-from services.api.connection import Connection
+from services.api.connection import Connection, ConnectionLimits
+from services.api.keys import Keys
 from services.api.ledger import Entry, Ledger
+from services.api.listening import Socket, leave, listen, tls, url_of
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.served import served_model
@@ -37,7 +40,6 @@ from services.wire import Arrival, Port, Self
 log = logging.getLogger(__name__)
 
 LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
-KEEP_ALIVE = 75  # seconds an idle connection stays; longer than the usual 60 of a load balancer in front
 BACKLOG = 2048
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
@@ -64,7 +66,10 @@ def run(config: Config, index: int) -> int:
 
 async def serve(config: Config, index: int) -> None:
     """The process's whole life. Raises as `run` does."""
+    allow_descriptors()
     model = served_model(config)
+    keys = Keys(config.api)
+    context_of_tls = tls(config.api)
     listener = listen(config.api)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     incarnation = new_incarnation()
@@ -81,10 +86,11 @@ async def serve(config: Config, index: int) -> None:
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))
     ledger = Ledger(run_dir, index, config.api.api_processes)
-    service = Service(config, index, model, pipeline, Traffic(), ledger)
+    service = Service(config, index, model, pipeline, Traffic(), ledger, keys)
     try:
-        await answer(service, listener)
+        await answer(service, listener, context_of_tls)
     finally:
+        leave(config.api)
         ledger.close()
         for watch in watches:
             watch.close()
@@ -95,12 +101,14 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
     pipeline.receive(arrivals, time.monotonic())
 
 
-async def answer(service: Service, listener: socket.socket) -> None:
+async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext | None) -> None:
     """Run the HTTP server until a signal asks for the end and the drain is over."""
+    options = service.config.api
+    limits = ConnectionLimits.of(options)
     server = Server(
         uvicorn.Config(
             application(service),
-            http=Connection,
+            http=cast(type[asyncio.Protocol], functools.partial(Connection, limits=limits)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -108,11 +116,12 @@ async def answer(service: Service, listener: socket.socket) -> None:
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=math.ceil(service.config.run.drain_timeout + LAST_WORDS),
-        )
+        ),
+        encryption,
+        options.keep_alive_timeout,
     )
-    url = url_of(listener)
+    url = url_of(listener, options)
     journal.info(log, "listening", url=url, model=service.model.name)
     notify(f"X_PENSTOCK_URL={url}", "STATUS=waiting for the engine")
     # uvicorn takes these over while it serves, and raises what it caught once more at its end.
@@ -128,7 +137,9 @@ async def answer(service: Service, listener: socket.socket) -> None:
         else:
             loop.default_exception_handler(context)
 
-    asyncio.get_running_loop().set_exception_handler(on_failure)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(on_failure)
+    loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
     attendance = asyncio.create_task(attend(service, server))
     try:
         await server.serve(sockets=[listener])
@@ -144,7 +155,10 @@ async def answer(service: Service, listener: socket.socket) -> None:
 class Server(uvicorn.Server):
     """uvicorn's server; idle, it turns once a second instead of ten times, and a signal wakes it."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, encryption: ssl.SSLContext | None, idle: float) -> None:
+        config.load()
+        config.ssl = encryption
+        config.timeout_keep_alive = cast(int, idle)  # it goes to call_later, which takes fractions
         super().__init__(config)
         self._exit = asyncio.Event()
 
@@ -172,6 +186,7 @@ async def attend(service: Service, server: Server) -> None:
     while not server.should_exit:
         if (now := time.monotonic()) - entered >= LEDGER_TICK:
             entered = now
+            service.keys.refresh()
             service.ledger.write(Entry.of(service.index, service.traffic, pipeline.statistics()))
         ready = server.started and pipeline.ready(time.monotonic())
         if ready and not announced:
@@ -190,22 +205,7 @@ async def attend(service: Service, server: Server) -> None:
     pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
 
 
-def listen(options: ApiConfig) -> socket.socket:
-    """A socket bound to the configured address, which further api processes may bind too. Raises AddressError."""
-    family, target = address.resolve(options.host, options.port)
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if options.api_processes > 1:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(target)
-    except OSError as error:
-        listener.close()
-        raise address.refusal(options.host, options.port, error) from error
-    listener.setblocking(False)
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def allow_descriptors() -> None:
+    """As many open files as the system lets us have: a connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

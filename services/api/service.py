@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config
+from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
@@ -21,3 +22,4 @@ class Service:
     pipeline: Pipeline
     traffic: Traffic
     ledger: Ledger
+    keys: Keys

@@ -29,9 +29,11 @@ def test_every_status_has_an_openai_type():
         401: "authentication_error",
         404: "not_found_error",
         405: "invalid_request_error",
+        408: "invalid_request_error",
         413: "invalid_request_error",
         415: "invalid_request_error",
         429: "rate_limit_error",
+        431: "invalid_request_error",
         500: "server_error",
         503: "service_unavailable",
     }

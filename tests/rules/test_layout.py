@@ -114,9 +114,14 @@ def test_the_wheel_holds_the_product_alone() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert tools["py-modules"] == ["penstock"]
     assert {pattern.rstrip("*") for pattern in tools["packages"]["find"]["include"]} == set(PRODUCT)
-    carried = {pattern.removeprefix("**/*") for pattern in tools["package-data"]["engine_core.embedded"]}
+    carried = {
+        path
+        for package, patterns in tools["package-data"].items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
     data = [path for folder in PRODUCT for path in files(ROOT / folder) if path.suffix != ".py"]
-    none(f"{path} is left out" for path in data if "embedded" not in path.parts or path.suffix not in carried)
+    none(f"{path} is left out" for path in data if path not in carried)
 
 
 def test_traces_are_found(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from protocol.messages import (
     TokenLogprob,
 )
 from services.api.app import application
+from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
@@ -182,7 +183,8 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
         each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation())
-    return Service(config, 0, model, pipeline, Traffic(), Ledger(Path(config.run.run_dir), 0, 1))
+    ledger = Ledger(Path(config.run.run_dir), 0, 1)
+    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api))
 
 
 @asynccontextmanager

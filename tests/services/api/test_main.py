@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from protocol.messages import Abort, Finish, SubmitText, TextBatch
-from services.api.connection import MAX_HEAD
+from services.api.connection import ConnectionLimits
 from services.process import ExitCode
 from tests.services.api.pipe import Row, answering, batch, silent, words
 from tests.services.api.process import Api, Tokenizer, api, start
@@ -172,7 +172,7 @@ async def test_a_head_without_end_is_refused(tmp_path: Path, tokenizer: Tokenize
     async with api(tmp_path) as process:
         host, port = process.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /version HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"x" * MAX_HEAD)
+        writer.write(b"GET /version HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"x" * ConnectionLimits().head_bytes)
         answer = (await asyncio.wait_for(reader.read(), 20)).decode()
         writer.close()
         assert answer.startswith("HTTP/1.1 431 ")
