@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DECODING = -1  # in `InputRows.starts`
+DECODING = -1  # in `InputRows.starts`: the slot's last known token
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class InputRows:
 
     query_start: Tensor  # int32 [rows + 1], first token of each row
     slots: Tensor  # int32 [rows]
-    starts: Tensor  # int32 [rows], first position of a chunk; DECODING: the slot's last known token
-    draft_ids: Tensor  # int32 [tokens], the id of a token that is a draft, else -1
+    starts: Tensor  # int32 [rows], first position of a chunk; below 0: counted back from the slot's known tokens
+    draft_ids: Tensor  # int32 [tokens], the id of a token that is a draft; below 0: what stands in the slot's row
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
 
     tokens: int32 [slots, row_length]. known: int32 [slots]. block_tables: int32 [slots, max_blocks]. A token at or past
     the last row's end has id 0, position 0 and place 0, which is scratch; a row without tokens has context 0. A
-    position past the end of its slot's tables writes to scratch.
+    position past the end of its slot's tables writes to scratch and is not counted as a key.
     """
     if tokens.is_cuda:
         from kernels.gather_triton import gather_tokens
@@ -50,7 +50,7 @@ def gather_rows(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Te
     query_start, slots, starts, drafts = (
         column.numpy() for column in (rows.query_start, rows.slots, rows.starts, rows.draft_ids)
     )
-    firsts = np.where(starts == DECODING, np.maximum(known.numpy()[slots] - 1, 0), starts)  # [rows]
+    firsts = np.where(starts < 0, np.maximum(known.numpy()[slots] + starts, 0), starts)  # [rows]
     counts = np.diff(query_start)
     used = int(query_start[-1])
     ids, positions, places = (np.zeros(len(drafts), kind) for kind in (np.int32, np.int64, np.int64))
@@ -62,5 +62,5 @@ def gather_rows(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Te
     positions[:used] = at
     blocks = block_tables.numpy()[token_slots, np.minimum(at, capacity - 1) // block_size].astype(np.int64)
     places[:used] = np.where(at < capacity, blocks * block_size + at % block_size, 0)
-    context = np.where(counts > 0, firsts + counts, 0).astype(np.int32)
+    context = np.where(counts > 0, np.minimum(firsts + counts, capacity), 0).astype(np.int32)
     return Inputs(*(torch.from_numpy(column) for column in (ids, positions, places, context)))

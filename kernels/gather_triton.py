@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gather import DECODING, InputRows, Inputs
+from kernels.gather import InputRows, Inputs
 
 TILE = 128  # tokens or rows of one program
-CHUNKLESS = tl.constexpr(DECODING)
 
 
 def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
@@ -36,11 +35,11 @@ def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
 
 @triton.jit
 def first_position(slots, starts, known, row, there):
-    """Of rows: where a chunk starts, or a decoding slot's last known token."""
+    """Of rows: where a chunk starts, or so many positions before the end of the slot's known tokens."""
     start = tl.load(starts + row, mask=there, other=0)
     slot = tl.load(slots + row, mask=there, other=0)
-    last = tl.load(known + slot, mask=there & (start == CHUNKLESS), other=1) - 1
-    return tl.where(start == CHUNKLESS, tl.maximum(last, 0), start), slot.to(tl.int64)
+    end = tl.load(known + slot, mask=there & (start < 0), other=0)
+    return tl.where(start < 0, tl.maximum(end + start, 0), start), slot.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=("total", "count", "token_tiles", "steps"))
@@ -58,7 +57,8 @@ def gather_kernel(
         first, _ = first_position(slots, starts, known, row, there)
         low = tl.load(query_start + row, mask=there, other=0)
         high = tl.load(query_start + row + 1, mask=there, other=0)
-        tl.store(context + row, tl.where(high > low, first + high - low, 0), mask=there)
+        keys = tl.minimum(first + high - low, table_blocks * BLOCK_SIZE)
+        tl.store(context + row, tl.where(high > low, keys, 0), mask=there)
         return
     token = tile * TILE + lanes
     there = token < total

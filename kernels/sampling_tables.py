@@ -23,6 +23,7 @@ ADJUSTED = PENALTIES | EDITS | WORDS | ALLOWED  # its logits are changed before 
 WORD_END = -1  # in `SlotSampling.words`, behind a word's first token
 NO_MASK = -1
 NO_DRAFT = -1
+OWN_DRAFT = -3  # a draft that stands behind its slot's known tokens; as in protocol/steps.py
 
 
 @dataclass(frozen=True)
@@ -71,5 +72,5 @@ class Entries:
     start: Tensor  # int32 [sampling rows + 1], first entry of each row
     slots: Tensor  # int32 [entries]
     depth: Tensor  # int32 [entries], drafts of the row before it
-    drafts: Tensor  # int32 [entries], the draft that follows it, NO_DRAFT where none does
+    drafts: Tensor  # int32 [entries], the draft that follows it, NO_DRAFT where none does, OWN_DRAFT see kernels/drafts
     masks: Tensor  # int32 [entries], line of `SlotSampling.masks`, NO_MASK without one

@@ -20,6 +20,13 @@ the first whose token is not the draft that follows, and the others are thrown a
 is, token by token, what it would say without drafts. A draft is a guess: a wrong one costs time only.
 
 Rows in `masked` are sampled when their masks have come (`StepMasks` of the same step).
+
+An executor with a draft model drafts for the rows that `drafting` names, once the step has sampled: the drafts stand in
+the slot's own row behind its tokens, and the next step that runs the slot may verify as many of them as the row had
+asked for, by naming OWN_DRAFT as their ids. The draft model's keys and values stand in the same blocks as the model's.
+A row runs `count` positions of the slot through it from `start` on, or, when that is below 0, the last -`start` of the
+tokens that the slot then has, which is as many as it may lack. A row of a chunk that does not sample has no drafts and
+ends where the chunk does: the draft model keeps up.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from __future__ import annotations
 from protocol.messages import Logprobs, Message, Part, Sampling
 
 REJECTED = -2  # token of an entry after a rejected draft
+OWN_DRAFT = -3  # id of a draft that the executor made itself
 
 
 class SlotStart(Part, frozen=True, kw_only=True):
@@ -52,8 +60,9 @@ class StepPlan(Message, frozen=True, kw_only=True):
     decode_off: bytes = b""  # int32 [slots]
     chunks: bytes = b""  # int32 [chunks, 4]: slot, start, count, sample (0 or 1)
     drafts: bytes = b""  # int32 [drafted rows, 2]: decoding slot, ascending, and how many drafts it has (at least 1)
-    draft_ids: bytes = b""  # int32 [sum of those counts]
+    draft_ids: bytes = b""  # int32 [sum of those counts], OWN_DRAFT or a token
     masked: bytes = b""  # int32 [rows]: slots whose rows sample under a mask
+    drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
 
 
 class StepMasks(Message, frozen=True, kw_only=True):
@@ -86,7 +95,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     token_ids: bytes  # int32 [entries]
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()  # of positions start+1 .. start+count of the chunk that are prompt
-    busy: float = 0.0  # seconds of device work
+    drafts: bytes = b""  # int32 [drafts of the told rows, row after row]
+    busy: float = 0.0  # seconds of device work, and of drafting after the step before
     waited: float = 0.0  # seconds the executor stood idle before this step
 
 
@@ -98,6 +108,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     block_size: int
     step_tokens: int  # token budget of one step
     mask_places: int = 0  # masks that the store holds
+    draft_tokens: int = 0  # most drafts that it makes for a row by itself; 0: it has no draft model
     device: str
     dtype: str
     weight_bytes: int

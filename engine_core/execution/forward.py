@@ -8,9 +8,9 @@ from typing import Protocol
 from torch import Tensor
 
 from engine_core.execution.pages import Pages
-from engine_core.execution.slots import SlotTable
 from kernels.attention import AttentionBatch
 from kernels.gather import InputRows, gather_inputs
+from kernels.sampling_tables import SlotHistory
 
 
 class Network(Protocol):
@@ -30,25 +30,27 @@ class Network(Protocol):
 class Forward:
     """One model over the slots and their pages. Every operation is enqueued and none waits, so a graph may hold it."""
 
-    def __init__(self, model: Network, slots: SlotTable, cache: Sequence[Pages]) -> None:
+    def __init__(self, model: Network, history: SlotHistory, block_tables: Tensor, cache: Sequence[Pages]) -> None:
         self._model = model
-        self._slots = slots
+        self._history = history
+        self._block_tables = block_tables  # int32 [slots, max_blocks]
         self._cache = cache
+        self._block_size = cache[0][0].shape[1]
         self._arrivals: Tensor | None = None
-        if slots.block_tables.is_cuda:
+        if block_tables.is_cuda:
             from kernels.attention_device import arrival_counters
 
-            self._arrivals = arrival_counters(slots.block_tables.device)
+            self._arrivals = arrival_counters(block_tables.device)
 
     def run(self, rows: InputRows, max_query: int, max_context: int) -> Tensor:
         """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row."""
-        slots, history = self._slots, self._slots.history
-        inputs = gather_inputs(rows, history.tokens, history.known, slots.block_tables, slots.sizes.block_size)
+        history, tables = self._history, self._block_tables
+        inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size)
         attention = AttentionBatch(
             query_start=rows.query_start,
             context=inputs.context,
             slots=rows.slots,
-            block_tables=slots.block_tables,
+            block_tables=tables,
             slot_mapping=inputs.slot_mapping,
             max_query=max_query,
             max_context=max_context,

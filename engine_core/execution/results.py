@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_core.execution.draft_rows import DraftRows
 from kernels.logprobs import TokenLogprobs
 from protocol.messages import Logprobs
 from protocol.steps import RowLogprobs
@@ -31,9 +32,10 @@ class Output:
     tokens: Tensor | None  # int32 [entries], -1 where there is none, REJECTED behind a wrong draft; None: no entries
     scores: TokenLogprobs | None  # of the entries
     prompts: tuple[PromptScores, ...]
+    drafts: Tensor | None = None  # int32 [told rows, turns], those that the device made after the step
 
     def tensors(self) -> list[Tensor]:
-        found = [] if self.tokens is None else [self.tokens]
+        found = [tensor for tensor in (self.tokens, self.drafts) if tensor is not None]
         for part in (self.scores, *(prompt.scores for prompt in self.prompts)):
             if part is not None:
                 found += [part.ids, part.values, part.ranks]
@@ -42,10 +44,10 @@ class Output:
     def replaced(self, tensors: Sequence[Tensor]) -> Output:
         """The same output over other tensors, in the order of `tensors()`."""
         rest = iter(tensors)
-        tokens = None if self.tokens is None else next(rest)
+        tokens, drafts = (None if tensor is None else next(rest) for tensor in (self.tokens, self.drafts))
         scores = None if self.scores is None else TokenLogprobs(next(rest), next(rest), next(rest))
         prompts = (replace(prompt, scores=TokenLogprobs(next(rest), next(rest), next(rest))) for prompt in self.prompts)
-        return Output(tokens, scores, tuple(prompts))
+        return Output(tokens, scores, tuple(prompts), drafts)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class Launched:
     held: Output
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None  # None: already
+    ended: torch.cuda.Event | None = None  # the step itself; `done` may be later by the drafting behind it
+    drafts: DraftRows | None = None  # what is drafted behind it
+    drafted: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the drafting
 
     @property
     def finished(self) -> bool:
@@ -79,6 +84,15 @@ def prompt_logprobs(prompts: Sequence[PromptScores]) -> Iterator[RowLogprobs]:
     """The message form of prompt positions."""
     for prompt in prompts:
         yield RowLogprobs(prompt.chunk, message(prompt.scores, slice(None), prompt.width))
+
+
+def told_drafts(launched: Launched) -> bytes:
+    """`StepResult.drafts`."""
+    drafts = launched.fetched.drafts
+    if drafts is None or launched.drafts is None:
+        return b""
+    counts = launched.drafts.told_counts
+    return b"".join(row[:count].tobytes() for row, count in zip(drafts.numpy(), counts.tolist(), strict=True))
 
 
 def message(scores: TokenLogprobs, lines: slice, width: int) -> Logprobs:

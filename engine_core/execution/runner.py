@@ -9,7 +9,7 @@ and eager where none does. On a CPU the same code runs to the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from engine_core.execution.compilation import compile_all, rehearsal
+from engine_core.execution.draft_rows import DraftRows, draft_rows
+from engine_core.execution.drafting import Draft, Drafting
 from engine_core.execution.forward import Forward, Network
 from engine_core.execution.graphs import USUAL, Graphs, GraphSizes
 from engine_core.execution.masks import entry_masks, store_masks
 from engine_core.execution.pages import kv_pages
 from engine_core.execution.prompts import prompt_scores, prompt_spans
-from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
+from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs, told_drafts
 from engine_core.execution.rows import Column, HostRows, StepInputs, entry_columns, input_columns, step_inputs
 from engine_core.execution.sampler import Sampled, Sampler
 from engine_core.execution.slots import SlotSizes, SlotTable
@@ -32,6 +34,7 @@ from kernels.sampling_tables import Entries
 from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 
 FAILED = -1  # token of an entry with non-finite logits
+NOTHING = Output(None, None, ())
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class RunnerStatistics(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """One executor's steps over one model, its slots and its KV pages."""
+    """One executor's steps over one model, its slots and its KV pages, and a draft model over the same slots."""
 
-    def __init__(self, model: Network, spec: ModelSpec, options: RunnerOptions) -> None:
+    def __init__(self, model: Network, spec: ModelSpec, options: RunnerOptions, draft: Draft | None = None) -> None:
         self.options = options
         self.sizes = SlotSizes(options.max_num_seqs, options.max_model_len, options.block_size, spec.vocab_size)
         self._model = model
@@ -80,8 +83,12 @@ class Runner:
         self._download = Download(options.device)
         self._slots = SlotTable(self.sizes, self._upload)
         cache = kv_pages(spec, options.blocks, options.block_size, options.dtype, options.device)
-        self._forward = Forward(model, self._slots, cache)
-        self._sampler = Sampler(model, self._slots)
+        history, sampling = self._slots.history, self._slots.parameters.sampling
+        self._forward = Forward(model, history, self._slots.block_tables, cache)
+        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None)
+        self._drafting: Drafting | None = None
+        if draft is not None:
+            self._drafting = Drafting(draft, self._slots, options.blocks, options.dtype, self._upload)
         self._graphs: Graphs | None = None
         if options.graphs is not None:
             states = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
@@ -90,7 +97,8 @@ class Runner:
             )
         self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
         self._entries: tuple[HostRows, Entries] | None = None  # of the last eager sampling without masks
-        self._last_done: torch.cuda.Event | None = None
+        self._draft_rows: tuple[bytes, DraftRows] | None = None  # of the last drafting
+        self._last: Launched | None = None  # that was collected
         self._steps = self._tokens = self._sampled = self._rejected = self._failed = 0
 
     @property
@@ -134,7 +142,7 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step without masks. Plans are launched in order; a plan is trusted."""
-        return self.finish(self.begin(plan), None)
+        return self.draft(self.finish(self.begin(plan), None))
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Begun:
@@ -161,7 +169,8 @@ class Runner:
 
     @torch.inference_mode()
     def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
-        """Enqueue the sampling of a step, under its masks if it has any, and the way of its result to the host."""
+        """Enqueue the sampling of a step, under its masks if it has any, and the way of its result to the host. `draft`
+        must follow before the next `begin`."""
         rows, plan = begun.rows, begun.plan
         self._sampled += rows.entries
         widths = None
@@ -173,17 +182,40 @@ class Runner:
             tokens = sampled.tokens[: rows.entries]
             output = Output(tokens, sampled.scores if widths is not None else None, begun.prompts)
         fetched, done = self._download.fetch(output.tensors())
-        return Launched(plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done)
+        return Launched(
+            plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done, done,
+            self._rows_to_draft(plan.drafting),
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def draft(self, launched: Launched) -> Launched:
+        """Enqueue what the step's plan wants drafted behind it; the result waits for it only if it has some of it."""
+        rows = launched.drafts
+        if rows is None:
+            return launched
+        assert self._drafting is not None, "a plan is trusted"
+        began = self._mark()
+        self._drafting.run(rows)
+        ended = self._mark()
+        launched = replace(launched, drafted=None if began is None or ended is None else (began, ended))
+        if not len(rows.told):
+            return launched
+        told = self._drafting.told(rows)
+        (fetched,), done = self._download.fetch([told])
+        return replace(
+            launched,
+            fetched=replace(launched.fetched, drafts=fetched),
+            held=replace(launched.held, drafts=told),
+            done=done,
+        )
 
     def collect(self, launched: Launched) -> StepResult:
         """The result of a step, waiting for it. `busy` and `waited` are the device's own, 0 on a CPU."""
         busy = waited = 0.0
-        if launched.began is not None and launched.done is not None:
+        if launched.done is not None:
             launched.done.synchronize()
-            busy = launched.began.elapsed_time(launched.done) / 1e3
-            if self._last_done is not None:
-                waited = max(0.0, self._last_done.elapsed_time(launched.began) / 1e3)
-            self._last_done = launched.done
+            busy, waited = device_times(launched, self._last)
+            self._last = replace(launched, fetched=NOTHING, held=NOTHING)
         fetched = launched.fetched
         tokens = np.zeros(0, np.int32) if fetched.tokens is None else fetched.tokens.numpy()
         if len(tokens) and tokens.min() < 0:
@@ -195,12 +227,21 @@ class Runner:
             token_ids=tokens.tobytes(),
             logprobs=tuple(entry_logprobs(launched, tokens)),
             prompt_logprobs=tuple(prompt_logprobs(fetched.prompts)),
+            drafts=told_drafts(launched),
             busy=busy,
             waited=waited,
         )
 
     def statistics(self) -> RunnerStatistics:
         return RunnerStatistics(self._steps, self._tokens, self._sampled, self._rejected, self._failed)
+
+    def _rows_to_draft(self, drafting: bytes) -> DraftRows | None:
+        """Of a plan's column: the same object while it stays the same."""
+        if not drafting:
+            return None
+        if self._draft_rows is None or self._draft_rows[0] != drafting:
+            self._draft_rows = drafting, draft_rows(drafting)
+        return self._draft_rows[1]
 
     def _send_inputs(self, rows: HostRows) -> StepInputs:
         if self._inputs is None or self._inputs[0] is not rows:
@@ -242,3 +283,18 @@ class Runner:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def device_times(launched: Launched, last: Launched | None) -> tuple[float, float]:
+    """Seconds that a step that is over took on a GPU, the drafting of its drafts included, and those that the device
+    stood idle before it. `last`: the step before."""
+    assert launched.began is not None
+    assert launched.ended is not None
+    busy: float = launched.began.elapsed_time(launched.ended) / 1e3
+    if last is None or last.ended is None:
+        return busy, 0.0
+    before = last.ended
+    if last.drafted is not None:
+        began, before = last.drafted
+        busy += began.elapsed_time(before) / 1e3
+    return busy, max(0.0, before.elapsed_time(launched.began) / 1e3)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine_core.execution.forward import Network
-from engine_core.execution.slots import SlotTable
 from kernels.acceptance import accept
+from kernels.drafts import read_drafts
 from kernels.logprobs import TokenLogprobs, token_logprobs
 from kernels.sampling import sample_entries
-from kernels.sampling_tables import Entries
+from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,37 @@ class Sampled:
 
 
 class Sampler:
-    """The model's head over the slots' parameters. Nothing waits for the device, so a graph may hold it."""
+    """The model's head over the slots' parameters. Nothing waits for the device, so a graph may hold it.
 
-    def __init__(self, model: Network, slots: SlotTable) -> None:
+    own_drafts: whether drafts may be the device's own. counting: whose penalty counts take up the tokens; by default
+    those of all slots whose requests have penalties.
+    """
+
+    def __init__(
+        self,
+        model: Network,
+        sampling: SlotSampling,
+        history: SlotHistory,
+        *,
+        own_drafts: bool = False,
+        counting: SlotSampling | None = None,
+    ) -> None:
         self._model = model
-        self._slots = slots
+        self._sampling = sampling
+        self._counting = sampling if counting is None else counting
+        self._history = history
+        self._own_drafts = own_drafts
 
     def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
         """One token for each line of `states  # [entries, hidden]`; the slots take over those that count.
 
         scored: whether any of the slots asks for log-probabilities, or may.
         """
-        sampling, history = self._slots.parameters.sampling, self._slots.history
+        sampling, history = self._sampling, self._history
+        if self._own_drafts:
+            entries = read_drafts(entries, history)
         logits = self._model.logits(states)  # [entries, vocabulary]
         tokens = sample_entries(logits, entries, sampling, history)
         scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs) if scored else None
-        accept(tokens, entries, sampling, history)
+        accept(tokens, entries, self._counting, history)
         return Sampled(tokens, scores)

@@ -47,6 +47,7 @@ class Steps:
         self._launched: deque[tuple[Launched, float, float]] = deque()  # with the seconds of launching and of waiting
         self._results: deque[StepResult] = deque()
         self._worked = 0.0  # seconds of launching the plan at hand
+        self._drafted = 0.0  # seconds of launching the last drafting
         self._ended = time.perf_counter()  # when the last launch returned
         self._taken = self._sent = self._dropped = self._stray = self._schedulers = 0
 
@@ -131,7 +132,7 @@ class Steps:
             self._runner.reset()
             self._epoch = plan.epoch
         began = time.perf_counter()
-        waited, self._worked = began - self._ended, 0.0
+        waited, self._worked, self._drafted = began - self._ended, self._drafted, 0.0  # drafts are its own cost
         begun = self._runner.begin(plan)
         self._taken += 1
         if plan.masked:
@@ -153,6 +154,10 @@ class Steps:
     def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
         launched = self._runner.finish(begun, masks)
         self._pause(began)
+        ended = self._ended
+        launched = self._runner.draft(launched)
+        self._ended = time.perf_counter()
+        self._drafted = self._ended - ended
         self._launched.append((launched, self._worked, waited))
 
     def _pause(self, began: float) -> None:

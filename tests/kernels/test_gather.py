@@ -20,15 +20,15 @@ def plainly(rows: InputRows, tokens: torch.Tensor, known: torch.Tensor, tables: 
     for row in range(count):
         slot, low, high = int(rows.slots[row]), int(rows.query_start[row]), int(rows.query_start[row + 1])
         first = int(rows.starts[row])
-        if first == DECODING:
-            first = max(int(known[slot]) - 1, 0)
+        if first < 0:
+            first = max(int(known[slot]) + first, 0)
         for at in range(low, high):
             position, draft = first + at - low, int(rows.draft_ids[at])
             ids[at] = draft if draft >= 0 else int(tokens[slot, position]) if position < LENGTH else 0
             positions[at] = position
             if position < BLOCK * BLOCKS:
                 places[at] = int(tables[slot, position // BLOCK]) * BLOCK + position % BLOCK
-        context[row] = first + high - low if high > low else 0
+        context[row] = min(first + high - low, BLOCK * BLOCKS) if high > low else 0
     return Inputs(
         torch.tensor(ids, dtype=torch.int32), torch.tensor(positions), torch.tensor(places),
         torch.tensor(context, dtype=torch.int32),
@@ -71,6 +71,7 @@ CASES = [
     [(1, DECODING, (7, 8), 1), (2, DECODING, (), 1), (4, DECODING, (3,), 1), (3, 2, (), 6)],
     [(3, 0, (), 16), (0, 5, (), 1)],
     [(2, BLOCK * BLOCKS - 2, (), 4)],  # runs past the tables' end
+    [(1, -2, (), 2), (2, -5, (), 5), (3, 0, (), 3), (4, -1, (), 1)],  # counted back from the known tokens
 ]
 
 

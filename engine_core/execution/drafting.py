@@ -1,0 +1,79 @@
+"""Drafts of the device's own: a draft model goes on from where a step left its slots.
+
+Drafting is plain decoding by another model: the same forward pass and the same sampler, over the same token rows, block
+tables and sampling parameters, with keys and values of its own. It has its own idea of how far each slot is, which
+begins at the slot's known tokens and moves on with every draft, so what it samples comes to stand behind them. A draft
+is drawn with the noise of its own position, the very noise that the model's token will be drawn with: where the two
+distributions are alike, so are the draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_core.execution.draft_rows import DraftRows
+from engine_core.execution.forward import Forward, Network
+from engine_core.execution.pages import kv_pages
+from engine_core.execution.rows import HostRows, entry_columns, input_columns, step_inputs
+from engine_core.execution.sampler import Sampler
+from engine_core.execution.slots import SlotTable
+from engine_core.execution.transfer import Upload
+from engine_core.models.spec import ModelSpec
+from kernels.gather import InputRows
+from kernels.sampling_tables import Entries
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft model, and the most drafts that it makes for a row."""
+
+    model: Network
+    spec: ModelSpec
+    tokens: int
+
+
+class Drafting:
+    """The draft model over the slots and its own pages. Nothing waits for the device."""
+
+    def __init__(self, draft: Draft, slots: SlotTable, blocks: int, dtype: torch.dtype, upload: Upload) -> None:
+        self._slots = slots
+        self._upload = upload
+        self._reach = torch.zeros_like(slots.history.known)  # int32 [slots], known tokens and drafts behind them
+        history = replace(slots.history, known=self._reach)
+        cache = kv_pages(draft.spec, blocks, slots.sizes.block_size, dtype, upload.device)
+        self._forward = Forward(draft.model, history, slots.block_tables, cache)
+        sampling = slots.parameters.sampling
+        uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are nobody's output yet
+        self._sampler = Sampler(draft.model, sampling, history, counting=uncounted)
+
+    def run(self, rows: DraftRows) -> None:
+        """Enqueue the drafting behind a step that has sampled: drafts come to stand behind the slots' tokens."""
+        self._reach.copy_(self._slots.history.known)
+        first = step_inputs(self._upload.send(input_columns(rows.first)))
+        hidden = self._forward.run(first.rows, rows.first.longest, self._slots.longest(rows.first))
+        if not rows.turns:
+            return
+        states = hidden if rows.first.plain else hidden.index_select(0, first.last)
+        turn, entries = self._send_turn(rows.turn)
+        longest = self._slots.longest(rows.turn)
+        for left in range(rows.turns, 0, -1):
+            self._sampler.run(states, entries, scored=False)
+            if left > 1:
+                states = self._forward.run(turn, 1, longest)
+
+    def told(self, rows: DraftRows) -> Tensor:
+        """The drafts of the told rows: int32 [told rows, turns]."""
+        history = self._slots.history
+        (slots,) = self._upload.send((rows.told.astype(np.int64),))
+        behind = torch.arange(rows.turns, device=self._upload.device)
+        places = (history.known[slots, None] + behind).clamp_(max=history.tokens.shape[1] - 1)
+        return history.tokens[slots].gather(1, places)
+
+    def _send_turn(self, rows: HostRows) -> tuple[InputRows, Entries]:
+        inputs, entries = input_columns(rows), entry_columns(rows, None)
+        tensors = self._upload.send((*inputs, *entries))
+        return step_inputs(tensors[: len(inputs)]).rows, Entries(*tensors[len(inputs) :])
