@@ -138,6 +138,7 @@ def run(
             filled = store.fill(work.step, applied, work.rows)
             masked.rows += len(work.rows)
             masked.seconds += time.perf_counter() - began
+            scheduler.masked(work.step)
             columns = {name: getattr(filled, name) for name in filled.__struct_fields__}
             masks[work.step] = StepMasks(step=work.step, epoch=work.epoch, **columns)
 

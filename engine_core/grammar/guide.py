@@ -116,6 +116,11 @@ class Guide:
     def failed(self) -> bool:
         return bool(self._failure)
 
+    @property
+    def failure(self) -> str:
+        """Why the automaton is of no use any more; empty while it is."""
+        return self._failure
+
     def fail(self, reason: str) -> None:
         """A mask could not be made: the next `advance` raises GrammarFailure with this reason."""
         self._failure = self._failure or reason

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
+from engine_core.scheduling.judging import follow, judge_rows
 from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
-from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Lane
-from engine_core.scheduling.state import Chunk, Flight, State
-from engine_core.scheduling.stops import NON_FINITE, verdict
-from protocol.errors import GrammarFailure
-from protocol.messages import Finish, Logprobs
+from engine_core.scheduling.state import Chunk, Flight, Judged, State
+from protocol.messages import Logprobs
 from protocol.steps import REJECTED, StepResult
 
 SEALS = 64  # decoded blocks named in one apply; the others follow in the next ones or when the choice leaves
-NOT_FINITE = "the model produced non-finite logits for this request"
-
-
-@dataclass(slots=True, eq=False)
-class Judged:
-    """A row whose choice ends: how many of its tokens count, and why it does."""
-
-    choice: Choice
-    tokens: int
-    finish: Finish
-    stop_token: int | None = None
-    error: str | None = None
 
 
 def apply(state: State, result: StepResult) -> None:
@@ -39,9 +22,12 @@ def apply(state: State, result: StepResult) -> None:
     if result.epoch != state.epoch:
         state.totals.stale_results += 1
         return
+    if state.followed < result.step:
+        follow(state, result)
     flight = state.flights.popleft()
     assert flight.step == result.step, "results come in the order of the plans"
     state.applied = flight.step
+    state.lent.discard(flight.step)
     keep_scores(flight, result)
     land_drafts(state, flight, result.busy)
     take(state, flight, result)
@@ -65,7 +51,11 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
         if not choice.ended:  # preempted since: its tokens in flight still count
             kept[row] = True
             suspects[row] |= len(choice.tokens) >= choice.request.limit
-    judged = judge_rows(state, flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
+    suspects[[guided.row for guided in flight.guided]] = False
+    judged = judge_rows(flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
+    if state.judged:
+        judged = dict(sorted((judged | state.judged).items()))
+    take_back(state, judged, counts)
     surplus, taken = len(tokens), counts
     tokens, counts = shortened(tokens, taken, judged)
     notes = first_notes(flight, lane, kept)
@@ -114,69 +104,22 @@ def append_tokens(
 def suspect_rows(
     state: State, flight: Flight, tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.bool_]:
-    """Rows that must be looked at, token by token: one of theirs ends somebody, or a guide must follow. # [rows]"""
+    """Rows that must be looked at, token by token: one of theirs ends somebody. # [rows]"""
     suspects = state.suspects.among(tokens)
     if flight.drafts is not None:
         suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
-    if flight.guided:
-        suspects[[guided.row for guided in flight.guided]] = True
     return suspects
 
 
-def judge_rows(
-    state: State, flight: Flight, rows: list[int], tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
-) -> dict[int, Judged]:
-    """Which of these rows' choices end, and how; tokens that do not count are taken back from them."""
-    judged: dict[int, Judged] = {}
-    if not rows:
-        return judged
-    values: list[int] = tokens.tolist()
-    sizes: list[int] = counts.tolist()
-    ends: Sequence[int] = range(1, len(sizes) + 1) if flight.drafts is None else np.cumsum(counts).tolist()
-    for row in rows:
-        choice, count, end = flight.lane.choices[row], sizes[row], ends[row]
-        found = judge(choice, values[end - count : end])
-        if found is None:
-            continue
-        judged[row] = found
-        if found.tokens < count:
-            del choice.tokens[found.tokens - count :]
+def take_back(state: State, judged: dict[int, Judged], counts: npt.NDArray[np.int32]) -> None:
+    """Tokens behind a choice's end do not count."""
+    for row, found in judged.items():
+        surplus = int(counts[row]) - found.tokens
+        if surplus:
+            choice = found.choice
+            del choice.tokens[len(choice.tokens) - surplus :]
             if choice.slot >= 0:
                 state.slots.known[choice.slot] = len(choice.tokens)
-    return judged
-
-
-def judge(choice: Choice, tokens: list[int]) -> Judged | None:
-    """Whether the choice ends with one of its last tokens, which are these, and how; None if it goes on. Its guide
-    takes them as long as it does. Token by token, so that how many came at once makes no difference."""
-    request, guide = choice.request, choice.guide
-    before = len(choice.tokens) - len(tokens)
-    for count, token in enumerate(tokens, 1):
-        if token == NON_FINITE:
-            return Judged(choice, count - 1, Finish.ERROR, error=NOT_FINITE)
-        finish = verdict(request, token, before + count)
-        if finish != Finish.NONE:
-            named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
-            return Judged(choice, count, finish, token if named else None)
-        if guide is None:
-            continue
-        try:
-            guide.advance([token])
-        except GrammarFailure as error:  # guard: design 7, one request's automaton
-            return Judged(choice, count - 1, Finish.ERROR, error=error.message)
-        if guide.ended or (guide.finished and not can_end(request, before + count)):
-            return Judged(choice, count, Finish.STOP)
-    if guide is not None and choice.drafter is not None:
-        choice.drafter.forced = guide.forced() if choice.drafter.awake else []
-    return None
-
-
-def can_end(request: Request, length: int) -> bool:
-    """Whether a choice of so many tokens, whose structure is complete, ends by an end-of-sequence token: for some
-    requests that ends nothing, and min_tokens may keep it away."""
-    sampling = request.message.sampling
-    early = length - request.prompt_tokens < sampling.min_tokens
-    return not early and not request.ending.isdisjoint(sampling.eos_token_ids)
 
 
 def shortened(

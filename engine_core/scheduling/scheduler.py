@@ -12,6 +12,7 @@ from engine_core.grammar.guide import Guide
 from engine_core.kv.pool import PoolReport
 from engine_core.scheduling.applying import apply
 from engine_core.scheduling.intake import longest, submit
+from engine_core.scheduling.judging import follow
 from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
 from engine_core.scheduling.masking import MaskWork, mask_work
 from engine_core.scheduling.options import SchedulingOptions
@@ -91,6 +92,11 @@ class Scheduler:
         self._state.totals.tick(now)
         return plan(self._state)
 
+    def follow(self, result: StepResult) -> None:
+        """Have the guides take the tokens of a result, which `apply` takes next: all that masks of the next step wait
+        for. Who is in no hurry leaves it to `apply`."""
+        follow(self._state, result)
+
     def apply(self, result: StepResult, now: float) -> None:
         """Take the result of the oldest step in flight; results of another epoch are discarded."""
         apply(self._state, result)
@@ -98,9 +104,14 @@ class Scheduler:
 
     def mask_work(self) -> MaskWork | None:
         """What the masks of the next step that waits for some are made from, as soon as every token before it is known:
-        call it after each `plan` and each `apply` until it gives None. Its guides are the caller's until the step's
-        result is applied."""
+        call it after each `plan` and each `follow` or `apply` until it gives None. Its guides are the caller's until
+        `masked`."""
         return mask_work(self._state)
+
+    def masked(self, step: int) -> None:
+        """The masks of a step are made. Before that nobody knows what its guides force next, and the plan that is made
+        goes without."""
+        self._state.lent.discard(step)
 
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
@@ -124,7 +135,9 @@ class Scheduler:
             for choice in request.choices.values():
                 if choice.drafter is not None:
                     choice.drafter.flying.clear()
-        state.applied = state.planned
+        state.followed = state.applied = state.planned
+        state.judged.clear()
+        state.lent.clear()
         for choice in [choice for choice in state.slots.choices if choice is not None]:
             preempt(state, choice)
         state.fence.clear()

@@ -21,6 +21,7 @@ from engine_core.scheduling.statistics import Totals
 from engine_core.scheduling.stops import Suspects
 from engine_core.speculation.acceptance import Acceptance
 from engine_core.speculation.cost import StepCost
+from protocol.messages import Finish
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +76,17 @@ class GuidedRow:
     drafts: list[int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """A row whose choice ends: how many of its tokens count, and why it does."""
+
+    choice: Choice
+    tokens: int
+    finish: Finish
+    stop_token: int | None = None
+    error: str | None = None
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """Owner of nothing by itself: it names the parts that own."""
@@ -98,8 +110,11 @@ class State:
     coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
     flights: deque[Flight] = field(default_factory=deque)
     unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
+    lent: set[int] = field(default_factory=set)  # steps whose guides are somebody else's, who makes their masks
+    judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
     planned: int = 0  # last planned step
+    followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step
     orders: int = 0  # requests so far
     refused: Choice | None = None  # head of the queue that did not fit, until memory is given back

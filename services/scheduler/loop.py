@@ -34,7 +34,7 @@ TICK = 0.2  # seconds between ticks of the ports
 CHECK_STEPS = 256  # steps between checks of the block accounts' sums; every block is checked whenever it rests
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
-PATIENCE = 0.002  # seconds that the next plan waits for the masks of the step under way, which are wanted before it
+PATIENCE = 0.02  # seconds that the next plan waits for the masks of the step under way, which are wanted before it
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
@@ -181,10 +181,11 @@ class Loop:
                     return  # meant for the scheduler before this one
                 self._results += 1
                 self._applied_at = now
-                self._brain.apply(result, now)
                 if result.epoch == self._brain.epoch:
                     self._applied = result.step
-                self._fill_masks(self._brain)
+                self._brain.follow(result)
+                self._fill_masks(self._brain)  # while the rest of the result is dealt with
+                self._brain.apply(result, now)
             case ExecutorReady() as ready:
                 broke = peer in self.executors.peers and self.executors.complete
                 if self.executors.add(peer, ready, now):
@@ -290,6 +291,8 @@ class Loop:
     def _send_masks(self) -> None:
         """Masks of an epoch that is over are for nobody."""
         for masks in self._masker.finished():
+            if self._brain is not None:
+                self._brain.masked(masks.step)
             if self.executors.complete and masks.epoch == self.executors.epoch:
                 self._steps.send_each(self.executors.peers, masks)
 

@@ -13,6 +13,7 @@ class FakeGuide:
     def __init__(self, automaton: Automaton) -> None:
         seed, length, fails_at = (int(word) for word in automaton.source.split())
         self.bound, self.ended, self.lent = not automaton.after, False, False
+        self.failed, self.failure = False, ""
         self._after = automaton.after
         self._state, self._left, self._fails_at = hash((seed, 0)), length, fails_at
         self._taken = 0

@@ -107,7 +107,9 @@ class Server:
         """Make the masks that can be made."""
         self.desk.collect(self.scheduler)
         while self.desk:
-            self.results += self.executor.mask(self.desk.make())
+            masks = self.desk.make()
+            self.scheduler.masked(masks.step)
+            self.results += self.executor.mask(masks)
 
     def apply(self) -> None:
         """Apply the oldest result and take what it gives to every source."""

@@ -162,11 +162,16 @@ class Simulation:
             if self.rng.random() < 0.1:
                 self._interfere()
         while self.desk and (not self.results or self.rng.random() < 0.5):
-            self.results += self.executor.mask(self.desk.make())
+            masks = self.desk.make()
+            self.scheduler.masked(masks.step)
+            self.results += self.executor.mask(masks)
             busy = True
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
         if self.results and (not busy or self.rng.random() < 0.9):
             result = self.results.popleft()
+            if self.rng.random() < 0.5:
+                self.scheduler.follow(result)
+                self.desk.collect(self.scheduler)
             self.scheduler.apply(result, self.clock.now)
             self.executor.applied(result.step)
             self.desk.collect(self.scheduler)
