@@ -19,16 +19,20 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 STORED_TYPES = ("F64", "F32", "F16", "BF16")
+STORED_INTEGERS = ("I64", "I32")
 # What a checkpoint may carry beyond the model: frequencies, computed here, and the output embedding of a tied model.
 LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^lm_head\.weight)$")
 
 
-def read_checkpoint(folder: Path, destinations: dict[str, Destination]) -> None:
-    """Fill every destination from the files of `folder`. Raises ModelError naming the file and the tensor."""
+def read_checkpoint(folder: Path, destinations: dict[str, Destination], leftover: re.Pattern[str] = LEFTOVER) -> None:
+    """Fill every destination from the files of `folder`. Raises ModelError naming the file and the tensor.
+
+    leftover: names of tensors that may be there and are not read.
+    """
     placed: dict[str, Path] = {}
     files = find_files(folder)
     for path in files:
-        for name in read_file(path, destinations):
+        for name in read_file(path, destinations, leftover):
             if name in placed:
                 raise ModelError(f"{path}: tensor {name} stands in {placed[name].name} too")
             placed[name] = path
@@ -75,7 +79,19 @@ def indexed_file(folder: Path, tensor: str) -> Path:
     return folder / SINGLE
 
 
-def read_file(path: Path, destinations: dict[str, Destination]) -> list[str]:
+def stored_names(folder: Path) -> frozenset[str]:
+    """Names of the tensors that the files of `folder` hold. Raises ModelError naming the file."""
+    found: set[str] = set()
+    for path in find_files(folder):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                found.update(file.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: truncated or not a safetensors file: {error}") from None
+    return frozenset(found)
+
+
+def read_file(path: Path, destinations: dict[str, Destination], leftover: re.Pattern[str]) -> list[str]:
     """Copy what one file holds to where it belongs, converting types on the way; returns the names it filled."""
     filled = []
     try:
@@ -84,7 +100,7 @@ def read_file(path: Path, destinations: dict[str, Destination]) -> list[str]:
             for name in names:
                 destination = destinations.get(name)
                 if destination is None:
-                    if LEFTOVER.search(name):
+                    if leftover.search(name):
                         continue
                     raise ModelError(f"{path}: tensor {name} is not part of the model that config.json describes")
                 copy_tensor(path, name, file.get_slice(name), destination)
@@ -102,11 +118,11 @@ def copy_tensor(path: Path, name: str, stored, destination: Destination) -> None
     if shape != destination.shape:
         expected = f"config.json asks for {list(destination.shape)}"
         raise ModelError(f"{path}: tensor {name} has shape {list(shape)}; {expected}")
-    if stored.get_dtype() not in STORED_TYPES:
-        known = ", ".join(STORED_TYPES)
-        raise ModelError(f"{path}: tensor {name} is of type {stored.get_dtype()}; Penstock reads {known}")
     target = destination.tensor
     if target is None:
         return
+    known = STORED_TYPES if target.dtype.is_floating_point else STORED_INTEGERS
+    if stored.get_dtype() not in known:
+        raise ModelError(f"{path}: tensor {name} is of type {stored.get_dtype()}; Penstock reads {', '.join(known)}")
     span = slice(destination.start, destination.start + target.shape[destination.axis])
     target.copy_(stored[:, span] if destination.axis else stored[span])

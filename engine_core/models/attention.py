@@ -13,10 +13,11 @@ from kernels.rope import Rotation
 
 
 class SelfAttention:
-    """One layer's. The spec says what a family adds: biases, a norm of each head's query and key, a sliding window."""
+    """One layer's, of the residual stream or of `inputs` numbers. The spec says what a family adds: biases, a norm of
+    each head's query and key, a sliding window."""
 
-    def __init__(self, spec: ModelSpec, layer: int, placement: Placement) -> None:
-        self.qkv = FusedQKV(spec, placement)
+    def __init__(self, spec: ModelSpec, layer: int, placement: Placement, inputs: int = 0) -> None:
+        self.qkv = FusedQKV(spec, placement, inputs)
         self.output = output_projection(spec, placement)
         self.query_norm, self.key_norm = (
             Norm(spec.head_dim, spec.norm_eps, placement) if spec.qk_norm else None for _ in range(2)

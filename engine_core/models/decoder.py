@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -89,19 +91,43 @@ class Decoder:
 
         Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
         """
+        return self.forward_tapped(input_ids, positions, attention, cache, ())[0]
+
+    def forward_tapped(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBatch,
+        cache: Sequence[Pages],
+        taps: Collection[int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first."""
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
         delta, residual = self.embedding.forward(input_ids), None
         rotation = gather_rotation(self.rope, positions)
-        for block, pages in zip(self.blocks, cache, strict=True):
+        tapped = []
+        for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True)):
+            if layer in taps:
+                tapped.append(delta if residual is None else delta + residual)
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
-        return add_rms_norm(delta, residual, self.norm.weight, self.norm.eps)[0]
+        return add_rms_norm(delta, residual, self.norm.weight, self.norm.eps)[0], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden] -> [rows, vocab]`: on a GPU in the model's type, elsewhere in fp32."""
         weight = self.embedding.weight if self.head is None else self.head.weight
         logits = linear(hidden, weight, invariant=self.placement.invariant)
         return logits if logits.is_cuda else logits.float()
+
+    def shallow(self) -> Decoder:
+        """As few of this model's layers as there are kinds of them, the same weights: for work that only kinds matter
+        to. The first layer is a kind of its own, since nothing is added before it."""
+        windows = self.spec.windows
+        kept = sorted({0, *(windows.index(window, 1) for window in windows[1:])})
+        short = copy(self)
+        short.spec = msgspec.structs.replace(self.spec, layers=len(kept), windows=tuple(windows[at] for at in kept))
+        short.blocks = tuple(self.blocks[at] for at in kept)
+        return short
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of a checkpoint goes, by its name there."""

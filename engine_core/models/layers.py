@@ -131,9 +131,9 @@ class Linear:
 
 
 class FusedQKV:
-    """Queries, keys and values in one product."""
+    """Queries, keys and values in one product, of the residual stream or of `inputs` numbers."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+    def __init__(self, spec: ModelSpec, placement: Placement, inputs: int = 0) -> None:
         self.heads = placement.share(spec.heads)
         self.kv_heads = placement.kv_heads(spec.kv_heads)
         self.head_dim = spec.head_dim
@@ -145,10 +145,10 @@ class FusedQKV:
             Part("k_proj", kv_width, kv_share, kv_first),
             Part("v_proj", kv_width, kv_share, kv_first),
         )
-        self.linear = Linear(parts, spec.hidden, placement, bias=spec.qkv_bias)
+        self.linear = Linear(parts, inputs or spec.hidden, placement, bias=spec.qkv_bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`[tokens, hidden]` -> q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
+        """`[tokens, inputs]` -> q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
         fused = self.linear.forward(x).view(len(x), -1, self.head_dim)
         last = self.heads + self.kv_heads
         return fused[:, : self.heads], fused[:, self.heads : last], fused[:, last:]

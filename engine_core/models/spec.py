@@ -86,7 +86,11 @@ def read_spec(folder: Path) -> ModelSpec:
     unknown activation or rope scaling, a missing or impossible size.
     """
     file = read_json(folder / "config.json")
-    family = read_family(file)
+    return decoder_spec(file, read_family(file))
+
+
+def decoder_spec(file: ConfigFile, family: str) -> ModelSpec:
+    """The same of a file whose family is known."""
     file = ConfigFile(file.path, file.values, FAMILY_DEFAULTS[family])
     refuse_unsupported(file)
     layers = file.integer("num_hidden_layers", high=4096)

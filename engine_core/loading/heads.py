@@ -1,0 +1,43 @@
+"""Weights of EAGLE heads: tensors of their own, beside copies of their target's that are not read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine_core.loading.checkpoint import read_checkpoint, stored_names
+from engine_core.loading.dummy import fill_random
+from engine_core.models.decoder import Decoder
+from engine_core.models.eagle import EagleHead
+from engine_core.models.head_spec import read_head
+from protocol.errors import ModelError
+
+# The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
+LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)$")
+
+
+def load_head(folder: Path, target: Decoder, length: int, load_format: str = "auto", seed: int = 0) -> EagleHead:
+    """The head in `folder` for a target, with its weights; the format is auto, safetensors or dummy (random).
+
+    length: of the longest sequence. Raises ModelError naming the file and the key or the tensor: no EAGLE head, one for
+    another model; a tensor missing, truncated, of a wrong shape or type, unknown, pickled.
+    """
+    dummy = load_format == "dummy"
+    head = EagleHead(read_head(folder, target.spec, None if dummy else stored_names(folder)), target, length)
+    if dummy:
+        fill_random(head.destinations(), seed)
+        return head
+    read_checkpoint(folder, head.destinations(), LEFTOVER)
+    if head.tokens is not None:
+        check_tokens(folder, head.tokens, target.spec.vocab_size)
+    return head
+
+
+def check_tokens(folder: Path, tokens: Tensor, vocabulary: int) -> None:
+    """Raise ModelError unless a head's tokens are different ones of the target's."""
+    counts = torch.bincount(tokens.clamp(0, vocabulary - 1), minlength=vocabulary)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary or int(counts.max()) > 1:
+        raise ModelError(f"{folder}: tensor d2t does not map to different tokens of a vocabulary of {vocabulary}")

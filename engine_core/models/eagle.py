@@ -1,0 +1,226 @@
+"""EAGLE heads: a layer or few that draft from the target's hidden states (Li et al., 2024; EAGLE-3: Li et al., 2025).
+
+A head predicts the token after next from a token and the target's state at the position before it. It has the target's
+embedding and, unless its vocabulary is its own, the target's output embedding. Its states take the place of the
+target's as it goes on from its own drafts.
+
+- EAGLE: `fc` joins embedding and state; layers as Llama's follow, the first of which has no norm in front of its
+  attention; the last state goes straight to the output embedding. The target's state is what its last norm gives.
+- EAGLE-3: `fc` joins the target's residual stream at three depths to a state; one layer attends over the norms of
+  embedding and state, side by side. Logits are of a norm of its state, over a vocabulary of the head's own, which
+  `d2t` maps to the target's: token i stands for target token i + d2t[i].
+
+Tensor names are those of published heads. Their training pairs begin with the second token; here the first one is a
+pair, too, with a state of zeros, so that keys stand where the token stands and a block holds what its tokens say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine_core.models.attention import SelfAttention
+from engine_core.models.decoder import Block, Decoder, Pages
+from engine_core.models.head_spec import DEPTHS, FIRST, HeadSpec
+from engine_core.models.layers import (
+    Destination,
+    Destinations,
+    GatedMlp,
+    Linear,
+    Norm,
+    Placement,
+    prefixed,
+    whole,
+)
+from engine_core.models.rope import rope_table
+from engine_core.models.spec import ModelSpec
+from kernels.attention import AttentionBatch
+from kernels.linear import linear
+from kernels.norm import add_rms_norm
+from kernels.rope import Rotation, gather_rotation
+
+LEAST = -30000.0  # logit of a target token that the head does not know; in range of every type
+
+
+class PlainBlock:
+    """EAGLE's first layer: attention reads the residual stream as it is."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        self.attention = SelfAttention(spec, 0, placement)
+        self.mlp_norm = Norm(spec.hidden, spec.norm_eps, placement)
+        self.mlp = GatedMlp(spec, placement)
+
+    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> tuple[Tensor, Tensor]:
+        """What to add to the residual stream, and that: `[tokens, hidden]` each."""
+        attended = self.attention.forward(x, rotation, batch, pages)
+        normed, residual = add_rms_norm(attended, x, self.mlp_norm.weight, self.mlp_norm.eps)
+        return self.mlp.forward(normed), residual
+
+    def destinations(self) -> Destinations:
+        yield from prefixed("self_attn.", self.attention.destinations())
+        yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
+        yield from prefixed("mlp.", self.mlp.destinations())
+
+
+class JoiningBlock:
+    """EAGLE-3's layer: attention over the norms of embedding and state, side by side; the state is the residual."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        self.embedding_norm, self.state_norm, self.mlp_norm = (
+            Norm(spec.hidden, spec.norm_eps, placement) for _ in range(3)
+        )
+        self.attention = SelfAttention(spec, 0, placement, inputs=2 * spec.hidden)
+        self.mlp = GatedMlp(spec, placement)
+
+    def forward(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages
+    ) -> Tensor:
+        """States `[tokens, hidden]`."""
+        joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
+        attended = self.attention.forward(joined, rotation, batch, pages)
+        normed, residual = add_rms_norm(attended, states, self.mlp_norm.weight, self.mlp_norm.eps)
+        return self.mlp.forward(normed) + residual
+
+    def destinations(self) -> Destinations:
+        yield from prefixed("input_layernorm.", self.embedding_norm.destinations())
+        yield from prefixed("hidden_norm.", self.state_norm.destinations())
+        yield from prefixed("self_attn.", self.attention.destinations())
+        yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
+        yield from prefixed("mlp.", self.mlp.destinations())
+
+
+class FirstHead:
+    """EAGLE."""
+
+    def __init__(self, spec: HeadSpec, target: Decoder) -> None:
+        placement, hidden = target.placement, spec.layers.hidden
+        self.target = target
+        self.fc = Linear((whole("fc", hidden),), 2 * hidden, placement, bias=spec.fc_bias)
+        self.first = PlainBlock(spec.layers, placement)
+        self.blocks = tuple(
+            Block(spec.layers, SelfAttention(spec.layers, layer, placement), placement)
+            for layer in range(1, spec.layers.layers)
+        )
+
+    def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
+        return hidden
+
+    def forward(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        x = self.fc.forward(torch.cat((embedded, states), dim=-1))
+        delta, residual = self.first.forward(x, rotation, batch, cache[0])
+        for block, pages in zip(self.blocks, cache[1:], strict=True):
+            delta, residual = block.forward(delta, residual, rotation, batch, pages)
+        return delta + residual
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.target.logits(states)
+
+    def destinations(self) -> Destinations:
+        yield from self.fc.destinations()
+        yield from prefixed("layers.0.", self.first.destinations())
+        for layer, block in enumerate(self.blocks, 1):
+            yield from prefixed(f"layers.{layer}.", block.destinations())
+
+
+class ThirdHead:
+    """EAGLE-3."""
+
+    def __init__(self, spec: HeadSpec, target: Decoder) -> None:
+        placement, hidden = target.placement, spec.layers.hidden
+        self.target = target
+        self.fc = Linear((whole("fc", hidden),), DEPTHS * hidden, placement, bias=spec.fc_bias)
+        self.block = JoiningBlock(spec.layers, placement)
+        self.norm = Norm(hidden, spec.layers.norm_eps, placement)
+        self.output: Linear | None = None
+        self.offsets: Tensor | None = None  # int64 [vocabulary], from its tokens to the target's
+        if spec.vocabulary:
+            self.output = Linear((whole("lm_head", spec.vocabulary),), hidden, placement, bias=False)
+            if spec.vocabulary < spec.layers.vocab_size:
+                self.places = torch.arange(spec.vocabulary, device=placement.device)
+                self.offsets = torch.zeros_like(self.places)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        return None if self.offsets is None else self.places + self.offsets
+
+    def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
+        return self.fc.forward(torch.cat(tuple(tapped), dim=-1))
+
+    def forward(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        return self.block.forward(embedded, states, rotation, batch, cache[0])
+
+    def logits(self, states: Tensor) -> Tensor:
+        normed = self.norm.forward(states)
+        if self.output is None:
+            return self.target.logits(normed)
+        logits = linear(normed, self.output.weight, invariant=self.output.invariant)
+        logits = logits if logits.is_cuda else logits.float()
+        tokens = self.tokens
+        if tokens is None:
+            return logits
+        spread = logits.new_full((len(logits), self.target.spec.vocab_size), LEAST)
+        return spread.index_copy_(1, tokens, logits)
+
+    def destinations(self) -> Destinations:
+        yield from self.fc.destinations()
+        yield from prefixed("midlayer.", self.block.destinations())
+        yield from prefixed("norm.", self.norm.destinations())
+        if self.output is not None:
+            yield from self.output.destinations()
+        if self.offsets is not None:
+            yield "d2t", Destination(self.offsets, tuple(self.offsets.shape))
+
+
+class EagleHead:
+    """A head over its target, ready for its weights. `length` is the longest sequence it will be asked for."""
+
+    def __init__(self, spec: HeadSpec, target: Decoder, length: int) -> None:
+        self.spec = spec
+        self._target = target
+        self._placement = target.placement
+        self._head = FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
+        self._rope = rope_table(spec.layers, length, target.placement.device)  # fp32 [length, head_dim]
+
+    def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
+        """What the head is told of the target: of its `hidden` and of its residual stream at `spec.taps`, each
+        `[tokens, hidden]`, as `Decoder.forward_tapped` gives them -> `[tokens, hidden]`."""
+        return self._head.states(hidden, tapped)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, states: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """One step: `input_ids, positions  # [tokens]`, and the state before each, `states  # [tokens, hidden]`: the
+        target's or the head's own -> the head's `[tokens, hidden]`.
+
+        Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
+        """
+        attention = replace(attention, invariant=attention.invariant or self._placement.invariant)
+        rotation = gather_rotation(self._rope, positions)
+        embedded = self._target.embedding.forward(input_ids)
+        return self._head.forward(embedded, states, rotation, attention, cache)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """`[rows, hidden]` of the head -> `[rows, vocabulary of the target]`, LEAST where the head knows no token."""
+        return self._head.logits(states)
+
+    def destinations(self) -> dict[str, Destination]:
+        """Where each tensor of a checkpoint goes, by its name there."""
+        return dict(self._head.destinations())
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """The target's tokens that the head knows, int64 [vocabulary of the head]; None: all."""
+        return self._head.tokens if isinstance(self._head, ThirdHead) else None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights on this rank, without the target's."""
+        tensors = [destination.tensor for destination in self.destinations().values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
