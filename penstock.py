@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from protocol.config import Config
-from protocol.errors import ConfigError, LinkError, ModelError, PenstockError
+from typing import TYPE_CHECKING
 
-__all__ = ["Config", "ConfigError", "LinkError", "ModelError", "PenstockError"]
+from protocol.config import Config
+from protocol.errors import ConfigError, LinkError, ModelError, PenstockError, RequestError
+
+if TYPE_CHECKING:
+    from services.llm.async_llm import AsyncLLM
+    from services.llm.llm import LLM
+    from services.llm.outputs import CompletionOutput, RequestOutput
+    from services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+__all__ = [
+    "LLM", "AsyncLLM", "CompletionOutput", "Config", "ConfigError", "LinkError", "ModelError", "PenstockError",
+    "RequestError", "RequestOutput", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """The Python API, loaded when it is asked for: every process of a server starts through this file."""
+    from services.llm import face
+
+    if name in face.__all__:
+        return getattr(face, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 if __name__ == "__main__":
     import sys

@@ -15,7 +15,8 @@ from protocol.config import Config
 from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from protocol.links import Role
 from protocol.version import VERSION
-from services import options, process, rundir
+from services import faults, options, process, rundir
+from services.notify import notify
 from services.process import ExitCode
 from services.sizing import sized, usable_cores
 
@@ -25,9 +26,10 @@ COMMANDS: Mapping[str, str] = {
     "tokenizer": "one tokenizer process: text to tokens and back",
     "scheduler": "the scheduler process: queue, KV blocks, steps",
     "executor": "one executor process: weights, forward pass, sampling",
+    "engine": "every process but the api, for the program that starts it (the Python API does)",
     "config": "print the effective configuration as a file for --config",
 }
-TAKES_MODEL = ("serve", "config")
+TAKES_MODEL = ("serve", "engine", "config")
 MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(words)
     except PenstockError as error:
+        notify(faults.told(error))
         print(f"penstock: {error}", file=sys.stderr)
         return EXIT_CODES.get(type(error), ExitCode.FAILED)
     except KeyboardInterrupt:
@@ -68,6 +71,10 @@ def run(words: list[str]) -> int:
         from services.launch import serve
 
         return serve(effective.config)
+    if command == "engine":
+        from services.engine import engine
+
+        return engine(effective.config)
     return run_role(Role(command), namespace.index, effective.config)
 
 

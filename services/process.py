@@ -109,6 +109,24 @@ def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
         raise SystemExit(ExitCode.FAILED)
 
 
+def parent(environ: Mapping[str, str] = os.environ) -> int | None:
+    """A descriptor that turns readable when the launcher, or the program that started an engine, ends; None without.
+
+    Unlike the kernel's signal it does not depend on the thread that started this process. Ends here when the parent
+    has ended already. Source: pidfd_open(2).
+    """
+    if PARENT not in environ:
+        return None
+    try:
+        found = os.pidfd_open(int(environ[PARENT]))
+    except ProcessLookupError:
+        raise SystemExit(ExitCode.FAILED) from None
+    if orphaned(environ):
+        os.close(found)
+        raise SystemExit(ExitCode.FAILED)
+    return found
+
+
 def orphaned(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process had a launcher that is gone."""
     return PARENT in environ and str(os.getppid()) != environ[PARENT]

@@ -15,7 +15,7 @@ from protocol.errors import ConfigError
 from protocol.links import LINKS
 
 PREFIX = "penstock-"
-TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set in the children's environment when the launcher made the directory
+TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone
 SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
 LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
@@ -39,7 +39,7 @@ class RunDirectory:
     def open(cls, given: str) -> RunDirectory:
         """The directory named by --run-dir, or a new temporary one. Raises ConfigError when it cannot be used."""
         if given:
-            return cls(prepared(Path(given)), temporary=False)
+            return cls(prepared(Path(given)), temporary=os.environ.get(TEMPORARY) == given)
         parent = temporary_parent()
         sweep(parent)
         return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)), temporary=True)

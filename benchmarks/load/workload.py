@@ -169,6 +169,8 @@ ROWS: tuple[Workload, ...] = (
     closed("decode_c256", (128, 512), 256, 256),
     Workload(name="mixed_256", input=(100, 1024), output=(100, 1024), requests=256, concurrency=256, warmup=64,
              variants=(FREE,)),
+    Workload(name="offline_256", input=(100, 1024), output=(100, 1024), requests=256, concurrency=256, warmup=64,
+             temperature=0.6, variants=(FREE,)),
     Workload(name="prefix4k", input=(128, 128), output=(64, 64), requests=128, concurrency=64, prefix=4096,
              variants=(FREE,)),
     closed("free_c64", (128, 256), 128, 64),

@@ -107,3 +107,18 @@ def test_the_age_of_a_process_counts_from_its_start():
     first = process.age()
     assert 0 < first < time.clock_gettime(time.CLOCK_BOOTTIME)
     assert process.age() >= first
+
+
+def test_a_parents_end_turns_a_descriptor_readable() -> None:
+    assert process.parent({}) is None
+    found = process.parent({process.PARENT: str(os.getppid())})
+    assert found is not None
+    assert select.select([found], [], [], 0)[0] == []
+    os.close(found)
+
+
+def test_a_parent_that_is_not_ours_has_ended() -> None:
+    with pytest.raises(SystemExit):
+        process.parent({process.PARENT: str(os.getpid())})
+    with pytest.raises(SystemExit):
+        process.parent({process.PARENT: str(2**22 + 1)})

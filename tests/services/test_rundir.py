@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,13 @@ def test_an_orphan_cleans_what_its_launcher_would_have(tmp_path):
     clear(tmp_path / "one", temporary=True)
     assert not (tmp_path / "one").exists()
     assert list((tmp_path / "two").iterdir()) == []
+
+
+def test_a_directory_made_for_one_run_alone_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "run"
+    given.mkdir(mode=0o700)
+    monkeypatch.setenv(rundir.TEMPORARY, str(given))
+    directory = RunDirectory.open(str(given))
+    assert directory.environment() == {rundir.TEMPORARY: str(given)}
+    directory.close()
+    assert not given.exists()

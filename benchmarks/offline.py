@@ -1,0 +1,170 @@
+"""The Python API under a load: `python -m benchmarks.offline --shape 0.6b`. No HTTP, no streams; one call of `generate`.
+
+The load is a row of benchmarks/load/workload.py (offline_256 unless another is named) or its lengths as options. The
+rate is over the wall time of the call, from prompts as token ids to outputs as text and token ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.load.client import Record
+from benchmarks.load.summary import summarize
+from benchmarks.load.workload import ROWS, Request, Workload, requests
+from benchmarks.serve import Result
+from benchmarks.server import children, cpu_seconds
+from benchmarks.shapes import SHAPES, make_folder
+from penstock import LLM, RequestOutput, SamplingParams
+
+ROW = "offline_256"
+DUMMY: Mapping[str, Any] = {"load_format": "dummy", "max_model_len": 40960}
+
+
+class Body(msgspec.Struct, frozen=True):
+    """What a request of the load asks for."""
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+
+
+class Offline(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `generate`, and CPU seconds of every process while it ran, the program's own as `program`."""
+
+    result: Result
+    cpu_seconds: dict[str, float]
+
+
+def asked(load: Sequence[Request]) -> tuple[list[list[int]], list[SamplingParams]]:
+    """The prompts and parameters of a load's requests."""
+    bodies = [msgspec.json.decode(request.body, type=Body) for request in load]
+    params = [
+        SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature, ignore_eos=body.ignore_eos)
+        for body in bodies
+    ]
+    return [body.prompt for body in bodies], params
+
+
+def record(request: Request, output: RequestOutput, start: float, end: float) -> Record:
+    """What became of one request; one whose length is wrong has failed."""
+    tokens = sum(len(choice.token_ids) for choice in output.outputs)
+    wrong = request.output_tokens >= 0 and tokens != request.output_tokens
+    return Record(
+        request.index, request.variant, start, end=end, tokens=tokens, prompt_tokens=len(output.prompt_token_ids),
+        cached_tokens=output.num_cached_tokens or 0, error="token count" if wrong else "",
+        detail=f"{tokens} of {request.output_tokens}" if wrong else "",
+    )  # fmt: skip
+
+
+def measure(llm: LLM, workload: Workload) -> Offline:
+    """Warm the engine up, give it the load in one call, and return the figures."""
+    prompts, params = asked(list(requests(workload, warmup=True)))
+    llm.generate(prompts, params, use_tqdm=False)
+    load = list(requests(workload))
+    prompts, params = asked(load)
+    before, own = spent(), time.process_time()
+    start = time.monotonic()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    end = time.monotonic()
+    own = time.process_time() - own
+    after = spent()
+    records = [record(request, output, start, end) for request, output in zip(load, outputs, strict=True)]
+    roles = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in after.items()}
+    result = Result(workload=workload, summary=summarize(records), variants={}, processes=0, client_cpu_seconds=own)
+    return Offline(result=result, cpu_seconds={**roles, "program": round(own, 3)})
+
+
+def spent() -> dict[str, float]:
+    """CPU seconds so far of the engine that this program started."""
+    found: dict[str, float] = {}
+    for launcher in children(os.getpid()):
+        for role, seconds in cpu_seconds(launcher).items():
+            found[role] = found.get(role, 0.0) + seconds
+    return found
+
+
+def in_its_own_process(folder: Path, workload: Workload, options: Mapping[str, Any], limit: float) -> Offline:
+    """As `measure`, by this module as a command. Raises TimeoutError, and RuntimeError with the command's last words."""
+    job = msgspec.json.encode({"folder": str(folder), "workload": workload, "options": options})
+    return asyncio.run(asyncio.wait_for(command(job), limit))
+
+
+async def command(job: bytes) -> Offline:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.offline", "--job", stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, said = await process.communicate(job)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    if process.returncode:
+        raise RuntimeError(said.decode(errors="replace")[-2000:])
+    return msgspec.json.decode(out, type=Offline)
+
+
+def do_job() -> int:
+    """The job on standard input; its figures on standard output."""
+    job = msgspec.json.decode(sys.stdin.buffer.read())
+    with LLM(job["folder"], **job["options"]) as llm:
+        found = measure(llm, msgspec.convert(job["workload"], Workload))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=__doc__.partition("\n")[0],
+                                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    found.add_argument("--shape", default="0.6b", help="shape of the model, with dummy weights: " + ", ".join(SHAPES))
+    found.add_argument("--row", default=ROW, help="load: " + ", ".join(row.name for row in ROWS))
+    found.add_argument("--requests", type=int, default=0, help="so many, with warm-up; 0: as the row has")
+    found.add_argument("--rounds", type=int, default=1, help="loads one after the other, each with its own prompts")
+    found.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="further options of LLM")
+    found.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if options.job:
+        return do_job()
+    rows = {row.name: row for row in ROWS}
+    if options.shape not in SHAPES or options.row not in rows:
+        print(f"{options.shape}, {options.row}: no such shape or load", file=sys.stderr)
+        return 2
+    shape, workload = SHAPES[options.shape], rows[options.row]
+    workload = msgspec.structs.replace(workload, vocab=shape.vocab // 2, warmup_output=32)
+    if options.requests:
+        workload = msgspec.structs.replace(workload, requests=options.requests, warmup=options.requests)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="penstock-offline-") as place:
+        start = time.monotonic()
+        extra = dict(word.split("=", 1) for word in options.option)
+        with LLM(str(make_folder(shape, Path(place))), **{**DUMMY, **extra}) as llm:
+            print(f"{shape.title}: ready after {time.monotonic() - start:.1f} s", flush=True)
+            for seed in range(options.rounds):
+                found = measure(llm, msgspec.structs.replace(workload, seed=seed))
+                summary = found.result.summary
+                failed += summary.failed
+                told = " ".join(f"{role} {seconds:.2f}" for role, seconds in found.cpu_seconds.items())
+                print(f"{workload.name}: {summary.output_tokens_per_second:,.0f} tok/s out, {summary.completed} of "
+                      f"{summary.requests} in {summary.seconds:.2f} s; cpu s: {told} {summary.errors or ''}",
+                      flush=True)  # fmt: skip
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""`penstock engine`: what `penstock serve` starts, less HTTP. Its one client is the program that started it.
+
+The program connects as the api does; when it ends, in whatever way, so does the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from protocol.config import Config
+from protocol.errors import ConfigError
+from protocol.links import Role
+from services import journal, process
+from services.launch import ENTRY, START_ORDER, Launch, placed, resolved
+from services.rundir import RunDirectory
+from services.sizing import sized, usable_cores
+
+ROLES = tuple(role for role in START_ORDER if role is not Role.API)
+
+
+def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
+    """Run an engine until SIGTERM, SIGINT, a failure or the end of the program; the exit code.
+
+    Raises ConfigError, ModelError before anything is started.
+    """
+    journal.setup("launcher", config.run.log_level)
+    if not config.run.run_dir:
+        raise ConfigError("--run-dir", "", "an engine needs the directory in which its client finds it")
+    config = resolved(sized(config, usable_cores()))
+    directory = RunDirectory.open(config.run.run_dir)
+    try:
+        owner = process.parent(environ)
+        try:
+            launch = Launch(placed(config, directory), directory, ENTRY, roles=ROLES, owner=owner, chat=False)
+            try:
+                return launch.run()
+            finally:
+                launch.close()
+        finally:
+            if owner is not None:
+                os.close(owner)
+    finally:
+        directory.close()

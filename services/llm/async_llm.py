@@ -1,0 +1,118 @@
+"""`AsyncLLM`: an engine on the caller's own loop; outputs as they grow."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from engine_core.text.columns import pack, unpack
+from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from services.api.completions import check_ids
+from services.api.served import ServedModel
+from services.llm.engine import Engine
+from services.llm.keywords import configured
+from services.llm.outputs import RequestOutput
+from services.llm.params import RequestOutputKind, SamplingParams
+from services.llm.prompts import Order, PromptForm, chat_order, listed, orders
+
+
+class AsyncLLM:
+    """An engine of its own for one model: `async with AsyncLLM(model) as llm`, or `close()` at the end.
+
+    `options` are those of `penstock serve`, by name. The processes start when the object is made; the first request
+    waits for them. Raises ConfigError and ModelError at once, and whatever a process ends with when it is awaited.
+    """
+
+    def __init__(self, model: str = "", **options: object) -> None:
+        self._engine = Engine(configured(model, options))
+        self._end = weakref.finalize(self, self._engine.host.end)
+        self._counter = 0
+
+    @property
+    def model(self) -> ServedModel:
+        """Names, sizes and defaults of the model."""
+        return self._engine.model
+
+    async def start(self) -> None:
+        """Wait until requests are served."""
+        await self._engine.start()
+
+    async def generate(
+        self,
+        prompt: PromptForm,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The outputs of one prompt as it grows, the last one `finished`. Leaving the loop early aborts the request.
+
+        Raises RequestError when it is refused or fails.
+        """
+        (only,) = listed([prompt])
+        (order,) = orders([only], sampling_params, self.model, [priority])
+        async for output in self._stream(order, request_id):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """As `generate`, of one conversation. `fields` are as those of `LLM.chat`."""
+        async for output in self._stream(chat_order(messages, sampling_params, self.model, **fields), request_id):
+            yield output
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        await self._engine.start()
+        found = await self._engine.ask(Tokenize(id=0, prompt=text, add_special_tokens=add_special_tokens))
+        assert isinstance(found, Tokenized)
+        return unpack("i", found.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        if not token_ids:
+            return ""
+        check_ids(list(token_ids), "token_ids", self.model)
+        await self._engine.start()
+        found = await self._engine.ask(Detokenize(0, pack("i", token_ids)))
+        assert isinstance(found, Detokenized)
+        return found.text
+
+    async def close(self) -> None:
+        """Abort what runs and end every process. Safe to call twice."""
+        await self._engine.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        try:
+            await self.start()
+        except BaseException:  # guard: design 7, the processes do not outlive a start that failed or was cancelled
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _stream(self, order: Order, name: str | None) -> AsyncIterator[RequestOutput]:
+        await self._engine.start()
+        self._counter += 1
+        kind = order.params.output_kind
+        streaming = kind is not RequestOutputKind.FINAL_ONLY
+        async with self._engine.request(order, stream=streaming) as reply:
+            gathering = self._engine.gathering(reply, order, name or str(self._counter - 1), kind)
+            finished = False
+            while not finished:
+                news = await reply.news()
+                if reply.error is not None:
+                    raise await self._engine.reason(reply.error)
+                output = gathering.take(news)
+                finished = output.finished
+                yield output

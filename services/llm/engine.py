@@ -1,0 +1,181 @@
+"""An engine as a coroutine sees it: its processes, the links to its tokenizers, and a bounded window of open requests.
+
+This is the api's end of the pipeline without HTTP: the same tickets, credits and aborts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import zmq
+
+from protocol.config import Config
+from protocol.errors import Overloaded, PenstockError, Unavailable
+from protocol.links import TEXT, Role, new_incarnation, shared_hash
+from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from services.api.metrics import Timings
+from services.api.pipeline import Pipeline, PipelineStatistics
+from services.api.reply import Reply
+from services.api.served import served_model
+from services.launch import resolved
+from services.llm.host import Host
+from services.llm.outputs import Gathering
+from services.llm.params import RequestOutputKind
+from services.llm.prompts import Order
+from services.sizing import sized, usable_cores
+from services.watch import Watch
+from services.wire import Arrival, Port, Self
+
+INDEX = 0  # of the one api-role peer of an engine
+SPARE = 64  # open requests beyond two full batches
+LAST_WORDS = 3.0  # seconds that an engine which failed gets to say why
+RETRY = 0.005  # seconds between attempts while the link takes no more
+
+
+class Engine:
+    """Started when it is made; its links belong to the loop that awaits `start`. Used from that loop alone."""
+
+    def __init__(self, config: Config) -> None:
+        config = resolved(sized(config, usable_cores()))
+        self.model = served_model(config)
+        self.host = Host(config)
+        self.config = self.host.config
+        self.window = min(2 * config.model.max_num_seqs + SPARE, config.api.max_queued_requests)
+        self._pipeline: Pipeline | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._watches: list[Watch] = []
+        self._timings = Timings()
+        self._started: asyncio.Future[None] | None = None
+        self._over = asyncio.Event()  # the engine has failed
+        self._room = asyncio.Semaphore(self.window)
+        self._ended = False
+
+    @property
+    def pipeline(self) -> Pipeline:
+        assert self._pipeline is not None, "start() first"
+        return self._pipeline
+
+    async def start(self) -> None:
+        """Wait until requests are served. Raises the error that a process ended with."""
+        if self._started is None:
+            self._connect()
+        assert self._started is not None
+        await asyncio.shield(self._started)
+
+    @asynccontextmanager
+    async def request(self, order: Order, *, stream: bool = False) -> AsyncIterator[Reply]:
+        """A reply that grows while inside, once the window has room; left early, the request is aborted.
+
+        Raises RequestError when it is refused, and the error that a process ended with.
+        """
+        async with self._room:
+            submit = msgspec.structs.replace(order.submit, id=self.pipeline.new_id(), stream=stream)
+            reply = Reply(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
+            while True:
+                try:
+                    self.pipeline.submit([submit], reply, time.monotonic())
+                    break
+                except Overloaded:
+                    await asyncio.sleep(RETRY)
+                except Unavailable as error:
+                    raise await self.reason(error) from error
+            try:
+                yield reply
+            finally:
+                self.pipeline.drop(reply)
+
+    def gathering(self, reply: Reply, order: Order, name: str, kind: RequestOutputKind) -> Gathering:
+        return Gathering(
+            reply, name, order.prompt, kind, logprobs=order.params.logprobs is not None, arrival=order.submit.arrival
+        )
+
+    async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
+        """As `Pipeline.ask`; the question's id is filled here."""
+        while True:
+            try:
+                return await self.pipeline.ask(msgspec.structs.replace(question, id=self.pipeline.new_id()))
+            except Overloaded:
+                await asyncio.sleep(RETRY)
+
+    async def reason(self, error: PenstockError) -> PenstockError:
+        """What is behind an error of a reply: an engine that lost a part ends, and says why a moment later."""
+        if isinstance(error, Unavailable) and not self._ended:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), LAST_WORDS)
+        return self.host.failure or error
+
+    def statistics(self) -> PipelineStatistics:
+        return self.pipeline.statistics()
+
+    async def close(self) -> None:
+        """Abort what runs, say goodbye, and end every process."""
+        self.disconnect()
+        await asyncio.get_running_loop().run_in_executor(None, self.host.end)
+
+    def disconnect(self) -> None:
+        """Close the links; what is open ends with an error. On the engine's loop."""
+        if self._ended or self._pipeline is None:
+            self._ended = True
+            return
+        self._ended = True
+        self._fail(Unavailable("the engine was closed", code="closed"))
+        loop = asyncio.get_running_loop()
+        for descriptor in (self.host.notices.fileno(), self.host.pidfd):
+            loop.remove_reader(descriptor)
+        for watch in self._watches:
+            watch.close()
+        self._context.term()
+
+    def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        self._started.add_done_callback(retrieve)
+        incarnation = new_incarnation()
+        me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model))
+        self._watches = [
+            Watch(Port.connect(self._context, TEXT, me, self.host.directory, number))
+            for number in range(self.config.tokenizer.tokenizer_processes)
+        ]
+        # A program may hold its interpreter for long: a late heartbeat is no sign that the engine hangs.
+        self._pipeline = Pipeline(self._watches, INDEX, incarnation, self.window, math.inf, processes=1)
+        for watch in self._watches:
+            watch.start(self._deliver)
+        loop.add_reader(self.host.notices.fileno(), self._hear)
+        loop.add_reader(self.host.pidfd, self._hear)
+        self._hear()
+
+    def _deliver(self, arrivals: list[Arrival]) -> None:
+        now = time.monotonic()
+        self.pipeline.receive(arrivals, now)
+        assert self._started is not None
+        if not self._started.done() and self.pipeline.ready(now):
+            self._started.set_result(None)
+
+    def _hear(self) -> None:
+        """The engine said something, or ended."""
+        self.host.hear()
+        failure = self.host.failure
+        if failure is None:
+            return
+        asyncio.get_running_loop().remove_reader(self.host.pidfd)
+        self._over.set()
+        assert self._started is not None
+        if not self._started.done():
+            self._started.set_exception(failure)
+        self._fail(Unavailable(str(failure), code="part_lost"))
+
+    def _fail(self, error: Unavailable) -> None:
+        self.pipeline.draining = True
+        self.pipeline.fail_all(error)
+
+
+def retrieve(started: asyncio.Future[None]) -> None:
+    """Nobody may ever await a start that failed; asyncio need not complain."""
+    if not started.cancelled():
+        started.exception()

@@ -1,0 +1,93 @@
+"""The engine's processes as one: `penstock engine`, started as a command and watched from the program that wants it.
+
+The command follows the program: however the program ends, the engine ends too (services/launch.py). Nothing is forked
+or imported twice, so a script needs no guard around its main part.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from protocol.config import Config
+from protocol.errors import LinkError, PenstockError
+from services import faults, options, process, rundir
+from services.launch import ENTRY, SUPERVISORS
+from services.notify import VARIABLE, NoticeSocket
+
+END_SECONDS = 15.0  # from SIGTERM to SIGKILL; the engine gives its own processes less
+SOCKET = "program.sock"
+
+
+class Host:
+    """A started engine. `notices` and `pidfd` turn readable when there is something to `hear`."""
+
+    def __init__(self, config: Config, entry: Path = ENTRY) -> None:
+        given = config.run.run_dir
+        if given:
+            self.directory = rundir.prepared(Path(given))
+        else:
+            parent = rundir.temporary_parent()
+            rundir.sweep(parent)
+            self.directory = Path(tempfile.mkdtemp(prefix=rundir.PREFIX, dir=parent))
+        self._temporary = not given
+        run = msgspec.structs.replace(config.run, run_dir=str(self.directory))
+        self.config = msgspec.structs.replace(config, run=run)
+        self.notices = NoticeSocket(self.directory / SOCKET)
+        self.ready = False
+        self.failure: PenstockError | None = None  # why it ended; None while it runs and when it was told to end
+        self._told = False
+        self._process = subprocess.Popen(
+            [sys.executable, str(entry), "engine", *options.arguments(self.config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=self._environment(),
+            start_new_session=True,  # Ctrl-C is the program's to answer
+        )
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def hear(self) -> None:
+        """Take what the engine said of itself, and notice its end."""
+        fault = ""
+        for notice in self.notices.receive():
+            if notice.pid == self.pid:
+                self.ready = self.ready or notice.ready
+                fault = notice.fields.get(faults.FIELD, fault)
+        if fault and self.failure is None:
+            self.failure = faults.read(fault)
+        if self._process.poll() is not None and self.failure is None and not self._told:
+            self.failure = LinkError(f"the engine ended ({self._process.returncode}) and did not say why")
+
+    def end(self) -> None:
+        """End every process in order, by force if that takes too long. Safe to call twice."""
+        if self._told:
+            return
+        self._told = True
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.notices.close()
+        os.close(self.pidfd)
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _environment(self) -> dict[str, str]:
+        environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
+        environ |= {VARIABLE: str(self.notices.path), process.PARENT: str(os.getpid())}
+        if self._temporary:
+            environ[rundir.TEMPORARY] = str(self.directory)
+        else:
+            environ.pop(rundir.TEMPORARY, None)
+        return environ

@@ -1,0 +1,169 @@
+"""`LLM`: an engine for programs without a loop of their own; whole outputs, in the order of the prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import uvloop
+
+from engine_core.text.columns import pack, unpack
+from protocol.errors import NotBuilt
+from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from services.api.completions import check_ids
+from services.api.served import ServedModel
+from services.llm import batch
+from services.llm.engine import Engine
+from services.llm.host import Host
+from services.llm.keywords import configured
+from services.llm.outputs import RequestOutput
+from services.llm.prompts import Params, PromptForm, chat_order, conversations, listed, orders, shared_out
+from services.meter import Meter
+
+T = TypeVar("T")
+
+
+class LLM:
+    """An engine of its own for one model. Ready when the constructor returns.
+
+    `options` are those of `penstock serve`, by name. The links live on a thread of their own, so they stand however
+    long the program computes in between, and nothing minds a loop that runs already. The processes end with `close()`,
+    the `with` block, the object, or the program, however it ends.
+
+    Raises ConfigError and ModelError, and whatever a process that failed to start ended with.
+    """
+
+    def __init__(self, model: str = "", **options: object) -> None:
+        self._engine = Engine(configured(model, options))
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, end, self._engine, self._loop, self._thread)
+        self._counter = 0
+        try:
+            self._call(self._engine.start())
+        except BaseException:  # guard: design 7, the processes do not outlive a start that failed or was interrupted
+            self._end()
+            raise
+
+    @property
+    def model(self) -> ServedModel:
+        """Names, sizes and defaults of the model."""
+        return self._engine.model
+
+    def generate(
+        self,
+        prompts: PromptForm | Sequence[PromptForm],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        return_errors: bool = False,
+    ) -> list[RequestOutput]:
+        """One output per prompt, in order. A prompt is text, token ids, or a dict with `prompt` or `prompt_token_ids`
+        and, if wanted, `cache_salt` and `prediction`; `sampling_params` is one for all or one for each.
+
+        Raises RequestError for the first prompt that is refused or fails, which ends the others; with `return_errors`
+        it stands in its own output instead.
+        """
+        found = listed(prompts)
+        made = orders(found, sampling_params, self.model, priority)
+        return self._run(made, len(found), use_tqdm, return_errors)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        return_errors: bool = False,
+    ) -> list[RequestOutput]:
+        """As `generate`, for a conversation or a list of them. What the model says comes as it is: calls of tools are
+        not taken out of the text.
+
+        Without `sampling_params` the answer may take the room that the prompt leaves.
+        """
+        found = conversations(messages)
+        more = {
+            "tools": tools, "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
+        }  # fmt: skip
+        each = shared_out(sampling_params, len(found))
+        made = [chat_order(one, params, self.model, **more) for one, params in zip(found, each, strict=True)]
+        return self._run(iter(made), len(made), use_tqdm, return_errors)
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        found = self._call(self._engine.ask(Tokenize(id=0, prompt=text, add_special_tokens=add_special_tokens)))
+        assert isinstance(found, Tokenized)
+        return unpack("i", found.token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        if not token_ids:
+            return ""
+        check_ids(list(token_ids), "token_ids", self.model)
+        found = self._call(self._engine.ask(Detokenize(0, pack("i", token_ids))))
+        assert isinstance(found, Detokenized)
+        return found.text
+
+    def encode(self, prompts: object, *arguments: object, **keywords: object) -> list[RequestOutput]:
+        """Raises NotBuilt: the engine serves text, not yet vectors."""
+        raise NotBuilt("encode: embeddings are not built yet", param="encode")
+
+    def score(self, queries: object, documents: object, **keywords: object) -> list[RequestOutput]:
+        """Raises NotBuilt: the engine serves text, not yet vectors."""
+        raise NotBuilt("score: embeddings are not built yet", param="score")
+
+    def close(self) -> None:
+        """Abort what runs and end every process. Safe to call twice."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, made: Any, count: int, shown: bool, return_errors: bool) -> list[RequestOutput]:
+        first, self._counter = self._counter, self._counter + count
+        with Meter("generate", count, shown=shown and count > 0) as meter:
+            return self._call(
+                batch.run(self._engine, made, count, first=first, meter=meter, return_errors=return_errors)
+            )
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine on the engine's loop; interrupted, it is cancelled there."""
+        if not self._end.alive:
+            work.close()
+            raise RuntimeError("this LLM was closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # guard: design 7, what was interrupted is aborted
+            future.cancel()
+            raise
+
+
+def end(engine: Engine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Close the links, stop the loop, end the processes."""
+
+    async def disconnect() -> None:
+        engine.disconnect()
+
+    asyncio.run_coroutine_threadsafe(disconnect(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    host: Host = engine.host
+    host.end()

@@ -1,0 +1,163 @@
+"""What a request gives back, under the names that vLLM's users know, gathered from the reply as it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from engine_core.text.columns import unpack
+from protocol.errors import RequestError
+from protocol.messages import Finish, PositionLogprobs
+from services.api.answers import finish_reason
+from services.api.reply import Choice, Reply
+from services.llm.params import RequestOutputKind
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """A token's log-probability at a position; rank 1 is the most likely."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+Position = dict[int, Logprob]  # by token id: the chosen one and the most likely ones
+
+
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice. `token_ids` holds the token that ended it, `text` does not."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None  # of the tokens in `logprobs`
+    logprobs: list[Position] | None = None
+    finish_reason: str | None = None  # stop or length, once it has ended
+    stop_reason: str | int | None = None  # the stop string or the stop token id
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Unix seconds, and what became of drafts, of all choices together."""
+
+    arrival_time: float
+    first_token_time: float | None = None  # where the output was streamed: nobody sees it come otherwise
+    finished_time: float | None = None
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """All choices of one prompt. `prompt` is None for token ids and for chats."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Position | None] | None = None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int | None = None
+    approximations: tuple[str, ...] = ()  # what a lenient grammar does not hold exactly
+    error: RequestError | None = None  # why it failed, where errors are returned; `outputs` is empty then
+
+
+class Growth:
+    """One choice so far."""
+
+    __slots__ = ("logprobs", "text", "token_ids", "total")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[Position] = []
+        self.total = 0.0
+
+
+class Gathering:
+    """Turns a reply into outputs. Owned by the one coroutine that waits for the reply."""
+
+    def __init__(
+        self, reply: Reply, name: str, prompt: str | None, kind: RequestOutputKind, *, logprobs: bool, arrival: float
+    ) -> None:
+        self._reply = reply
+        self._name = name
+        self._prompt = prompt
+        self._kind = kind
+        self._logprobs = logprobs
+        self._arrival = arrival
+        self._began = time.monotonic()
+        self._growths = [Growth() for _ in reply.choices]
+
+    def take(self, news: Sequence[Choice]) -> RequestOutput:
+        """The output with what `news` brought: of those choices alone where deltas are wanted, else of all."""
+        reply, facts = self._reply, self._reply.prompts[0]
+        delta = self._kind is RequestOutputKind.DELTA
+        for choice in news:
+            self._grow(self._growths[choice.index], choice, delta=delta)
+        shown = news if delta else reply.choices
+        return RequestOutput(
+            request_id=self._name,
+            prompt=self._prompt,
+            prompt_token_ids=unpack("i", facts.token_ids),
+            prompt_logprobs=None if facts.logprobs is None else [position(at) if at else None for at in facts.logprobs],
+            outputs=[self._output(choice) for choice in shown],
+            finished=reply.ended,
+            metrics=self._metrics(),
+            num_cached_tokens=facts.cached_tokens,
+            approximations=facts.approximations,
+        )
+
+    def failed(self, error: RequestError) -> RequestOutput:
+        """The output of a request that ended with `error`."""
+        return RequestOutput(
+            request_id=self._name, prompt=self._prompt, prompt_token_ids=unpack("i", self._reply.prompts[0].token_ids),
+            outputs=[], finished=True, metrics=self._metrics(), error=error,
+        )  # fmt: skip
+
+    def _grow(self, growth: Growth, choice: Choice, *, delta: bool) -> None:
+        text, ids = choice.take_text(), unpack("i", choice.take_token_ids())
+        found = choice.take_logprobs()
+        positions = [position(at) for at in found]
+        growth.total += sum(at.chosen.logprob for at in found)
+        if delta:
+            growth.text, growth.token_ids, growth.logprobs = text, ids, positions
+        else:
+            growth.text += text
+            growth.token_ids += ids
+            growth.logprobs += positions
+
+    def _output(self, choice: Choice) -> CompletionOutput:
+        growth = self._growths[choice.index]
+        return CompletionOutput(
+            index=choice.index,
+            text=growth.text,
+            token_ids=list(growth.token_ids),
+            cumulative_logprob=growth.total if self._logprobs else None,
+            logprobs=list(growth.logprobs) if self._logprobs else None,
+            finish_reason=finish_reason(choice.finish) if choice.finish != Finish.NONE else None,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        reply, usage = self._reply, self._reply.usage
+        first = reply.first_token
+        return RequestMetrics(
+            arrival_time=self._arrival,
+            first_token_time=None if first is None else self._arrival + first - self._began,
+            finished_time=self._arrival + time.monotonic() - self._began if reply.ended else None,
+            accepted_draft_tokens=usage.accepted_tokens,
+            rejected_draft_tokens=usage.rejected_tokens,
+        )
+
+
+def position(at: PositionLogprobs) -> Position:
+    """A position's tokens by id, the chosen one first."""
+    found = {at.chosen.token_id: Logprob(at.chosen.logprob, at.rank, at.chosen.token)}
+    for rank, top in enumerate(at.top, 1):
+        found.setdefault(top.token_id, Logprob(top.logprob, rank, top.token))
+    return found

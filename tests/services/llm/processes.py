@@ -1,0 +1,46 @@
+"""What is left of an engine: processes by their command lines, and run directories."""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+import time
+from pathlib import Path
+
+LIMIT = 30.0  # seconds; a loaded machine needs some of them
+
+
+def engine_processes(run_dir: str) -> list[int]:
+    """Living processes that were started with this run directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"--run-dir={run_dir}".encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def engine_process(run_dir: str, command: str) -> int:
+    """The one process of an engine that runs this command."""
+    (found,) = [
+        pid
+        for pid in engine_processes(run_dir)
+        if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+    return found
+
+
+def run_dirs() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("penstock-*"))
+
+
+def gone(run_dir: str) -> None:
+    """Wait until nothing of an engine is left; an assertion fails when something stays."""
+    deadline = time.monotonic() + LIMIT
+    while (left := engine_processes(run_dir)) or os.path.exists(run_dir):
+        assert time.monotonic() < deadline, left or run_dir
+        select.select([], [], [], 0.02)

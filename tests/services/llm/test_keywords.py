@@ -1,0 +1,59 @@
+"""Options as keywords: what the command line takes, and the errors that it gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protocol.config import Config, ModelConfig, fields
+from protocol.errors import ConfigError
+from services.llm.keywords import configured
+
+
+def test_without_keywords_all_is_as_it_is_for_a_server_but_the_log() -> None:
+    found = configured("", {})
+    assert found.run.log_level == "warning"
+    assert (found.model, found.scheduler, found.executor) == (ModelConfig(), Config().scheduler, Config().executor)
+
+
+def test_every_option_of_the_engine_is_a_keyword() -> None:
+    given = {field.name: field.default for field in fields() if field.section not in ("api",)}
+    assert configured("", given) == Config()
+
+
+def test_values_are_those_of_the_command_line() -> None:
+    found = configured("folder", {"max_num_seqs": 8, "dtype": "float32", "overlap": False, "drain_timeout": 1})
+    assert (found.model.model, found.model.max_num_seqs, found.model.dtype) == ("folder", 8, "float32")
+    assert (found.scheduler.overlap, found.run.drain_timeout) == (False, 1.0)
+
+
+def test_json_may_be_a_dict() -> None:
+    found = configured("", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}})
+    assert json.loads(found.scheduler.speculative_config)["num_speculative_tokens"] == 2
+
+
+def test_a_file_holds_options_that_keywords_override(tmp_path: Path) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text("max_num_seqs = 4\nmax_model_len = 100\n")
+    found = configured("", {"config": file, "max_num_seqs": 5})
+    assert (found.model.max_num_seqs, found.model.max_model_len) == (5, 100)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"max_num_seqs": 0}, "--max-num-seqs: 0 is not allowed; it must be between 1 and 4096"),
+        ({"dtype": "int4"}, "one of auto, float32, bfloat16, float16"),
+        ({"overlap": "yes"}, "true or false"),
+        ({"max_num_sequences": 8}, "did you mean max_num_seqs"),
+        ({"port": 8000}, "the Python API does not start"),
+        ({"speculative_config": {"method": "magic"}}, "--speculative-config"),
+        ({"max_num_batched_tokens": 8}, "at least --max-num-seqs"),
+    ],
+)
+def test_a_wrong_one_is_named(keywords: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        configured("", keywords)
+    assert said in str(raised.value)

@@ -1,0 +1,212 @@
+"""`LLM` with the embedded model: right answers, in order, none lost, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
+from protocol.errors import InvalidRequest, ModelError, NotBuilt
+from services.llm.host import Host
+from tests.e2e import canary
+from tests.services.llm.processes import engine_processes, gone, run_dirs
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=canary.LONGEST)
+QUESTION = [{"role": "user", "content": "What is 128 + 457?"}]
+
+
+def host(llm: LLM) -> Host:
+    return llm._engine.host
+
+
+def test_the_canary_sings(llm: LLM) -> None:
+    """The same greedy answers as over HTTP."""
+    prompts = canary.prompts()
+    plain = [prompt for prompt in prompts if "tools" not in prompt]
+    answers = llm.chat([prompt["messages"] for prompt in plain], GREEDY, use_tqdm=False)
+    assert [output.outputs[0].text for output in answers] == [prompt["answer"] for prompt in plain]
+    for prompt in prompts:
+        if "tools" in prompt:
+            (output,) = llm.chat(prompt["messages"], GREEDY, tools=prompt["tools"], use_tqdm=False)
+            assert output.outputs[0].text == prompt["answer"]
+
+
+def test_every_form_of_prompt_is_the_same_prompt(llm: LLM) -> None:
+    text = "Once upon a time"
+    ids = llm.tokenize(text)
+    forms: list[Any] = [text, ids, {"prompt": text}, {"prompt_token_ids": ids}]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    outputs = llm.generate(forms, params, use_tqdm=False)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert all(output.prompt_token_ids == ids for output in outputs)
+    assert [output.prompt for output in outputs] == [text, None, text, None]
+    assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
+    assert llm.detokenize(outputs[0].outputs[0].token_ids) == outputs[0].outputs[0].text
+    assert llm.detokenize([]) == ""
+
+
+def test_many_prompts_through_a_small_window(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty-five times the window; results stand where their prompts stood, and a seed gives the same tokens again."""
+    monkeypatch.setattr(llm._engine, "window", 8)
+    count = 200
+    prompts = [[10 + number % 300, 11, 12] for number in range(count)]
+    params = [SamplingParams(max_tokens=1 + number % 3, ignore_eos=True, seed=number) for number in range(count)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [one.max_tokens for one in params]
+    assert len({output.request_id for output in outputs}) == count
+    again = llm.generate(prompts[:20], params[:20], use_tqdm=False)
+    assert [one.outputs[0].token_ids for one in again] == [one.outputs[0].token_ids for one in outputs[:20]]
+
+
+def test_several_choices_differ_and_equal_prompts_too(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=2.0, max_tokens=16, ignore_eos=True)
+    first, second = llm.generate(["Tell", "Tell"], params, use_tqdm=False)
+    found = [tuple(choice.token_ids) for output in (first, second) for choice in output.outputs]
+    assert len(set(found)) == 6
+    assert [choice.index for choice in first.outputs] == [0, 1, 2]
+
+
+def test_logprobs_and_stops(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30, logprobs=2, prompt_logprobs=1, stop="=")
+    (output,) = llm.chat(QUESTION, params, use_tqdm=False)
+    (choice,) = output.outputs
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("128 + 457 ", "stop", "=")
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == len(choice.token_ids)
+    assert all(token in at for token, at in zip(choice.token_ids, choice.logprobs, strict=True))
+    total = sum(at[token].logprob for token, at in zip(choice.token_ids, choice.logprobs, strict=True))
+    assert choice.cumulative_logprob == pytest.approx(total)
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs[0] is None
+
+
+def test_structured_output(llm: LLM) -> None:
+    properties = {"sum": {"type": "integer", "maximum": 999}}
+    schema = {"type": "object", "properties": properties, "required": ["sum"], "additionalProperties": False}
+    asked = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    (output,) = llm.chat(QUESTION, SamplingParams(max_tokens=64, structured_outputs=asked), use_tqdm=False)
+    assert isinstance(json.loads(output.outputs[0].text)["sum"], int)
+    (output,) = llm.generate("x", SamplingParams(structured_outputs={"choice": ["yes", "no"]}), use_tqdm=False)
+    assert output.outputs[0].text in ("yes", "no")
+
+
+def test_ids_without_text(llm: LLM) -> None:
+    (output,) = llm.generate([5, 6], SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False), use_tqdm=False)
+    assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 4)
+
+
+def test_one_that_is_refused_ends_the_call_or_stands_in_its_place(llm: LLM) -> None:
+    long = "word " * 6000  # the tokenizer alone knows that it is too long
+    with pytest.raises(InvalidRequest) as raised:
+        llm.generate(["x", long], GREEDY, use_tqdm=False)
+    assert str(raised.value).startswith("prompts[1]: ")
+    good, bad = llm.generate(["x", long], SamplingParams(max_tokens=2), use_tqdm=False, return_errors=True)
+    assert good.error is None
+    assert bad.outputs == []
+    assert isinstance(bad.error, RequestError)
+    assert bad.error.code == "context_length_exceeded"
+
+
+def test_a_wrong_grammar_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate("x", SamplingParams(structured_outputs={"regex": "("}), use_tqdm=False)
+
+
+def test_a_running_loop_and_other_threads_are_no_obstacle(llm: LLM) -> None:
+    async def inside() -> int:
+        return len(llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)[0].outputs)
+
+    assert asyncio.run(inside()) == 1
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(asyncio.run(inside()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [1, 1, 1]
+
+
+def test_a_bar_ends_with_the_rates(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], SamplingParams(max_tokens=2, ignore_eos=True))
+    said = capsys.readouterr().err
+    assert said.startswith("generate: 2/2 requests, in ")
+    assert said.endswith(" tok/s\n")
+    assert llm.generate([]) == []
+
+
+def test_vectors_are_refused(llm: LLM) -> None:
+    with pytest.raises(NotBuilt):
+        llm.encode("x")
+    with pytest.raises(NotBuilt):
+        llm.score("x", "y")
+
+
+def test_nothing_runs_on_after_an_interrupt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while `generate` waits: its requests are aborted, and the next call is served."""
+    real = asyncio.run_coroutine_threadsafe
+
+    def interrupted(work: Any, loop: Any) -> Any:
+        future = real(work, loop)
+        monkeypatch.setattr(future, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["x"] * 20, SamplingParams(max_tokens=3000, ignore_eos=True), use_tqdm=False)
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", real)
+    assert llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)[0].finished
+    assert llm._engine.statistics().unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "kind", "said"),
+    [
+        ("", {"max_num_seqs": 0}, ConfigError, "--max-num-seqs"),
+        ("", {"max_model_len": 1 << 20}, ConfigError, "--max-model-len"),
+        ("/nowhere/at/all", {}, ModelError, "/nowhere/at/all"),
+        ("", {"chat_template": "/nowhere.jinja"}, ConfigError, "--chat-template"),
+    ],
+)
+def test_a_wrong_option_starts_nothing(
+    model: str, options: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    before = run_dirs()
+    with pytest.raises(kind, match=said):
+        LLM(model, **options)
+    assert run_dirs() == before
+
+
+def test_what_a_process_fails_with_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV cache too small for the model is known by the executor alone."""
+    before = run_dirs()
+    with pytest.raises(ConfigError) as raised:
+        LLM(kv_cache_memory=1, log_level="error")
+    assert raised.value.option == "--kv-cache-memory"
+    assert run_dirs() == before
+
+
+def test_it_ends_with_its_object() -> None:
+    llm = LLM(max_num_seqs=2, tokenizer_processes=1)
+    run_dir = str(host(llm).directory)
+    assert len(engine_processes(run_dir)) == 4
+    del llm
+    gc.collect()
+    assert engine_processes(run_dir) == []
+    gone(run_dir)
+
+
+def test_it_is_closed_once_and_says_so() -> None:
+    with LLM(max_num_seqs=2, tokenizer_processes=1) as llm:
+        run_dir = str(host(llm).directory)
+        llm.close()
+        gone(run_dir)
+        with pytest.raises(RuntimeError, match="closed"):
+            llm.generate("x")
+    llm.close()

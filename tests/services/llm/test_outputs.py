@@ -1,0 +1,89 @@
+"""From a reply to outputs: whole, cumulative and delta."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.text.columns import pack
+from protocol.errors import EngineFailure
+from protocol.messages import Finish, PositionLogprobs, TextExtra, TokenLogprob
+from services.api.metrics import Timings
+from services.api.reply import Reply
+from services.llm.outputs import Gathering, Logprob, position
+from services.llm.params import RequestOutputKind
+
+
+def at(token_id: int, logprob: float) -> PositionLogprobs:
+    top = (TokenLogprob("best", 8, -0.1, b"best"), TokenLogprob("t", token_id, logprob, b"t"))
+    return PositionLogprobs(TokenLogprob("t", token_id, logprob, b"t"), 2, top, 0)
+
+
+def growing(kind: RequestOutputKind, *, n: int = 1, logprobs: bool = True) -> tuple[Reply, Gathering]:
+    stream = kind is not RequestOutputKind.FINAL_ONLY
+    reply = Reply(1, n, stream=stream, timings=Timings(), now=0.0)
+    return reply, Gathering(reply, "7", "p", kind, logprobs=logprobs, arrival=100.0)
+
+
+def push(reply: Reply, choice: int, text: str, token: int, finish: Finish = Finish.NONE) -> None:
+    extra = TextExtra(
+        row=0, prompt_tokens=2, prompt_token_ids=pack("i", [1, 2]), cached_tokens=1, token_ids=pack("i", [token]),
+        logprobs=(at(token, -0.5),), stop_reason="s" if finish else None, drafted=(3, 1) if finish else None,
+    )  # fmt: skip
+    reply.push(choice, text, 1, finish, extra, 1.0)
+
+
+def test_a_whole_output() -> None:
+    reply, gathering = growing(RequestOutputKind.FINAL_ONLY)
+    push(reply, 0, "a", 5)
+    push(reply, 0, "b", 6, Finish.STOP)
+    found = gathering.take(reply.take_news())
+    (choice,) = found.outputs
+    assert (found.request_id, found.prompt, found.prompt_token_ids, found.num_cached_tokens) == ("7", "p", [1, 2], 1)
+    assert (choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason) == ("ab", [5, 6], "stop", "s")
+    assert choice.cumulative_logprob == -1.0
+    assert choice.logprobs is not None
+    assert choice.logprobs[1] == {6: Logprob(-0.5, 2, "t"), 8: Logprob(-0.1, 1, "best")}
+    assert found.finished
+    assert choice.finished()
+    assert found.metrics.accepted_draft_tokens == 3
+    assert found.metrics.finished_time is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "ids"),
+    [
+        (RequestOutputKind.CUMULATIVE, ["a", "ab"], [[5], [5, 6]]),
+        (RequestOutputKind.DELTA, ["a", "b"], [[5], [6]]),
+    ],
+)
+def test_a_stream(kind: RequestOutputKind, texts: list[str], ids: list[list[int]]) -> None:
+    reply, gathering = growing(kind)
+    push(reply, 0, "a", 5)
+    first = gathering.take(reply.take_news())
+    push(reply, 0, "b", 6, Finish.LENGTH)
+    second = gathering.take(reply.take_news())
+    assert [each.outputs[0].text for each in (first, second)] == texts
+    assert [each.outputs[0].token_ids for each in (first, second)] == ids
+    assert (first.finished, second.finished) == (False, True)
+    assert (first.outputs[0].finish_reason, second.outputs[0].finish_reason) == (None, "length")
+    assert second.outputs[0].cumulative_logprob == -1.0
+    assert first.metrics.first_token_time is not None
+
+
+def test_a_delta_holds_the_choices_that_have_one() -> None:
+    reply, gathering = growing(RequestOutputKind.DELTA, n=2, logprobs=False)
+    push(reply, 1, "x", 5)
+    (choice,) = gathering.take(reply.take_news()).outputs
+    assert (choice.index, choice.text, choice.logprobs, choice.cumulative_logprob) == (1, "x", None, None)
+
+
+def test_a_failure_keeps_its_error() -> None:
+    reply, gathering = growing(RequestOutputKind.FINAL_ONLY)
+    error = EngineFailure("not a number")
+    reply.fail(error)
+    found = gathering.failed(error)
+    assert (found.outputs, found.finished, found.error) == ([], True, error)
+
+
+def test_ranks_follow_the_order() -> None:
+    assert [entry.rank for entry in position(at(3, -2.0)).values()] == [2, 1]

@@ -1,0 +1,89 @@
+"""Sampling parameters become the request that the HTTP server reads, and are refused with its words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.errors import InvalidRequest
+from services.api.requests import CompletionRequest
+from services.llm.params import ALIKE, SamplingParams, StructuredOutputsParams, chat_request, completion_request
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def test_defaults_are_said_outright_so_that_the_models_own_do_not_hold() -> None:
+    found = completion_request(SamplingParams())
+    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.max_tokens) == (1.0, 1.0, 0, 0.0, 16)
+    assert (found.repetition_penalty, found.seed, found.stop, found.logprobs) == (1.0, None, None, None)
+
+
+def test_without_parameters_nothing_is_said() -> None:
+    assert completion_request(None) == CompletionRequest(prompt="")
+    assert chat_request(None, MESSAGES).temperature is None
+
+
+def test_every_name_is_one_of_a_request() -> None:
+    assert set(ALIKE) <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
+    known = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert known - set(ALIKE) == {"max_tokens", "logprobs", "detokenize", "output_kind"}
+
+
+def test_values_arrive() -> None:
+    params = SamplingParams(
+        n=2, temperature=0.5, stop=["a"], stop_token_ids=[3], logit_bias={7: -1.5}, bad_words=["b"], seed=9, logprobs=4,
+        allowed_token_ids=[1, 2], ignore_eos=True, min_tokens=3, prompt_logprobs=1, max_tokens=None, speculative=False,
+    )  # fmt: skip
+    found = completion_request(params, [1, 2])
+    assert (found.n, found.temperature, found.stop, found.stop_token_ids) == (2, 0.5, ["a"], [3])
+    assert (found.logit_bias, found.bad_words, found.seed, found.logprobs) == ({"7": -1.5}, ["b"], 9, 4)
+    assert (found.allowed_token_ids, found.ignore_eos, found.min_tokens) == ([1, 2], True, 3)
+    assert (found.prompt_logprobs, found.max_tokens, found.speculative) == (1, None, False)
+    assert found.prompt == [1, 2]
+
+
+def test_a_chat_has_its_own_names_for_logprobs() -> None:
+    found = chat_request(SamplingParams(logprobs=3, max_tokens=5), MESSAGES)
+    assert (found.logprobs, found.top_logprobs, found.max_tokens) == (True, 3, 5)
+    assert chat_request(SamplingParams(), MESSAGES).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "source"),
+    [
+        (StructuredOutputsParams(regex="a+"), b'{"regex":"a+"}'),
+        (StructuredOutputsParams(json={"type": "integer"}), b'{"json":{"type":"integer"}}'),
+        ({"choice": ["a", "b"]}, b'{"choice":["a","b"]}'),
+    ],
+)
+def test_structured_outputs(asked: Any, source: bytes) -> None:
+    found = completion_request(SamplingParams(structured_outputs=asked))
+    assert bytes(found.structured_outputs) == source  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 3.0}, "temperature"), ({"temperature": math.nan}, "temperature"), ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"), ({"n": "two"}, "n"), ({"logprobs": 21}, "logprobs"), ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 17}, "stop"), ({"frequency_penalty": math.inf}, "frequency_penalty"),
+        ({"detokenize": False, "stop": "a"}, "stop"), ({"logit_bias": {1: 101.0}}, "logit_bias"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        completion_request(SamplingParams(**fields))
+    assert str(raised.value.param).startswith(param)
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        SamplingParams(best_off=2)  # type: ignore[call-arg]
+
+
+def test_what_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        completion_request(SamplingParams(structured_outputs={"json": object()}))

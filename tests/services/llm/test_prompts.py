@@ -1,0 +1,115 @@
+"""Every form of prompt, and the messages that they become."""
+
+from __future__ import annotations
+
+import array
+import json
+from typing import Any
+
+import pytest
+
+from engine_core.text.columns import unpack
+from protocol.errors import InvalidRequest
+from services.llm.params import SamplingParams
+from services.llm.prompts import Prompt, chat_order, conversations, listed, orders
+from tests.services.api.pipe import MAX_MODEL_LEN, MODEL, VOCABULARY
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("one", [Prompt(prompt="one")]),
+        ("", [Prompt(prompt="")]),
+        (["one", "two"], [Prompt(prompt="one"), Prompt(prompt="two")]),
+        ([1, 2, 3], [Prompt(prompt_token_ids=[1, 2, 3])]),
+        ([[1, 2], "x"], [Prompt(prompt_token_ids=[1, 2]), Prompt(prompt="x")]),
+        ([(1, 2)], [Prompt(prompt_token_ids=[1, 2])]),
+        ([array.array("i", [4, 5])], [Prompt(prompt_token_ids=[4, 5])]),
+        ([range(3)], [Prompt(prompt_token_ids=[0, 1, 2])]),
+        ({"prompt": "x", "cache_salt": "s"}, [Prompt(prompt="x", cache_salt="s")]),
+        ([{"prompt_token_ids": [1], "prediction": "p"}], [Prompt(prompt_token_ids=[1], prediction="p")]),
+        ([], []),
+    ],
+)
+def test_every_form(given: Any, found: list[Prompt]) -> None:
+    assert listed(given) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ([None], "prompts[0]"), (["x", 5], "prompts[1]"), ({}, "prompts"), ({"prompt": 5}, "prompts.prompt"),
+        ({"prompt": "x", "prompt_token_ids": [1]}, "prompts"), ([{"text": "x"}], "prompts[0]"),
+        ([[1, "x"]], "prompts[0].prompt_token_ids"), ([[-1]], "prompts[0].prompt_token_ids"),
+        ([{"prompt": "x", "cache_salt": ""}], "prompts[0].cache_salt"),
+    ],
+)  # fmt: skip
+def test_a_wrong_one_is_named(given: Any, path: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        listed(given)
+    assert str(raised.value.param).startswith(path)
+
+
+def test_orders_carry_everything() -> None:
+    prompts = listed(["one", {"prompt_token_ids": [1, 2], "cache_salt": "s", "prediction": "p"}])
+    params = SamplingParams(temperature=0.0, stop="x", max_tokens=5, logprobs=2)
+    first, second = orders(prompts, params, MODEL, [0, 7])
+    assert (first.submit.prompt, first.prompt, first.submit.stop) == ("one", "one", ("x",))
+    assert (first.submit.sampling.temperature, first.submit.sampling.max_tokens) == (0.0, 5)
+    assert first.submit.with_token_ids
+    assert first.submit.detokenize
+    assert unpack("i", second.submit.prompt_ids or b"") == [1, 2]
+    assert (second.submit.cache_salt, second.submit.prediction, second.submit.priority) == ("s", "p", 7)
+    assert second.prompt is None
+    assert first.submit.sampling.seed != second.submit.sampling.seed
+
+
+def test_each_may_have_its_own_parameters() -> None:
+    made = list(orders(listed(["a", "b"]), [SamplingParams(n=2), SamplingParams(max_tokens=None)], MODEL))
+    assert [order.submit.n for order in made] == [2, 1]
+    assert made[1].submit.sampling.max_tokens is None
+
+
+def test_without_any_the_models_own_hold_and_sixteen_tokens() -> None:
+    (order,) = orders(listed("a"), None, MODEL)
+    assert order.submit.sampling.max_tokens == 16
+    assert chat_order(MESSAGES, None, MODEL).submit.sampling.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "more", "said"),
+    [
+        (["a"], {"params": [SamplingParams()] * 2}, "2 sampling_params for 1 prompts"),
+        (["a"], {"priority": [1, 2]}, "2 priorities for 1 prompts"),
+        (["a"], {"priority": [1 << 40]}, "out of range"),
+        (["a", [VOCABULARY]], {}, "prompts[1]: token id"),
+        ([[]], {}, "prompts[0] is empty"),
+        ([[1] * (MAX_MODEL_LEN + 1)], {}, "the model's context holds"),
+        (["a"], {"params": SamplingParams(stop_token_ids=[VOCABULARY])}, "stop_token_ids"),
+        (["a"], {"params": SamplingParams(n=1000)}, "n:"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(prompts: Any, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        orders(listed(prompts), more.pop("params", None), MODEL, **more)
+    assert said in str(raised.value)
+
+
+def test_a_chat_carries_its_template_arguments() -> None:
+    order = chat_order(
+        MESSAGES, SamplingParams(max_tokens=None, seed=4), MODEL,
+        chat_template_kwargs={"thinking": False}, tools=[{"a": 1}],
+    )  # fmt: skip
+    assert json.loads(order.submit.template_arguments or b"") == {"thinking": False}
+    assert json.loads(order.submit.tools or b"") == [{"a": 1}]
+    assert (order.submit.sampling.seed, order.submit.sampling.max_tokens, order.prompt) == (4, None, None)
+    with pytest.raises(InvalidRequest):
+        chat_order([{"role": "wizard", "content": "x"}], None, MODEL)
+
+
+def test_conversations_are_told_from_one() -> None:
+    assert conversations(MESSAGES) == [MESSAGES]
+    assert conversations([MESSAGES, MESSAGES]) == [MESSAGES, MESSAGES]
+    assert conversations([]) == []
