@@ -11,7 +11,7 @@ import torch
 from engine_core.execution.forward import Network
 from engine_core.execution.graphs import LARGEST, kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import crowded_steps, warm_steps, worst_step
+from engine_core.execution.trial import worst_step
 from engine_core.models.spec import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
@@ -34,8 +34,7 @@ def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
 def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int) -> int:
     """Bytes of GPU memory that slot tables, a worst-case step of `tokens` and graphs take beyond what is allocated now.
 
-    It is measured by running that step, and capturing the largest graphs, over a cache of the scratch block alone. What
-    a server launches is compiled on the way.
+    It is measured by running that step, and capturing the largest graphs, over a cache of the scratch block alone.
     """
     device = options.device
     torch.cuda.synchronize(device)
@@ -44,7 +43,6 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     before = torch.cuda.memory_reserved(device)
     trial = Runner(model, spec, replace(options, blocks=0))
     worst = worst_step(trial.sizes, tokens)
-    trial.compile([worst, *crowded_steps(trial.sizes, tokens), *warm_steps(trial.sizes, tokens)])
     trial.collect(trial.launch(worst))
     trial.prepare(LARGEST)
     torch.cuda.synchronize(device)

@@ -9,6 +9,7 @@ and eager where none does. On a CPU the same code runs to the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -115,11 +116,12 @@ class Runner:
         self._slots.reset()
 
     @torch.inference_mode()
-    def compile(self, plans: Sequence[StepPlan]) -> None:
-        """Have what `plans` and the graphs launch compiled, side by side. The plans touch scratch alone."""
+    def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
+        """Have what `plans` and the graphs launch compiled, side by side, if there are some by these processes. The
+        plans touch scratch alone."""
         if self.options.device.type == "cpu":
             return
-        with rehearsal() as missing:
+        with rehearsal(compilers) as missing:
             for plan in plans:
                 self.launch(plan)
             if self._graphs is not None:

@@ -8,19 +8,24 @@ import math
 import select
 import time
 from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
 
 import zmq
 
-from engine_core.execution.runner import Runner
 from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from services import journal
-from services.executor.start import Engine, start
-from services.executor.steps import Steps
+from services.executor.device import open_device
 from services.notify import notify
 from services.process import ExitCode, Stop
 from services.wire import Port, Self
+
+if TYPE_CHECKING:
+    from engine_core.execution.runner import Runner
+    from services.executor.start import Engine
+    from services.executor.steps import Steps
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +43,11 @@ def run(config: Config, index: int) -> int:
     refuses us.
     """
     stop = Stop()
+    if config.executor.device != "cpu":
+        # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
+        Thread(target=open_device, args=(index,), daemon=True).start()
+    from services.executor.start import start
+
     try:
         serve(config, index, start(config, index), stop)
     except PenstockError:
@@ -52,6 +62,8 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
+    from services.executor.steps import Steps
+
     port = Port.connect(context, STEPS, me, Path(config.run.run_dir))
     steps = Steps(port, engine.runner, engine.ready)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.

@@ -20,8 +20,9 @@ from engine_core.execution.capacity import (
 )
 from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.memory import available_memory, step_peak, used_memory
+from engine_core.execution.readying import compile_steps
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import WARM_TOKENS, crowded_steps, warm_steps
+from engine_core.execution.trial import WARM_TOKENS, warm_steps
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
@@ -29,6 +30,7 @@ from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
 from protocol.steps import ExecutorReady
 from services import journal
+from services.executor.compilers import compilers
 from services.notify import notify
 
 log = logging.getLogger(__name__)
@@ -63,19 +65,22 @@ def start(config: Config, index: int) -> Engine:
     spec = read_spec(path)
     length = folder.model_length(spec, config.model)
     dtype = choose_dtype(config.model.dtype, spec, device)
-    notify("STATUS=loading weights")
-    model = registry.build(spec, dtype, device, length, invariant=config.model.batch_invariant)
-    with torch.inference_mode():
-        loading.load(model, path, config.model.load_format, config.model.seed)
-    options = RunnerOptions(
-        device=device,
-        dtype=dtype,
-        blocks=0,
-        block_size=config.model.block_size,
-        max_model_len=length,
-        max_num_seqs=config.model.max_num_seqs,
-        graphs=choose_graphs(config, spec, model, length, device),
-    )
+    with compilers(device) as processes:
+        notify("STATUS=loading weights")
+        model = registry.build(spec, dtype, device, length, invariant=config.model.batch_invariant)
+        with torch.inference_mode():
+            loading.load(model, path, config.model.load_format, config.model.seed)
+        options = RunnerOptions(
+            device=device,
+            dtype=dtype,
+            blocks=0,
+            block_size=config.model.block_size,
+            max_model_len=length,
+            max_num_seqs=config.model.max_num_seqs,
+            graphs=choose_graphs(config, spec, model, length, device),
+        )
+        notify("STATUS=compiling kernels")
+        compile_steps(model, options, step_tokens(config.model, device), processes)
     runner, shape = make_runner(config, model, spec, options)
     warm_up(config, runner)
     ready = ExecutorReady(
@@ -120,13 +125,9 @@ def make_runner(config: Config, model: Decoder, spec: ModelSpec, options: Runner
 
 
 def warm_up(config: Config, runner: Runner) -> None:
-    """Compile what is left to compile, run every form of a step once, capture the graphs that a server starts with."""
+    """Run every form of a step once, capture the graphs that a server starts with."""
     notify("STATUS=warming up")
-    longest = longest_warm_chunk(config.model, runner.options.device)
-    warm = warm_steps(runner.sizes, longest)
-    if config.executor.kv_cache_memory:  # else measuring has compiled everything
-        runner.compile([*crowded_steps(runner.sizes, longest), *warm])
-    for plan in warm:
+    for plan in warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device)):
         runner.collect(runner.launch(plan))
     runner.prepare()
     runner.reset()

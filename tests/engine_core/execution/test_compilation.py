@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 
-from engine_core.execution.compilation import INDEXERS, Missing, compile_all, rehearsal
+from engine_core.execution.compilation import INDEXERS, Absent, Missing, compile_all, compile_form, rehearsal
 
 
 def ask(module: str, name: str, form: str, preload: object = print) -> bool:
@@ -59,7 +60,7 @@ def test_all_are_made_in_threads_that_stand_at_the_device(monkeypatch: pytest.Mo
             made.append(self.form)
 
     device = torch.device("cuda", 1)
-    compile_all([Missing(Kernel, str(number)) for number in range(20)], device)
+    compile_all([Missing(Kernel, str(number), None) for number in range(20)], device)
     assert sorted(made, key=int) == [str(number) for number in range(20)]
     assert set(devices) == {1}
     compile_all([], device)
@@ -72,7 +73,65 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.Monkey
         raise RuntimeError(form)
 
     with pytest.raises(RuntimeError, match="broken"):
-        compile_all([Missing(preload, "broken")], torch.device("cuda", 0))
+        compile_all([Missing(preload, "broken", None)], torch.device("cuda", 0))
+
+
+class Compilers(Executor):
+    """Processes that never begin; what they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.futures: list[Future[None]] = []
+
+    def submit(self, work: object, /, *words: object, **_: object) -> Future[None]:  # type: ignore[override]
+        self.asked.append((work, *words))
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def test_processes_begin_with_each_kernel_as_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", Absent("a target"))
+    compilers = Compilers()
+    with rehearsal(compilers) as missing:
+        for form in ("a", "b", "a"):
+            ask("kernels.norm_triton", "norm", form)
+            assert compilers.asked[-1] == (compile_form, "kernels.norm_triton", "norm", missing[-1].form, "a target")
+    assert [one.elsewhere for one in missing] == compilers.futures
+    assert len(missing) == 2
+
+
+@pytest.mark.parametrize("end", ["done", "failed"])
+def test_a_kernel_is_loaded_when_its_process_has_ended_and_made_here_where_that_failed(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", id)
+    elsewhere: Future[None] = Future()
+    order: list[str] = []
+
+    class Kernel:
+        def __init__(self, form: str) -> None:
+            order.append(f"preload {form}")
+
+        run = None
+
+    def finish() -> None:
+        order.append(end)
+        if end == "done":
+            elsewhere.set_result(None)
+        else:
+            elsewhere.set_exception(RuntimeError("no compiler"))
+
+    timer = threading.Timer(0.05, finish)
+    timer.start()
+    compile_all([Missing(Kernel, "a", elsewhere)], torch.device("cuda", 0))
+    timer.join()
+    assert order == [end, "preload a"]
+
+
+def test_a_process_has_a_target_and_no_gpu() -> None:
+    driver = Absent("a target")
+    assert driver.get_current_target() == "a target"
+    assert driver.get_current_device() == 0
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
@@ -67,9 +68,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     for prompt, sequence in zip(prompts, together.sequences, strict=True):
         alone = PagedRun(model, [prompt], block_size=16)
         alone.prefill((len(prompt),))
-        torch.testing.assert_close(
-            torch.cat(sequence.logits), torch.cat(alone.sequences[0].logits), atol=2e-5, rtol=0
-        )
+        torch.testing.assert_close(torch.cat(sequence.logits), torch.cat(alone.sequences[0].logits), atol=2e-5, rtol=0)
 
 
 def test_a_cache_of_other_depth_is_our_mistake(tmp_path: Path) -> None:
@@ -78,3 +77,18 @@ def test_a_cache_of_other_depth_is_our_mistake(tmp_path: Path) -> None:
     run.cache.pop()
     with pytest.raises(ValueError, match="zip"):
         run.step([1])
+
+
+def test_a_shallow_model_has_a_layer_of_each_kind_and_the_same_weights(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, config(num_hidden_layers=6))
+    model = ours(tmp_path)
+    for windows, kept in (((0,) * 6, [0, 1]), ((0, 8, 8, 0, 8, 0), [0, 1, 3]), ((8, 0, 0, 0, 0, 0), [0, 1])):
+        model.spec = msgspec.structs.replace(model.spec, windows=windows)
+        short = model.shallow()
+        assert short.blocks == tuple(model.blocks[at] for at in kept)
+        assert short.spec.layers == len(kept)
+        assert short.spec.windows == tuple(windows[at] for at in kept)
+        assert short.embedding is model.embedding
+    model.spec = msgspec.structs.replace(model.spec, windows=(0,))
+    assert model.shallow().spec.layers == 1
+    assert len(model.blocks) == 6

@@ -1,0 +1,23 @@
+"""The GPU's driver, begun before torch is there."""
+
+from __future__ import annotations
+
+import ctypes
+
+LIBRARY = "libcuda.so.1"
+
+
+def open_device(index: int, library: str = LIBRARY) -> bool:
+    """Have the driver make the primary context of GPU number `index`, which torch shares; whether there is one now.
+
+    Takes half a second and more, outside of Python. What is wrong is torch's to say. Source: CUDA driver API,
+    cuDevicePrimaryCtxRetain.
+    """
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return False
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
+        return False
+    return not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

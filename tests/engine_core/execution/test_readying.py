@@ -1,0 +1,33 @@
+"""What is compiled before a start is what a start launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine_core.execution.compilation import rehearsal
+from engine_core.execution.readying import compile_steps
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.execution.trial import warm_steps
+
+
+def test_a_cpu_compiles_nothing() -> None:
+    model: Any = None  # is not looked at
+    compile_steps(model, RunnerOptions(torch.device("cpu"), torch.float32, 4, 16, 64, 2), 64)
+
+
+@pytest.mark.gpu
+def test_nothing_is_left_to_compile_for_the_whole_model() -> None:
+    from tests.engine_core.execution.test_gpu import gpu_model, gpu_runner
+
+    model = gpu_model()
+    options = replace(gpu_runner(model, graphs=True).options)
+    compile_steps(model, options, 100)
+    runner = Runner(model, model.spec, options)
+    with rehearsal() as missing:
+        for plan in warm_steps(runner.sizes, 100):
+            runner.collect(runner.launch(plan))
+    assert missing == []
