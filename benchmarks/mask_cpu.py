@@ -209,7 +209,7 @@ def run_loop(
     """`rows` requests from their prompts on; the first steps are not counted."""
     warm = 16
     config = Config(model=ModelConfig(max_num_seqs=rows, max_num_batched_tokens=rows * PROMPT, block_size=BLOCK))
-    guides = Guides(tokens, ThreadPoolExecutor(2))
+    guides = Guides(tokens, ThreadPoolExecutor(2), threads)
     masker = Masker(tokens, ThreadPoolExecutor(1), threads)
     clients, steps_port = Wire(Role.TOKENIZER, watch), Wire(Role.EXECUTOR, watch)
     loop = Loop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, masker, 0.0)

@@ -23,12 +23,13 @@ MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long 
 class Guide:
     """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
 
-    __slots__ = ("_after", "_failure", "_owed", "_seen", "_tokens", "bound", "ended", "matcher")
+    __slots__ = ("_after", "_failure", "_owed", "_seen", "_tokens", "bound", "ended", "family", "matcher")
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
         self.matcher = tokens.matcher(automaton.source)  # for `MaskFill`, which leaves it as it found it
         self._after: tuple[int, ...] = tuple(np.frombuffer(automaton.after, np.int32).tolist())
+        self.family = self.matcher  # copies share what its lexer has learned, behind a lock
         self._seen = 0  # tokens of `after` that the output ends with
         self._failure = ""
         self._owed = 0.0  # seconds
@@ -90,7 +91,7 @@ class Guide:
         """A guide at the same place that goes its own way: for the other choices of a request."""
         twin = object.__new__(Guide)
         twin._tokens = self._tokens
-        twin.matcher = self.matcher.deep_copy()
+        twin.matcher, twin.family = self.matcher.deep_copy(), self.family
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
         twin._owed = self._owed
         twin.ended, twin.bound = self.ended, self.bound

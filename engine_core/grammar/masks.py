@@ -62,7 +62,7 @@ class MaskStore:
         self.most = places // 2  # entries of constrained rows that one step may have
         self._ends = bits_of(tokens, tokens.eos)
         self._others = bits_of(tokens, set(range(tokens.width)) - tokens.eos)
-        self._executor = LLExecutor(threads)
+        self._executors = LLExecutor(1), LLExecutor(threads)
         self._words = tokens.words
         self._texts = [b""] * places  # the mask in each place
         self._last = np.zeros(places, np.int64)  # last step that reads each place
@@ -162,12 +162,18 @@ class MaskStore:
                 masks[entry : entry + len(drafts) + 1] = self._others
 
     def _call(self, jobs: Sequence[Job], masks: Masks32) -> None:
-        plain = [(guide.matcher, entry) for guide, entry, drafts in jobs if not drafts]
-        drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in jobs if drafts]
+        """Threads that fill rows of one family wait for one another, so each gets rows that stand together."""
+        families: dict[int, list[Job]] = {}
+        for job in jobs:
+            families.setdefault(id(job[0].family), []).append(job)
+        executor = self._executors[len(families) > 1]
+        together = list(chain.from_iterable(families.values()))
+        plain = [(guide.matcher, entry) for guide, entry, drafts in together if not drafts]
+        drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in together if drafts]
         if plain:
-            fill_next_token_bitmask_par(self._executor, plain, masks)
+            fill_next_token_bitmask_par(executor, plain, masks)
         if drafted:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
+            fill_next_token_bitmask_par_with_draft_tokens(executor, drafted, masks)
 
     def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], list[int]]:
         """The place of each mask of the buffer, and which of these places hold something new."""

@@ -19,6 +19,7 @@ from services.wire import Peer
 
 MOST_GUIDES = 512  # remembered automata
 MOST_CHARACTERS = 32 << 20  # of their sources
+FAMILY = 16  # requests after which an automaton is made once more: masks of one's copies are filled one by one
 
 
 class GuideStatistics(msgspec.Struct, frozen=True):
@@ -49,13 +50,27 @@ class Waiting:
         self.aborted = False
 
 
+class Known:
+    """An automaton that stands, once or several times, for requests to start from in turns."""
+
+    def __init__(self) -> None:
+        self.guides: list[Guide] = []
+        self.coming = 0  # further ones that are being made
+        self.uses = 0  # requests
+
+    def next(self) -> Guide:
+        self.uses += 1
+        return self.guides[self.uses % len(self.guides)]
+
+
 class Guides:
     """Owner of the automata that requests start from and of the requests that wait for one."""
 
-    def __init__(self, tokens: GrammarTokens | None, threads: Executor) -> None:
+    def __init__(self, tokens: GrammarTokens | None, threads: Executor, families: int = 1) -> None:
         self.aside: Aside[Automaton, Guide] = Aside(threads)
         self._tokens = tokens
-        self._known: OrderedDict[Automaton, Guide] = OrderedDict()  # least recently used first
+        self._families = families  # how often one automaton is made at most
+        self._known: OrderedDict[Automaton, Known] = OrderedDict()  # least recently used first
         self._characters = 0
         self._waiting: dict[Automaton, list[Waiting]] = {}
         self._ready: list[Admitted] = []
@@ -70,11 +85,12 @@ class Guides:
         """Keep a request with an automaton until `admit` gives it back; at once if the automaton stands."""
         automaton = request.automaton
         assert automaton is not None
-        guide = self._known.get(automaton)
-        if guide is not None:
+        known = self._known.get(automaton)
+        if known is not None:
             self._hits += 1
             self._known.move_to_end(automaton)
-            self._ready.append(Admitted(peer, request, guide, False))
+            self._ready.append(Admitted(peer, request, known.next(), False))
+            self._multiply(automaton, known)
         elif self._tokens is None:
             self._ready.append(Admitted(peer, request, GrammarFailure("this model has no structured output"), False))
         else:
@@ -102,8 +118,11 @@ class Guides:
         """Requests whose automaton stands or failed."""
         for automaton, future in self.aside.collect():
             found = self._settle(automaton, future.exception() or future.result())
-            for each in self._waiting.pop(automaton):
-                self._ready.append(Admitted(each.peer, each.request, found, each.aborted))
+            for each in self._waiting.pop(automaton, ()):
+                guide = found.next() if isinstance(found, Known) else found
+                self._ready.append(Admitted(each.peer, each.request, guide, each.aborted))
+            if isinstance(found, Known):
+                self._multiply(automaton, found)
         ready, self._ready = self._ready, []
         return ready
 
@@ -111,7 +130,17 @@ class Guides:
         """Counters for metrics and tests."""
         return GuideStatistics(self.waiting, len(self._known), self._built, self._hits, self._failed)
 
-    def _settle(self, automaton: Automaton, found: Guide | BaseException) -> Guide | RequestError:
+    def _multiply(self, automaton: Automaton, known: Known) -> None:
+        """Have an automaton made again that many requests start from."""
+        assert self._tokens is not None
+        if self._known.get(automaton) is not known:
+            return  # too large to be remembered
+        wanted = min(self._families, 1 + known.uses // FAMILY)
+        for _ in range(wanted - len(known.guides) - known.coming):
+            known.coming += 1
+            self.aside.start(automaton, prepared, self._tokens, automaton)
+
+    def _settle(self, automaton: Automaton, found: Guide | BaseException) -> Known | RequestError:
         """What a build gave, remembered if it is a guide."""
         if not isinstance(found, Guide):
             self._failed += 1
@@ -119,12 +148,14 @@ class Guides:
                 return found
             return GrammarFailure(f"the structure could not be prepared: {first_line(str(found))}")
         self._built += 1
-        self._known[automaton] = found
+        known = self._known.setdefault(automaton, Known())
+        known.guides.append(found)
+        known.coming = max(0, known.coming - 1)
         self._characters += len(automaton.source)
         while len(self._known) > MOST_GUIDES or self._characters > MOST_CHARACTERS:
-            oldest, _ = self._known.popitem(last=False)
-            self._characters -= len(oldest.source)
-        return found
+            oldest, forgotten = self._known.popitem(last=False)
+            self._characters -= len(oldest.source) * len(forgotten.guides)
+        return known
 
 
 def prepared(tokens: GrammarTokens, automaton: Automaton) -> Guide:

@@ -79,6 +79,20 @@ def test_a_fill_equals_a_walk() -> None:
             assert row.guide.matcher.compute_bitmask() == before
 
 
+def test_families_are_filled_side_by_side_and_each_row_keeps_its_entry() -> None:
+    store, executors = MaskStore(tokens(), 256, 4), Executors(256)
+    origins = [guide("regex", f"{letter}+[0-9]") for letter in "abc"]
+    rows, expected = [], {}
+    for entry in range(0, 60, 2):
+        twin = origins[entry % 3].copy()
+        drafts = ids("abc"[entry % 3]) if entry % 4 == 0 else []
+        rows.append(MaskRow(twin, drafts, entry))
+        expected[entry] = allowed(twin.matcher.compute_bitmask())
+    masks = executors.masks(store.fill(1, 0, rows))
+    assert {entry: masks[entry] for entry in expected} == expected
+    assert len({id(row.guide.family) for row in rows}) == 3
+
+
 def test_a_mask_that_stands_there_is_not_sent_again() -> None:
     store, executors = MaskStore(tokens(), 64, 1), Executors(64)
     rows = [MaskRow(guide("json_object"), [], entry) for entry in range(20)]

@@ -98,6 +98,37 @@ def test_a_model_without_structures_says_so(peer) -> None:
     assert isinstance(admitted.guide, GrammarFailure)
 
 
+def test_an_automaton_that_many_start_from_is_made_again(peer) -> None:
+    """Rows that start from copies of one automaton are filled one after the other, so there are as many as threads."""
+    guides = Guides(tokens(), Inline(), families=3)
+    found = []
+    for number in range(8 * module.FAMILY):
+        guides.take(peer, request(number))
+        found += [each.guide.family for each in guides.admit()]
+    assert len(found) == 8 * module.FAMILY
+    assert len(set(map(id, found[: module.FAMILY]))) == 1
+    last = [id(family) for family in found[4 * module.FAMILY :]]
+    assert len(set(last)) == 3
+    assert max(last.count(family) for family in last) <= 2 * module.FAMILY
+    statistics = guides.statistics()
+    assert (statistics.built, statistics.remembered) == (3, 1)
+
+
+def test_a_crowd_that_waits_for_one_automaton_counts_at_once(peer) -> None:
+    threads = Later()
+    guides = Guides(tokens(), threads, families=8)
+    for number in range(4 * module.FAMILY):
+        guides.take(peer, request(number))
+    threads.run()
+    assert len(guides.admit()) == 4 * module.FAMILY
+    assert len(threads.jobs) == 4, "five in all"
+    threads.run()
+    guides.take(peer, request(99))
+    (admitted,) = guides.admit()
+    assert admitted.request.id == 99
+    assert guides.statistics().built == 5
+
+
 def test_memory_is_bounded(peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_GUIDES", 2)
     guides = Guides(tokens(), Inline())
