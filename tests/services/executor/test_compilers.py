@@ -54,7 +54,7 @@ def test_forks_work_and_are_gone_behind_the_context() -> None:
         assert pool.submit(pow, 3, 4).result() == 81
         made = [os.pidfd_open(pid) for pid in children() if pid not in before]
         assert len(made) == 2
-    assert all([ended(process) for process in made])
+    assert all(ended(process) for process in made)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -88,7 +88,7 @@ def test_forks_end_with_a_killed_executor() -> None:
     finally:
         executor.kill()
         executor.communicate()
-    assert all([ended(process) for process in made])
+    assert all(ended(process) for process in made)
 
 
 def test_a_fork_that_is_late_ends_at_once() -> None:
