@@ -109,6 +109,7 @@ class Admissions:
         choice.blocks = found
         choice.borrowed = choice.sealed = len(found)
         slot = state.slots.enter(choice, state.options.block_size, choice.request.root is not None)
+        state.guesses.enter(slot, wanted=choice.request.message.speculate)
         if found:
             self._account(choice, slot, np.array(found))
             state.pool.share(found)

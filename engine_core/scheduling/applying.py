@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
+from engine_core.scheduling.guessing import tell_guesses
 from engine_core.scheduling.judging import follow, judge_rows
 from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
@@ -44,6 +45,7 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
     slots.known[settled] += 1 if flight.drafts is None else counts[kept]
     if flight.drafts is not None:
         settle_drafts(state, flight, flight.drafts, counts, kept.nonzero()[0])
+        tell_guesses(state, flight, flight.drafts, kept, counts)
     suspects = suspect_rows(state, flight, tokens, counts)
     suspects[kept] |= slots.known[settled] >= slots.limit[settled]
     for row in (~kept).nonzero()[0].tolist():

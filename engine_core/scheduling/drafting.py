@@ -69,7 +69,10 @@ def draft_rows(state: State, lane: Lane, budget: int) -> Drafts | None:
     if not sent:
         return None
     return Drafts(
-        np.array([row for row, _ in sent]), np.array([len(ids) for _, ids in sent]), [ids for _, ids in sent]
+        np.array([row for row, _ in sent]),
+        np.array([len(ids) for _, ids in sent]),
+        [ids for _, ids in sent],
+        np.zeros(len(sent), np.bool_),
     )
 
 
@@ -129,7 +132,7 @@ def count_drafts(
 
 def land_drafts(state: State, flight: Flight, seconds: float) -> None:
     """The step's result is being applied: what it had in flight is known now, and how long it took."""
-    if flight.drafting and not flight.chunks and seconds > 0.0:
+    if (flight.drafting or state.guesses.most) and flight.timed and not flight.chunks and seconds > 0.0:
         rows = len(flight.lane.slots)
         state.cost.tell(rows, rows + (0 if flight.drafts is None else flight.drafts.total), seconds)
     for choice in flight.drafting:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.scheduling.guessing import fill_told
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import Flight, Judged, State
 from engine_core.scheduling.stops import NON_FINITE, verdict
@@ -26,6 +27,7 @@ def follow(state: State, result: StepResult) -> None:
     flight = state.flights[0]
     assert flight.step == result.step, "results come in the order of the plans"
     state.followed, state.judged = flight.step, {}
+    fill_told(flight, result)
     if not flight.guided:
         return
     entries: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from engine_core.scheduling.admission import Admissions
 from engine_core.scheduling.drafting import draft_rows, launch_drafts
+from engine_core.scheduling.guessing import Asked, ask, with_guesses
 from engine_core.scheduling.lifecycle import add_others, announce, retract, seal
 from engine_core.scheduling.masking import guided_rows
 from engine_core.scheduling.ration import ration
@@ -40,9 +41,9 @@ def plan(state: State) -> StepPlan | None:
     lane = slots.decoding()
     budget = state.options.max_num_batched_tokens - len(lane.slots)
     drafts = None
-    if slots.drafters and len(lane.slots):
+    if (slots.drafters or state.guesses.most) and len(lane.slots):
         wanted = len(state.prefilling) or (len(state.queue) and slots.free)
-        drafts = draft_rows(state, lane, budget // 2 if wanted else budget)
+        drafts = draft(state, lane, budget // 2 if wanted else budget)
         budget -= drafts.total if drafts is not None else 0
     claims: list[tuple[Choice, int]] = []
     for choice in state.prefilling:
@@ -70,6 +71,16 @@ def plan(state: State) -> StepPlan | None:
     if not len(lane.slots) and not outline.chunks:
         return None
     return close(state, outline, lane, drafts)
+
+
+def draft(state: State, lane: Lane, budget: int) -> Drafts | None:
+    """What the lane's rows carry, at most `budget` tokens and no more than a step may: what is proposed here, then what
+    executors have made."""
+    drafts = draft_rows(state, lane, budget) if state.slots.drafters else None
+    if not state.guesses.most:
+        return drafts
+    left = min(budget, state.options.speculation.max_step_drafts) - (0 if drafts is None else drafts.total)
+    return with_guesses(state, lane, drafts, left)
 
 
 def crossing(state: State, lane: Lane) -> Ints:
@@ -173,7 +184,10 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
     chunks = [close_chunk(state, chunk, step) for chunk in outline.chunks]
     drafting = launch_drafts(state, lane, drafts) if slots.drafters else ()
-    flight = Flight(step, lane, tuple(outline.chunks), drafts, drafting, guided, behind)
+    asked = ask(state, lane, drafts, outline.chunks) if state.guesses.most else Asked()
+    if len(asked.short):
+        grow_rows(state, outline, asked.short)
+    flight = Flight(step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, asked.timed, behind=behind)
     state.flights.append(flight)
     if guided:
         state.unmasked.append(flight)
@@ -189,6 +203,7 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
         drafts=table,
         draft_ids=ids,
         masked=np.array([row.choice.slot for row in guided], np.int32).tobytes() if guided else b"",
+        drafting=asked.columns,
     )
 
 

@@ -35,6 +35,7 @@ class Choice:
     behind: tuple[Choice, int, int] | None = None  # (choice, its life, blocks): a prefix that is being computed
     guide: Guide | None = None  # has taken every token of the output
     drafter: Drafter | None = None
+    guesses: list[int] | None = None  # the drafts that stand behind its tokens, where their ids are told
     accepted: int = 0  # drafts that stand in its output
     rejected: int = 0  # the others that were verified for it
 

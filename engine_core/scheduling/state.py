@@ -21,6 +21,7 @@ from engine_core.scheduling.statistics import Totals
 from engine_core.scheduling.stops import Suspects
 from engine_core.speculation.acceptance import Acceptance
 from engine_core.speculation.cost import StepCost
+from engine_core.speculation.guesses import Guesses
 from protocol.messages import Finish
 
 
@@ -41,6 +42,7 @@ class Drafts:
     rows: Ints  # ascending
     counts: Ints  # at least 1
     ids: list[list[int]]
+    own: npt.NDArray[np.bool_]  # whether a row's drafts are the executors' own
 
     @property
     def total(self) -> int:
@@ -54,6 +56,14 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Told:
+    """Drafts whose ids come with a step's result: as many as are still wanted of those that were asked for."""
+
+    ids: list[int]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """A planned step whose result has not come: its rows in the order of the result."""
 
@@ -63,6 +73,8 @@ class Flight:
     drafts: Drafts | None = None
     drafting: tuple[Choice, ...] = ()  # those of its rows that have a drafter
     guided: tuple[GuidedRow, ...] = ()
+    told: tuple[Told, ...] = ()
+    timed: bool = True  # its time is that of its rows and drafts
     behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
 
 
@@ -101,6 +113,7 @@ class State:
     suspects: Suspects
     acceptance: Acceptance  # of all choices' drafts
     cost: StepCost
+    guesses: Guesses
     owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
     decoding: npt.NDArray[np.bool_]  # [slots], the executors' decode set as of the last plan
     epoch: int
@@ -113,6 +126,7 @@ class State:
     lent: set[int] = field(default_factory=set)  # steps whose guides are somebody else's, who makes their masks
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
+    kept_up: bool = False  # a draft model keeps up with the last plan's chunks, which takes time
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step
@@ -141,6 +155,7 @@ def new_state(options: SchedulingOptions) -> State:
         suspects=Suspects(options.vocab_size),
         acceptance=Acceptance(),
         cost=StepCost(),
+        guesses=Guesses(options.max_num_seqs, options.speculation.own_drafts),
         owners=np.zeros(options.blocks + 1, np.int64),
         decoding=np.zeros(options.max_num_seqs, bool),
         epoch=options.epoch,

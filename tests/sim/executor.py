@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protocol.messages import Logprobs, Sampling
-from protocol.steps import REJECTED, RowLogprobs, StepMasks, StepPlan, StepResult
+from protocol.steps import OWN_DRAFT, REJECTED, RowLogprobs, StepMasks, StepPlan, StepResult
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
 
@@ -31,6 +31,8 @@ class Slot:
     seed: int
     nature: Nature
     hashes: list[int] = field(default_factory=list)  # of its own tokens, computed from nothing else
+    guesses: list[int] = field(default_factory=list)  # drafts of the executor's own
+    guessed: int = -1  # tokens that it had when they were made
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,13 @@ class FakeExecutor:
         epoch: int,
         natures: Mapping[int, Nature],
         pace: float = 0.0,
+        skill: float = 0.5,
     ) -> None:
         self._pace = pace  # seconds for each token beside the step's own time; 0: it does not say how long it took
+        self._skill = skill  # how many of its own drafts are what the model says
+        self._drafted = 0.0  # seconds of the last drafting
+        self._draft_pages = [[0] * block_size for _ in range(blocks + 1)]
+        self.seen = self.unseen = 0  # positions of the draft model that were there, or missing, when it drafted
         self._longest = max_model_len
         self.epoch = epoch
         self._size = block_size
@@ -190,6 +197,11 @@ class FakeExecutor:
         prompt_scores: list[RowLogprobs] = []
         for index, slot, drafts in work.decoding:
             assert slot.computed == len(slot.tokens) - 1, "a decoding slot runs its last token"
+            if OWN_DRAFT in drafts:
+                assert slot.guessed == len(slot.tokens), "drafts that were made behind other tokens"
+                assert set(drafts) == {OWN_DRAFT}
+                assert len(drafts) <= len(slot.guesses), "more drafts than were made"
+                drafts = slot.guesses[: len(drafts)]
             lasts = self._positions(slot, 1, drafts)
             sampler.sample(index, slot, lasts, drafts)
         for row, ((index, slot), (_, start, count, sample)) in enumerate(
@@ -206,14 +218,58 @@ class FakeExecutor:
             if sample:
                 sampler.sample(index, slot, lasts, [])
         sampler.close()
+        told, drafted = self._draft(plan), self._drafted
+        self._drafted = sum(row[3] for row in ints(plan.drafting, 5)) * self._pace
         return StepResult(
             step=plan.step,
             epoch=plan.epoch,
             token_ids=np.array(sampler.tokens, np.int32).tobytes(),
             logprobs=tuple(sampler.scores),
             prompt_logprobs=tuple(prompt_scores),
-            busy=0.01 + len(sampler.tokens) * self._pace if self._pace else 0.0,
+            drafts=np.array(told, np.int32).tobytes(),
+            busy=0.01 + len(sampler.tokens) * self._pace + drafted if self._pace else 0.0,
         )
+
+    def _draft(self, plan: StepPlan) -> list[int]:
+        """What the draft model runs behind the step; returns the drafts that are told."""
+        found, asked, ends = [], ints(plan.drafting, 5), {row[0]: row[1] + row[2] for row in ints(plan.chunks, 4)}
+        assert len({row[0] for row in asked}) == len(asked), "one row per slot"
+        assert set(ends) <= {row[0] for row in asked} or not asked, "the draft model keeps up with every chunk"
+        masked = {slot for (slot,) in ints(plan.masked)}
+        for index, start, count, drafts, told in asked:
+            slot = self._slots[index]
+            first = len(slot.tokens) + start if start < 0 else start
+            end = len(slot.tokens) if drafts else ends[index]
+            assert first >= 0
+            assert first + count == end, "up to the last token, or to the chunk's end"
+            assert bool(told) == (drafts > 0 and index in masked)
+            there = sum(self._draft_cell(slot, place) == slot.hashes[place] for place in range(first))
+            self.seen, self.unseen = self.seen + there, self.unseen + first - there
+            for position in range(first, end):
+                self._set_draft_cell(slot, position, slot.hashes[position])
+            if drafts:
+                self._guess(slot, drafts)
+                found += slot.guesses if told else []
+        return found
+
+    def _guess(self, slot: Slot, count: int) -> None:
+        slot.guesses, slot.guessed = [], len(slot.tokens)
+        last, outputs = slot.hashes[-1], len(slot.tokens) - slot.prompt_tokens
+        for place in range(count):
+            token = max(0, choose(last, slot.seed, slot.sampling, outputs + place, slot.nature))
+            if hash((last, 9)) % 1000 >= 1000 * self._skill:
+                token = (token + 1) % VOCAB
+            slot.guesses.append(token)
+            last = cell(last, token)
+            if place < count - 1:
+                self._set_draft_cell(slot, len(slot.tokens) + place, last)
+
+    def _draft_cell(self, slot: Slot, position: int) -> int:
+        return self._draft_pages[slot.table[position // self._size]][position % self._size]
+
+    def _set_draft_cell(self, slot: Slot, position: int, value: int) -> None:
+        assert position < len(slot.table) * self._size, "a draft beyond the block table"
+        self._draft_pages[slot.table[position // self._size]][position % self._size] = value
 
     def _positions(self, slot: Slot, count: int, drafts: list[int]) -> list[int]:
         """Attend to everything before, then write the KV of `count` positions and of the drafts. Returns the KV that

@@ -37,6 +37,7 @@ class World:
     speculation: SpeculationOptions = PLAIN
     guided: float = 0.0  # share of lives that follow a grammar
     pace: float = 0.0  # of the executor, seconds for each sampled token
+    skill: float = 0.5  # how many of the executor's own drafts are right
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
 
@@ -78,13 +79,14 @@ def random_world(rng: random.Random) -> World:
         growing=rng.random() < 0.12,
         careless=rng.random() < 0.4,
         speculation=SpeculationOptions(
-            method=rng.choice(("none", "ngram")),
+            method=rng.choice(("none", "ngram", "draft_model")),
             num_speculative_tokens=rng.choice((1, 3, 8)),
             prompt_lookup_min=rng.choice((1, 2)),
             max_step_drafts=rng.choice((2, 1000)),
         ),
         guided=rng.choice((0.0, 0.3, 1.0)),
         pace=rng.choice((0.0, 0.0001, 0.01)),
+        skill=rng.choice((0.0, 0.5, 0.9, 1.0)),
     )
 
 

@@ -57,6 +57,7 @@ class Server:
             max_model_len=world.max_model_len,
             epoch=epoch,
             natures=self.natures,
+            skill=world.skill,
         )
 
     def submit(

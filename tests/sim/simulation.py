@@ -95,6 +95,7 @@ class Simulation:
             max_model_len=world.max_model_len,
             epoch=epoch,
             natures=self.natures,
+            skill=world.skill,
             pace=world.pace,
         )
 

@@ -30,6 +30,6 @@ def test_a_source_has_one_outbox() -> None:
 
 
 def test_a_row_has_an_entry_more_than_it_has_drafts() -> None:
-    drafts = Drafts(np.array([1, 3]), np.array([2, 1]), [[5, 6], [7]])
+    drafts = Drafts(np.array([1, 3]), np.array([2, 1]), [[5, 6], [7]], np.zeros(2, np.bool_))
     assert drafts.total == 3
     assert drafts.sizes(5).tolist() == [1, 3, 1, 2, 1]
