@@ -97,7 +97,7 @@ class StepResult(Message, frozen=True, kw_only=True):
     prompt_logprobs: tuple[RowLogprobs, ...] = ()  # of positions start+1 .. start+count of the chunk that are prompt
     drafts: bytes = b""  # int32 [drafts of the told rows, row after row]
     busy: float = 0.0  # seconds of device work, and of drafting after the step before
-    waited: float = 0.0  # seconds the executor stood idle before this step
+    waited: float = 0.0  # seconds the executor stood idle before this step, or in it until its masks had come
 
 
 class ExecutorReady(Message, frozen=True, kw_only=True):

@@ -64,6 +64,7 @@ class Launched:
     ended: torch.cuda.Event | None = None  # the step itself; `done` may be later by the drafting behind it
     drafts: DraftRows | None = None  # what is drafted behind it
     drafted: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the drafting
+    halves: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the wait for masks
 
     @property
     def finished(self) -> bool:

@@ -61,6 +61,7 @@ class Begun:
     last: Tensor | None  # int32 [entries], which of them are sampled from; None: a graph has laid them out
     prompts: tuple[PromptScores, ...]
     began: torch.cuda.Event | None
+    computed: torch.cuda.Event | None = None  # the forward pass is over; of a step that waits for masks
 
 
 class RunnerStatistics(msgspec.Struct, frozen=True):
@@ -167,13 +168,16 @@ class Runner:
             hidden, last = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows)), inputs.last
         spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
         prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
-        return Begun(plan, rows, hidden, last, prompts, began)
+        return Begun(plan, rows, hidden, last, prompts, began, self._mark() if plan.masked else None)
 
     @torch.inference_mode()
     def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
         """Enqueue the sampling of a step, under its masks if it has any, and the way of its result to the host. `draft`
         must follow before the next `begin`."""
         rows, plan = begun.rows, begun.plan
+        halves = None
+        if begun.computed is not None and (went_on := self._mark()) is not None:
+            halves = begun.computed, went_on
         self._sampled += rows.entries
         widths = None
         output = Output(None, None, begun.prompts)
@@ -186,7 +190,7 @@ class Runner:
         fetched, done = self._download.fetch(output.tensors())
         return Launched(
             plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done, done,
-            self._rows_to_draft(plan.drafting),
+            self._rows_to_draft(plan.drafting), halves=halves,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -289,14 +293,19 @@ class Runner:
 
 def device_times(launched: Launched, last: Launched | None) -> tuple[float, float]:
     """Seconds that a step that is over took on a GPU, the drafting of its drafts included, and those that the device
-    stood idle before it. `last`: the step before."""
+    stood idle before it or waited for its masks. `last`: the step before."""
     assert launched.began is not None
     assert launched.ended is not None
     busy: float = launched.began.elapsed_time(launched.ended) / 1e3
+    waited = 0.0
+    if launched.halves is not None:
+        computed, went_on = launched.halves
+        waited = computed.elapsed_time(went_on) / 1e3
+        busy -= waited
     if last is None or last.ended is None:
-        return busy, 0.0
+        return busy, waited
     before = last.ended
     if last.drafted is not None:
         began, before = last.drafted
         busy += began.elapsed_time(before) / 1e3
-    return busy, max(0.0, before.elapsed_time(launched.began) / 1e3)
+    return busy, waited + max(0.0, before.elapsed_time(launched.began) / 1e3)

@@ -149,7 +149,8 @@ class Steps:
             self._stray += 1
             return
         self._begun = None
-        self._finish(begun, masks, time.perf_counter(), waited)
+        went_on = time.perf_counter()
+        self._finish(begun, masks, went_on, waited + went_on - self._ended)
 
     def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
         launched = self._runner.finish(begun, masks)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
+from engine_core.execution.runner import device_times
 from kernels.logprobs import TokenLogprobs, token_logprobs
 from protocol.steps import REJECTED
 
@@ -67,3 +70,25 @@ def test_prompt_positions_of_a_chunk_are_one_message() -> None:
 
 def test_a_step_without_an_event_is_finished() -> None:
     assert launched(output(), None).finished
+
+
+class Moment:
+    """Stands in for an event of a device, at so many milliseconds."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def elapsed_time(self, later: Moment) -> float:
+        return later.at - self.at
+
+
+def test_a_step_that_waits_for_its_masks_is_idle_meanwhile() -> None:
+    def step(began: float, ended: float, halves: tuple[float, float] | None = None) -> Launched:
+        between = None if halves is None else (Moment(halves[0]), Moment(halves[1]))
+        return replace(launched(output(), None), began=Moment(began), ended=Moment(ended), halves=between)
+
+    before = step(0.0, 5.0)
+    assert device_times(before, None) == (0.005, 0.0)
+    assert device_times(step(5.0, 10.0, (9.0, 9.0)), before) == (0.005, 0.0)
+    busy, waited = device_times(step(6.0, 14.0, (9.0, 12.0)), before)
+    assert (round(busy, 6), round(waited, 6)) == (0.005, 0.004)

@@ -181,6 +181,16 @@ def test_a_masked_plan_begins_and_waits_for_its_masks(steps: Steps, port: FakePo
     assert all(result.busy > 0 for result in results(port))
 
 
+def test_the_wait_for_masks_is_no_work(steps: Steps, port: FakePort, monkeypatch: pytest.MonkeyPatch) -> None:
+    who, clock = peer(), iter(np.arange(0.0, 1000.0, 10.0))
+    run(steps, who, Joined(), first(1))
+    monkeypatch.setattr("services.executor.steps.time.perf_counter", lambda: float(next(clock)))
+    run(steps, who, masked(then(2)), masks(2))
+    found = results(port)[-1]
+    assert (found.step, round(found.busy, 3)) == (2, 20.0), "two readings apart for each half"
+    assert found.waited >= 10.0
+
+
 def test_masks_that_come_with_or_before_their_turn(steps: Steps, port: FakePort) -> None:
     run(steps, peer(), Joined(), first(1), masked(then(2)), masks(2), masked(then(3, on=None)), masks(3, fresh=False))
     assert [result.step for result in results(port)] == [1, 2, 3]
