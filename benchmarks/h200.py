@@ -5,7 +5,8 @@ them; the second one gets the loads. One JSON file per row goes to benchmarks/re
 the row is done; `--table` prints the README's tables from these files. `--features` adds the rows of what a request
 asks for (sampling, log-probabilities, penalties, JSON). `--smoke` tries all of it on a CPU with tiny loads.
 
-The row offline_256 (the Python API) is not among them.
+The row offline_256 (benchmarks/offline.py) starts an engine of its own through the Python API, with what the other
+starts left in the caches.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks import limits, rows
+from benchmarks import limits, offline, rows
 from benchmarks.load.client import target
 from benchmarks.load.run import ROOT, ClientDied
 from benchmarks.load.workload import Workload
-from benchmarks.rows import ALL, FEATURES, SERVING, STARTS, WARMUP_OUTPUT, WORKLOADS, Record, Row
+from benchmarks.rows import ALL, FEATURES, OFFLINE, SERVING, STARTS, WARMUP_OUTPUT, WORKLOADS, Record, Row
 from benchmarks.serve import HEADING, Result, commit, line, machine, measure
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
@@ -43,6 +44,7 @@ SMOKE = ("--load-format", "dummy", "--device", "cpu", "--max-model-len", "512", 
 SMOKE_TOKENS = 8  # of a prompt and of an answer
 CLIENTS = 4  # processes
 ROW_LIMIT = 90.0  # seconds that a row may take
+OFFLINE_LIMIT = 120.0  # the same with the start of an engine
 VOCAB_MARGIN = 0.75  # share of a vocabulary that prompts draw from: its end holds special tokens
 COLD = "Triton's and Penstock's caches empty; the operating system's page cache as it was"
 WARM = "caches as the cold start left them"
@@ -71,7 +73,8 @@ class Run:
         caches.mkdir(exist_ok=True)
         environ = {} if self.options.skip_start else {"TRITON_CACHE_DIR": str(caches / "triton"),
                                                       "XDG_CACHE_HOME": str(caches)}  # fmt: skip
-        wanted = [row for row in self.wanted() if row not in STARTS]
+        wanted = [row for row in self.wanted() if row not in STARTS and row not in OFFLINE]
+        alone = [row for row in self.wanted() if row in OFFLINE and (self.options.rows or shape.name in row.targets)]
         starts = {row.name: row for row in self.wanted() if row in STARTS and not self.options.skip_start}
         if "start_cold" in starts or (starts and wanted):
             with serving(arguments, environ) as server:
@@ -82,12 +85,14 @@ class Run:
                 if starts:
                     self.start(shape, starts.get("start_warm"), server, WARM, named)
                 self.load(shape, spec, wanted, server, named)
+        for row in alone:
+            self.offline(shape, folder, row, environ)
 
     def wanted(self) -> list[Row]:
         """The rows that were asked for, in order."""
         if self.options.rows:
             return [row for row in ALL if row.name in self.options.rows.split(",")]
-        return [*STARTS, *SERVING, *(FEATURES if self.options.features else ())]
+        return [*STARTS, *SERVING, *OFFLINE, *(FEATURES if self.options.features else ())]
 
     def start(self, shape: Shape, row: Row | None, server: Server, cache: str, named: str) -> None:
         if row is not None:
@@ -96,10 +101,31 @@ class Run:
             self.keep(shape, row, Record(row=row.name, model=shape.name, figure=row.figure, cache=cache,
                                          unit=rows.UNITS[row.figure], value=seconds), named)  # fmt: skip
 
+    def offline(self, shape: Shape, folder: Path, row: Row, environ: Mapping[str, str]) -> None:
+        """Give the load of a row to the Python API."""
+        smoke = self.options.smoke
+        workload = prepared(WORKLOADS[row.load], shape, smoke=smoke)
+        arguments = [*(SMOKE if smoke else SERVE), *shlex.split(self.options.server_args)]
+        found, error = None, ""
+        try:
+            keywords = offline.keywords(arguments)
+            found = offline.in_its_own_process(folder, workload, keywords, environ, OFFLINE_LIMIT)
+        except TimeoutError:
+            error = f"not done after {OFFLINE_LIMIT:g} s"
+        except offline.OfflineFailed as failure:
+            error = str(failure)
+        result = found.result if found else None
+        if result is not None:
+            summary = result.summary
+            error = "; ".join(f"{count} × {kind}" for kind, count in summary.errors.items())
+        named = driver_name(found.device) if found else ""
+        record = self.limited(recorded(row, shape, workload, result, error), row, workload, read_spec(folder), named)
+        spent = found.cpu_seconds if found else {}
+        self.keep(shape, row, msgspec.structs.replace(record, **per_token(spent, workload, result)), named)
+        print(line(result) + cpu(spent, result) if result is not None else f"{row.name}: {error}", flush=True)
+
     def load(self, shape: Shape, spec: ModelSpec, wanted: Sequence[Row], server: Server, named: str) -> None:
         """Give the server each load once, for all of the rows that are figures of it."""
-        chip = limits.chip(named)
-        cost = limits.Cost.of(spec, chip) if chip is not None else None
         print(HEADING, flush=True)
         for name in dict.fromkeys(row.load for row in wanted):
             workload = prepared(WORKLOADS[name], shape, smoke=self.options.smoke)
@@ -108,12 +134,9 @@ class Run:
             after = server.cpu_seconds()
             spent = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in after.items()}
             for row in (row for row in wanted if row.load == name):
-                record = recorded(row, shape, workload, result, error)
-                if cost is not None:
-                    limit = limits.limit(row.figure, workload, cost)
-                    record = msgspec.structs.replace(
-                        record, limit=limit and round(limit, 4), share_of_limit=rows.share(row, record.value, limit)
-                    )
+                record = self.limited(
+                    recorded(row, shape, workload, result, error), row, workload, spec, named
+                )
                 self.keep(shape, row, msgspec.structs.replace(record, **per_token(spent, workload, result)), named)
             print(line(result) + cpu(spent, result) if result is not None else name, flush=True)
             log = server.tail()
@@ -121,6 +144,16 @@ class Run:
                 print(f"  {error}\n{log}", flush=True)
             if not server.running:
                 raise TimeoutError("the server has ended")
+
+    def limited(self, record: Record, row: Row, workload: Workload, spec: ModelSpec, named: str) -> Record:
+        """The record with what the chip allows, where that chip is known."""
+        chip = limits.chip(named)
+        if chip is None:
+            return record
+        limit = limits.limit(row.figure, workload, limits.Cost.of(spec, chip))
+        return msgspec.structs.replace(
+            record, limit=limit and round(limit, 4), share_of_limit=rows.share(row, record.value, limit)
+        )
 
     def keep(self, shape: Shape, row: Row, record: Record, named: str) -> None:
         """Hold the record against its goal and write it."""
@@ -201,7 +234,11 @@ def prepared(workload: Workload, shape: Shape, *, smoke: bool) -> Workload:
 def device(server: Server) -> str:
     """What the engine runs on: the name that the driver gives it, or the engine's own."""
     with urllib.request.urlopen(f"{server.url}/health", timeout=10) as answer:
-        named = str((json.load(answer)["engine"] or {}).get("device", ""))
+        return driver_name(str((json.load(answer)["engine"] or {}).get("device", "")))
+
+
+def driver_name(named: str) -> str:
+    """The name that the driver gives a GPU; any other device's is as it was."""
     if "cuda" not in named and "NVIDIA" not in named:
         return named
     try:

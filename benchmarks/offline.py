@@ -1,4 +1,4 @@
-"""The Python API under a load: `python -m benchmarks.offline --shape 0.6b`. No HTTP, no streams; one call of `generate`.
+"""The Python API under a load: `python -m benchmarks.offline --shape 0.6b`. No HTTP, one call of `generate`.
 
 The load is a row of benchmarks/load/workload.py (offline_256 unless another is named) or its lengths as options. The
 rate is over the wall time of the call, from prompts as token ids to outputs as text and token ids.
@@ -19,15 +19,22 @@ from typing import Any
 import msgspec
 
 from benchmarks.load.client import Record
+from benchmarks.load.run import ROOT
 from benchmarks.load.summary import summarize
 from benchmarks.load.workload import ROWS, Request, Workload, requests
 from benchmarks.serve import Result
 from benchmarks.server import children, cpu_seconds
 from benchmarks.shapes import SHAPES, make_folder
 from penstock import LLM, RequestOutput, SamplingParams
+from protocol.config import fields
+from services import options
 
 ROW = "offline_256"
 DUMMY: Mapping[str, Any] = {"load_format": "dummy", "max_model_len": 40960}
+
+
+class OfflineFailed(Exception):
+    """The command that measures the Python API ended without its figures."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -44,6 +51,7 @@ class Offline(msgspec.Struct, frozen=True, kw_only=True):
 
     result: Result
     cpu_seconds: dict[str, float]
+    device: str
 
 
 def asked(load: Sequence[Request]) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -82,7 +90,8 @@ def measure(llm: LLM, workload: Workload) -> Offline:
     records = [record(request, output, start, end) for request, output in zip(load, outputs, strict=True)]
     roles = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in after.items()}
     result = Result(workload=workload, summary=summarize(records), variants={}, processes=0, client_cpu_seconds=own)
-    return Offline(result=result, cpu_seconds={**roles, "program": round(own, 3)})
+    device = llm.status.device if llm.status is not None else ""
+    return Offline(result=result, cpu_seconds={**roles, "program": round(own, 3)}, device=device)
 
 
 def spent() -> dict[str, float]:
@@ -94,16 +103,18 @@ def spent() -> dict[str, float]:
     return found
 
 
-def in_its_own_process(folder: Path, workload: Workload, options: Mapping[str, Any], limit: float) -> Offline:
-    """As `measure`, by this module as a command. Raises TimeoutError, and RuntimeError with the command's last words."""
-    job = msgspec.json.encode({"folder": str(folder), "workload": workload, "options": options})
-    return asyncio.run(asyncio.wait_for(command(job), limit))
+def in_its_own_process(
+    folder: Path, workload: Workload, keywords: Mapping[str, Any], environ: Mapping[str, str], limit: float
+) -> Offline:
+    """As `measure`, by this module as a command. Raises TimeoutError, and OfflineFailed with its last words."""
+    job = msgspec.json.encode({"folder": str(folder), "workload": workload, "options": keywords})
+    return asyncio.run(asyncio.wait_for(command(job, {**os.environ, **environ}), limit))
 
 
-async def command(job: bytes) -> Offline:
+async def command(job: bytes, environ: Mapping[str, str]) -> Offline:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.offline", "--job", stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT, env=environ,
     )  # fmt: skip
     try:
         out, said = await process.communicate(job)
@@ -112,8 +123,21 @@ async def command(job: bytes) -> Offline:
             process.terminate()
             await process.wait()
     if process.returncode:
-        raise RuntimeError(said.decode(errors="replace")[-2000:])
+        raise OfflineFailed(said.decode(errors="replace")[-2000:])
     return msgspec.json.decode(out, type=Offline)
+
+
+def keywords(arguments: Sequence[str]) -> dict[str, Any]:
+    """Arguments of `penstock serve` as keywords of `LLM`, less those of HTTP."""
+    parsed = options.parse(options_parser(), arguments)
+    http = {field.name for field in fields() if field.section == "api"}
+    return {name: value for name, value in vars(parsed).items() if name not in http and name != "config"}
+
+
+def options_parser() -> options.Parser:
+    found = options.Parser(prog="penstock serve", allow_abbrev=False)
+    options.add_options(found)
+    return found
 
 
 def do_job() -> int:
@@ -138,24 +162,24 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    if options.job:
+    asked_for = parser().parse_args(arguments)
+    if asked_for.job:
         return do_job()
     rows = {row.name: row for row in ROWS}
-    if options.shape not in SHAPES or options.row not in rows:
-        print(f"{options.shape}, {options.row}: no such shape or load", file=sys.stderr)
+    if asked_for.shape not in SHAPES or asked_for.row not in rows:
+        print(f"{asked_for.shape}, {asked_for.row}: no such shape or load", file=sys.stderr)
         return 2
-    shape, workload = SHAPES[options.shape], rows[options.row]
+    shape, workload = SHAPES[asked_for.shape], rows[asked_for.row]
     workload = msgspec.structs.replace(workload, vocab=shape.vocab // 2, warmup_output=32)
-    if options.requests:
-        workload = msgspec.structs.replace(workload, requests=options.requests, warmup=options.requests)
+    if asked_for.requests:
+        workload = msgspec.structs.replace(workload, requests=asked_for.requests, warmup=asked_for.requests)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="penstock-offline-") as place:
         start = time.monotonic()
-        extra = dict(word.split("=", 1) for word in options.option)
+        extra = dict(word.split("=", 1) for word in asked_for.option)
         with LLM(str(make_folder(shape, Path(place))), **{**DUMMY, **extra}) as llm:
             print(f"{shape.title}: ready after {time.monotonic() - start:.1f} s", flush=True)
-            for seed in range(options.rounds):
+            for seed in range(asked_for.rounds):
                 found = measure(llm, msgspec.structs.replace(workload, seed=seed))
                 summary = found.result.summary
                 failed += summary.failed

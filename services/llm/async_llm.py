@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from engine_core.text.columns import pack, unpack
-from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
 from services.api.completions import check_ids
 from services.api.served import ServedModel
 from services.llm.engine import Engine
@@ -34,6 +34,11 @@ class AsyncLLM:
     def model(self) -> ServedModel:
         """Names, sizes and defaults of the model."""
         return self._engine.model
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """The engine's last heartbeat, once it has started: what runs and waits, blocks, totals since it started."""
+        return self._engine.pipeline.status
 
     async def start(self) -> None:
         """Wait until requests are served."""

@@ -13,7 +13,7 @@ import uvloop
 
 from engine_core.text.columns import pack, unpack
 from protocol.errors import NotBuilt
-from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
 from services.api.completions import check_ids
 from services.api.served import ServedModel
 from services.llm import batch
@@ -54,6 +54,11 @@ class LLM:
     def model(self) -> ServedModel:
         """Names, sizes and defaults of the model."""
         return self._engine.model
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """The engine's last heartbeat: what runs and waits, blocks, totals since it started."""
+        return self._engine.pipeline.status
 
     def generate(
         self,
