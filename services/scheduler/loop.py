@@ -38,6 +38,7 @@ PATIENCE = 0.02  # seconds that the next plan waits for the masks of the step un
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
+LEISURE = 0.002  # seconds; the step behind one that took as long, or longer, does not wait for its successor's plan
 LOST = "the engine lost its executor and it did not come back"
 
 
@@ -107,6 +108,7 @@ class Loop:
         self._status: EngineStatus | None = None  # as last sent
         self._applied_at = now
         self._applied = 0  # last step whose result this epoch's executors sent
+        self._busy = 0.0  # seconds of the last result's step on the device
         self._checked_step = 0
         self._collected_at = now
         self._rested = True
@@ -135,7 +137,8 @@ class Loop:
         """Deal with everything that has arrived; returns the monotonic time by which the next turn is due.
 
         `now` is in monotonic seconds, `wall` in unix seconds. Order matters for latency: results and the masks that
-        they make possible, then the next plans, then what tokenizers are waiting for.
+        they make possible, then the next plans, then what tokenizers are waiting for. Behind a long step, with another
+        one on the device, there is time: what was sampled, a first token perhaps, leaves before the next plan.
         """
         self._turns += 1
         if now >= self._next_tick:
@@ -146,8 +149,11 @@ class Loop:
         results = self._results
         for arrival in self._steps.receive():
             self._step_arrival(arrival, now)
-        if self._results > results and self._masker.aside.wait(PATIENCE):
-            self._send_masks()
+        if self._results > results:
+            if self._brain is not None and self._unhurried(self._brain):
+                self._deliver(self._brain)
+            if self._masker.aside.wait(PATIENCE):
+                self._send_masks()
         for arrival in self._tokens.receive():
             self._token_arrival(arrival, now)
         if self._brain is not None:
@@ -180,6 +186,7 @@ class Loop:
                 if self._brain is None:
                     return  # meant for the scheduler before this one
                 self._results += 1
+                self._busy = result.busy
                 self._applied_at = now
                 if result.epoch == self._brain.epoch:
                     self._applied = result.step
@@ -320,6 +327,10 @@ class Loop:
             self._fill_masks(brain)
             if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
+
+    def _unhurried(self, brain: Scheduler) -> bool:
+        """Whether the device has work for longer than a turn takes."""
+        return self._busy >= LEISURE and brain.in_flight > 0 and not self._masker.aside.running
 
     def _deliver(self, brain: Scheduler) -> None:
         """Give each tokenizer what it has credit for; the rest waits in the brain and is merged there."""

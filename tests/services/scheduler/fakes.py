@@ -113,7 +113,7 @@ class FakeExecutor:
         self.plans += fresh
         return fresh
 
-    def answer(self, plan: StepPlan) -> None:
+    def answer(self, plan: StepPlan, busy: float = 0.0) -> None:
         if plan.epoch != self.epoch:
             self.epoch = plan.epoch
             self.decoding.clear()
@@ -122,7 +122,9 @@ class FakeExecutor:
         chunks = np.frombuffer(plan.chunks, np.int32).reshape(-1, 4)
         rows = len(self.decoding) + int(chunks[:, 3].sum())
         tokens = np.full(rows, 1000 + plan.step % 1000, np.int32)
-        self.port.arrives(self.peer, StepResult(step=plan.step, epoch=plan.epoch, token_ids=tokens.tobytes()))
+        self.port.arrives(
+            self.peer, StepResult(step=plan.step, epoch=plan.epoch, token_ids=tokens.tobytes(), busy=busy)
+        )
 
 
 class Transcript:

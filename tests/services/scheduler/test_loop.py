@@ -10,7 +10,7 @@ from protocol.config import Config, ModelConfig, SchedulerConfig
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
-from services.scheduler.loop import MISSING_LIMIT, PLACES, REST, Loop, ModelFacts
+from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop, ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
 
@@ -101,8 +101,12 @@ def test_so_many_plans_are_in_flight(overlap, depth):
     assert len(bench.executor.collect()) == 1
 
 
-def test_the_next_plan_leaves_before_the_result_is_delivered():
-    bench = Bench()
+@pytest.mark.parametrize(
+    ("overlap", "busy", "first"),
+    [(True, 0.0, "plan"), (True, LEISURE, "batch"), (False, 0.0, "plan"), (False, LEISURE, "plan")],
+)
+def test_the_next_plan_leaves_before_the_result_is_delivered_unless_the_device_has_a_long_step(overlap, busy, first):
+    bench = Bench(overlap=overlap)
     order: list[str] = []
     for port, name in ((bench.steps, "plan"), (bench.tokens, "batch")):
         port.sent = Recorder(order, name)  # type: ignore[assignment]
@@ -111,9 +115,9 @@ def test_the_next_plan_leaves_before_the_result_is_delivered():
     bench.turn()
     plans = [message for _, message in bench.steps.sent]
     order.clear()
-    bench.executor.answer(plans[0])
+    bench.executor.answer(plans[0], busy)
     bench.turn()
-    assert order == ["plan", "batch"]
+    assert order == [first, {"plan": "batch", "batch": "plan"}[first]]
 
 
 class Recorder(list):
