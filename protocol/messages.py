@@ -106,6 +106,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     echo: bool = False  # the prompt's text comes first in every choice
     stream: bool = False  # false: text may be held back and sent in one piece
     priority: int = 0  # larger goes first under the priority policy
+    truncate: int = 0  # keep so many of the prompt's last tokens; -1: as many as leave room for the output; 0: all
     cache_salt: str = ""
     trace: TraceContext = TraceContext()
     arrival: float = 0.0  # unix seconds

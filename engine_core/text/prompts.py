@@ -47,6 +47,7 @@ class Prompter:
         """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
         token_ids = self._prompt_ids(request, now)
         param = "prompt" if request.messages is None else "messages"
+        whole, token_ids = len(token_ids), self._truncated(request, token_ids)
         if not token_ids:
             raise InvalidRequest(f"{param} must hold at least one token", param=param)
         sampling = msgspec.structs.replace(
@@ -67,7 +68,7 @@ class Prompter:
             trace=request.trace,
             arrival=request.arrival,
         )
-        return Prepared(submit, token_ids, self._echo(request, token_ids) if request.echo else "")
+        return Prepared(submit, token_ids, self._echo(request, token_ids, whole) if request.echo else "")
 
     def _prediction(self, request: SubmitText) -> bytes:
         """Ids of the predicted text, which goes on behind the prompt; none where no draft may be made of them."""
@@ -116,8 +117,8 @@ class Prompter:
         longest = self._limits.max_model_len * self._vocabulary.longest
         if len(text) > longest:
             raise InvalidRequest(
-                f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your {param} "
-                f"came to {len(text)} characters, which is more than that many tokens can hold.",
+                f"This model's maximum context length is {self._limits.max_model_len} tokens (--max-model-len). "
+                f"However, your {param} came to {len(text)} characters, which is more than that many tokens can hold.",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -137,7 +138,7 @@ class Prompter:
             else f"your {param} resulted in {prompt} tokens"
         )
         raise InvalidRequest(
-            f"This model's maximum context length is {longest} tokens. However, {asked}. "
+            f"This model's maximum context length is {longest} tokens (--max-model-len). However, {asked}. "
             f"Please reduce the length of the {param}{' or completion' if wanted else ''}.",
             param=param if prompt >= longest or not wanted else "max_tokens",
             code="context_length_exceeded",
@@ -177,9 +178,22 @@ class Prompter:
                 message = f"{param}: token id {token_id} is outside the vocabulary, which has {size} entries"
                 raise InvalidRequest(message, param=param)
 
-    def _echo(self, request: SubmitText, token_ids: Sequence[int]) -> str:
-        """A text prompt as it came, anything else decoded."""
-        if request.prompt is not None:
+    def _truncated(self, request: SubmitText, token_ids: list[int]) -> list[int]:
+        """The last of the prompt's tokens, as far as the request says how many."""
+        keep = request.truncate
+        if keep == 0:
+            return token_ids
+        longest = self._limits.max_model_len
+        if keep > longest:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {keep}; the model's context holds {longest} tokens (--max-model-len)",
+                param="truncate_prompt_tokens",
+            )
+        return token_ids[-(keep if keep > 0 else max(1, longest - (request.sampling.max_tokens or 1))) :]
+
+    def _echo(self, request: SubmitText, token_ids: Sequence[int], whole: int) -> str:
+        """A text prompt as it came, anything else decoded; `whole` is how many tokens it had before its truncation."""
+        if request.prompt is not None and len(token_ids) == whole:
             return request.prompt
         stream = detokenizer(self._vocabulary, skip_special_tokens=request.skip_special_tokens)
         return "".join(map(stream.push, token_ids)) + stream.flush()

@@ -1,12 +1,14 @@
 """Response bodies as types, and how a reply becomes one.
 
 Source: OpenAI API reference, "The chat completion object" and "The completion object". Beyond them stand only
-`stop_reason` (the stop string or stop token id that ended a choice), `prompt_logprobs` where it was asked for, and
+`stop_reason` (the stop string or stop token id that ended a choice), `prompt_logprobs` and token ids where they were
+asked for, and
 `penstock` where there is something to remark.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Literal
 
 import msgspec
@@ -21,7 +23,10 @@ from services.api.logprobs import (
     prompt_positions,
     with_prompt,
 )
-from services.api.reply import Choice, Reply, Usage
+from services.api.reply import Choice, PromptFacts, Reply, Usage
+from services.api.requests import ChatRequest, CompletionRequest
+
+TokenIds = tuple[int, ...]
 
 COMPLETE = (Finish.STOP, Finish.LENGTH)
 
@@ -32,6 +37,27 @@ class Identity(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What an answer tells beside its text, because its request asked for it."""
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    echo: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False  # in log-probabilities
+
+    @classmethod
+    def of(cls, request: ChatRequest | CompletionRequest) -> Told:
+        chat = isinstance(request, ChatRequest)
+        return cls(
+            logprobs=bool(request.logprobs) if chat else request.logprobs is not None,
+            prompt_logprobs=request.prompt_logprobs is not None,
+            echo=isinstance(request, CompletionRequest) and bool(request.echo),
+            token_ids=bool(request.return_token_ids),
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        )
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -90,6 +116,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +129,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageAnswer
     prompt_logprobs: PromptPositions | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
     penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -114,6 +142,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptPositions | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
+    token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,62 +158,71 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
 
 
-def chat_answer(identity: Identity, reply: Reply, *, logprobs: bool, prompt_logprobs: bool) -> ChatAnswer:
+def chat_answer(identity: Identity, reply: Reply, told: Told) -> ChatAnswer:
     """The whole answer; every choice has finished."""
     choices = [
         ChatChoice(
             index=choice.index,
             message=AssistantMessage(choice.take_text()),
-            logprobs=chat_logprobs(choice.take_logprobs()) if logprobs else None,
+            logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
             finish_reason=finish_reason(choice.finish),
             stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
+            token_ids=unpacked(choice.take_token_ids()) if told.token_ids else msgspec.UNSET,
         )
         for choice in reply.choices
     ]
+    prompt = reply.prompts[0]
     return ChatAnswer(
         id=identity.id,
         created=identity.created,
         model=identity.model,
         choices=choices,
         usage=UsageAnswer.of(reply.usage),
-        prompt_logprobs=prompt_positions(reply.prompts[0].logprobs or ()) if prompt_logprobs else msgspec.UNSET,
+        prompt_logprobs=prompt_positions(prompt.logprobs or ()) if told.prompt_logprobs else msgspec.UNSET,
+        prompt_token_ids=unpacked(prompt.token_ids) if told.token_ids else msgspec.UNSET,
         penstock=Remarks.of(reply),
     )
 
 
-def completion_answer(
-    identity: Identity, reply: Reply, *, logprobs: bool, echo: bool, prompt_logprobs: bool
-) -> CompletionAnswer:
+def completion_answer(identity: Identity, reply: Reply, told: Told) -> CompletionAnswer:
     """The whole answer; every choice has finished."""
     return CompletionAnswer(
         id=identity.id,
         created=identity.created,
         model=identity.model,
-        choices=[
-            completion_choice(reply, choice, logprobs=logprobs, echo=echo, prompt_logprobs=prompt_logprobs)
-            for choice in reply.choices
-        ],
+        choices=[completion_choice(reply, choice, told) for choice in reply.choices],
         usage=UsageAnswer.of(reply.usage),
         penstock=Remarks.of(reply),
     )
 
 
-def completion_choice(
-    reply: Reply, choice: Choice, *, logprobs: bool, echo: bool, prompt_logprobs: bool
-) -> CompletionChoice:
+def completion_choice(reply: Reply, choice: Choice, told: Told) -> CompletionChoice:
     text = choice.take_text()
-    prompt = reply.prompts[choice.prompt].logprobs
-    shaped = completion_logprobs(choice.take_logprobs()) if logprobs else None
-    if shaped is not None and echo and prompt is not None:
-        shaped = with_prompt(text, prompt, shaped)
+    facts = reply.prompts[choice.prompt]
+    prompt = facts.logprobs
+    shaped = completion_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None
+    if shaped is not None and told.echo and prompt is not None:
+        shaped = with_prompt(text, prompt, shaped, first_id(facts) if told.tokens_as_ids else None)
     return CompletionChoice(
         index=choice.index,
         text=text,
         logprobs=shaped,
         finish_reason=finish_reason(choice.finish),
         stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
-        prompt_logprobs=prompt_positions(prompt or ()) if prompt_logprobs else msgspec.UNSET,
+        prompt_logprobs=prompt_positions(prompt or ()) if told.prompt_logprobs else msgspec.UNSET,
+        prompt_token_ids=unpacked(facts.token_ids) if told.token_ids else msgspec.UNSET,
+        token_ids=unpacked(choice.take_token_ids()) if told.token_ids else msgspec.UNSET,
     )
+
+
+def unpacked(ids: bytes) -> TokenIds:
+    """Token ids as JSON has them."""
+    return struct.unpack(f"<{len(ids) // 4}i", ids)
+
+
+def first_id(facts: PromptFacts) -> int | None:
+    """Id of the prompt's first token, where the prompt's ids are known."""
+    return unpacked(facts.token_ids[:4])[0] if facts.token_ids else None
 
 
 def finish_reason(finish: Finish) -> str:

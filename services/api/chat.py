@@ -10,14 +10,15 @@ from starlette.types import Receive, Scope, Send
 
 from protocol.errors import InvalidRequest
 from protocol.messages import SubmitText, TraceContext
-from services.api import exchange, refusals
-from services.api.answers import Identity, chat_answer
+from services.api import bounds, exchange, refusals
+from services.api.answers import Identity, Told, chat_answer
 from services.api.connection import outlet_of
 from services.api.conversation import conversation
-from services.api.decoding import decode, read_body
+from services.api.decoding import decode, read_json
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
+from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.requests import ChatRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
@@ -37,9 +38,10 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        body = await read_body(scope, receive, service.config.api.max_body_bytes)
-        request = decode(body, REQUEST)
+        body = await read_json(scope, receive, service.config.api)
+        request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
+        bounds.check(request, service.config.api)
         n = choices(request, 1)
         refusals.check(body, refusals.REFUSED_IN_CHAT, n)
         usage = wants_usage(request)
@@ -52,17 +54,11 @@ class ChatCompletions:
         service.pipeline.submit([submit], reply, now)
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:
-                frames = Frames(identity, chat=True, choices=n, usage=usage)
-                await stream(reply, frames, send, outlet_of(scope), usage=usage)
+                frames = Frames(identity, chat=True, choices=n, usage=usage, told=Told.of(request))
+                await stream(reply, frames, send, outlet_of(scope))
                 return
             await whole(reply)
-            answer = chat_answer(
-                identity,
-                reply,
-                logprobs=bool(request.logprobs),
-                prompt_logprobs=request.prompt_logprobs is not None,
-            )
-            await send_json(send, msgspec.json.encode(answer))
+            await send_json(send, msgspec.json.encode(chat_answer(identity, reply, Told.of(request))))
 
 
 def chat_submission(

@@ -12,13 +12,14 @@ from starlette.types import Receive, Scope, Send
 from protocol import limits
 from protocol.errors import InvalidRequest
 from protocol.messages import SubmitText
-from services.api import exchange, refusals
-from services.api.answers import Identity, completion_answer
+from services.api import bounds, exchange, refusals
+from services.api.answers import Identity, Told, completion_answer
 from services.api.connection import outlet_of
-from services.api.decoding import decode, read_body
+from services.api.decoding import decode, read_json
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
+from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.requests import CompletionRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
@@ -41,10 +42,11 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        body = await read_body(scope, receive, service.config.api.max_body_bytes)
-        request = decode(body, REQUEST)
+        body = await read_json(scope, receive, service.config.api)
+        request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
-        prompts = prompts_of(request.prompt, service.model)
+        bounds.check(request, service.config.api)
+        prompts = prompts_of(request.prompt, service.model, any_length=bool(request.truncate_prompt_tokens))
         n = choices(request, len(prompts))
         refusals.check(body, refusals.REFUSED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
@@ -52,24 +54,16 @@ class Completions:
         submits = [prompt_submission(asked, request, service.pipeline.new_id(), prompt) for prompt in prompts]
         identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
-        streaming, echo, logprobs = bool(request.stream), bool(request.echo), request.logprobs is not None
+        streaming, told = bool(request.stream), Told.of(request)
         reply = Reply(len(prompts), n, stream=streaming, timings=service.traffic.timings, now=now)
         service.pipeline.submit(submits, reply, now)
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:
-                count = len(reply.choices)
-                frames = Frames(identity, chat=False, choices=count, usage=usage, echo_logprobs=echo and logprobs)
-                await stream(reply, frames, send, outlet_of(scope), usage=usage)
+                frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)
+                await stream(reply, frames, send, outlet_of(scope))
                 return
             await whole(reply)
-            answer = completion_answer(
-                identity,
-                reply,
-                logprobs=logprobs,
-                echo=echo,
-                prompt_logprobs=request.prompt_logprobs is not None,
-            )
-            await send_json(send, msgspec.json.encode(answer))
+            await send_json(send, msgspec.json.encode(completion_answer(identity, reply, told)))
 
 
 def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:
@@ -85,8 +79,13 @@ def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int
     return made if request.seed is not None else with_own_seed(made)
 
 
-def prompts_of(prompt: str | list[int | str | list[int]], model: ServedModel) -> list[Prompt]:
-    """The prompts of a request: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest."""
+def prompts_of(
+    prompt: str | list[int | str | list[int]], model: ServedModel, *, any_length: bool = False
+) -> list[Prompt]:
+    """The prompts of a request: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest.
+
+    `any_length`: they are yet to be truncated.
+    """
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(item) for item in prompt}
@@ -101,18 +100,18 @@ def prompts_of(prompt: str | list[int | str | list[int]], model: ServedModel) ->
     for number, ids in enumerate(prompts):
         path = "prompt" if kinds == {int} else f"prompt[{number}]"
         if not isinstance(ids, str):
-            check_ids(ids, path, model)
+            check_ids(ids, path, model, any_length=any_length)
     return prompts
 
 
-def check_ids(ids: list[int], path: str, model: ServedModel) -> None:
+def check_ids(ids: list[int], path: str, model: ServedModel, *, any_length: bool = False) -> None:
     if not ids:
         raise InvalidRequest(f"{path} is empty", param=path, code="invalid_value")
     if max(ids) >= model.vocab_size:
         message = f"{path}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
         raise InvalidRequest(message, param=path, code="invalid_value")
-    if len(ids) > model.max_model_len:
-        message = f"{path} has {len(ids)} tokens; the model's context holds {model.max_model_len}"
+    if len(ids) > model.max_model_len and not any_length:
+        message = f"{path} has {len(ids)} tokens; the model's context holds {model.max_model_len} (--max-model-len)"
         raise InvalidRequest(message, param=path, code="context_length_exceeded")
 
 

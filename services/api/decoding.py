@@ -9,12 +9,18 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from protocol import limits
+from protocol.config import ApiConfig
 from protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from services.api import bounds
 from services.api.departure import ClientLeft
 
 T = TypeVar("T")
 
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
+BOUND = re.compile(r"<= \d+$")  # msgspec's words for a number or a length beyond its bound
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+BRACKETS = b"[]{}"
+OTHERS = bytes(set(range(256)) - set(BRACKETS))
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -42,6 +48,32 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes:
+    """As `read_body`, within all limits of the options. Raises InvalidRequest beyond --max-json-depth."""
+    body = await read_body(scope, receive, options.max_body_bytes)
+    if nested_deeper(body, options.max_json_depth):
+        message = f"the body is nested deeper than {options.max_json_depth} levels (--max-json-depth)"
+        raise InvalidRequest(message, code="invalid_value")
+    return body
+
+
+def nested_deeper(body: bytes, levels: int) -> bool:
+    """Whether JSON is nested deeper than `levels`. What is no JSON may get either answer: it is refused in any case.
+
+    Each pass takes away the innermost pairs of brackets, so a body costs as many scans of its brackets as it is deep.
+    """
+    if body.count(b"[") + body.count(b"{") <= levels:
+        return False
+    left = STRING.sub(b"", body).translate(None, OTHERS)
+    for _ in range(levels):
+        if not left:
+            return False
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
+    opening = left[: len(left) - len(left.lstrip(b"[{"))]
+    closing = left[len(opening) : len(opening) + 1]
+    return len(opening) > levels or (bool(opening) and opening[-1:] + closing in (b"[]", b"{}"))
 
 
 def check_content_type(value: bytes) -> None:
@@ -87,7 +119,9 @@ def misfit(text: str, path: str) -> InvalidRequest:
     if not param:
         return InvalidRequest(f"the body: {reason}", code="invalid_type")
     code = "invalid_type" if ", got `" in reason else "invalid_value"
-    return InvalidRequest(f"{param}: {reason[:1].lower()}{reason[1:]}", param=param, code=code)
+    option = bounds.OPTIONS.get(param, "") if BOUND.search(reason) else ""
+    message = f"{param}: {reason[:1].lower()}{reason[1:]}" + (f" ({option})" if option else "")
+    return InvalidRequest(message, param=param, code=code)
 
 
 def too_deep(path: str) -> InvalidRequest:

@@ -57,7 +57,7 @@ class Flow:
         return True
 
 
-async def stream(reply: Reply, frames: Frames, send: Send, outlet: Outlet | None, *, usage: bool) -> None:
+async def stream(reply: Reply, frames: Frames, send: Send, outlet: Outlet | None) -> None:
     """Send the reply as it grows, one write for all that has come since the last one.
 
     Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
@@ -74,7 +74,7 @@ async def stream(reply: Reply, frames: Frames, send: Send, outlet: Outlet | None
         if error is not None:
             body += error_frames(error)
         elif ended:
-            body += (frames.usage(reply) if usage else b"") + DONE
+            body += frames.usage(reply) + DONE
         if body:
             await send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:

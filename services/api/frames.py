@@ -11,9 +11,10 @@ import msgspec
 
 from protocol.errors import RequestError
 from services.api import errors
-from services.api.answers import COMPLETE, Identity, Remarks, UsageAnswer, finish_reason
+from services.api.answers import COMPLETE, Identity, Remarks, Told, UsageAnswer, finish_reason, first_id, unpacked
 from services.api.logprobs import chat_logprobs, completion_logprobs, with_prompt
-from services.api.reply import Choice, Reply
+from services.api.reply import Choice, PromptFacts, Reply
+from services.api.sampling import UsageWanted
 
 ENCODE = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
@@ -24,22 +25,29 @@ UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 class Frames:
     """Makes the frames of one response.
 
-    `chat` tells the two kinds of chunk apart, `usage` whether chunks mention it, `echo_logprobs` whether a choice's
-    first chunk holds the log-probabilities of its prompt.
+    `chat` tells the two kinds of chunk apart, `usage` says where chunks mention it, `told` what they hold beside text.
     """
 
     def __init__(
-        self, identity: Identity, *, chat: bool, choices: int, usage: bool, echo_logprobs: bool = False
+        self,
+        identity: Identity,
+        *,
+        chat: bool,
+        choices: int,
+        usage: UsageWanted = UsageWanted(),  # noqa: B008 (frozen)
+        told: Told = Told(),  # noqa: B008 (frozen)
     ) -> None:
         kind = "chat.completion.chunk" if chat else "text_completion"
         head = Head(identity.id, kind, identity.created, identity.model)
         self._opening = b"data: " + ENCODE.encode(head)[:-1] + b',"choices":['
         self._chat = chat
-        self._echo_logprobs = echo_logprobs
+        self._usage = usage
+        self._told = told
+        self._echo_logprobs = told.echo and told.logprobs
         before = b',"delta":{"content":' if chat else b',"text":'
         self._heads = [self._opening + b'{"index":%d' % index + before for index in range(choices)]
         self._text_end = b"}" if chat else b""
-        self._end = (b',"usage":null' if usage else b"") + b"}\n\n"
+        self._end = (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
         self._plain_tail = self._text_end + UNFINISHED + self._end
 
     def take(self, reply: Reply, news: list[Choice]) -> bytes:
@@ -47,12 +55,12 @@ class Frames:
         frames: list[bytes] = []
         for choice in news:
             if not choice.begun:
-                if self._echo_logprobs and reply.prompts[choice.prompt].logprobs is None and not choice.finish:
-                    continue  # the prompt's logprobs come first, and are on their way with another choice
+                if self._waits(reply.prompts[choice.prompt]) and not choice.finish:
+                    continue  # what is told of the prompt comes first, and is on its way with another choice
                 self._begin(reply, choice, frames)
             text = choice.take_text()
-            if choice.logprobs:
-                frames.append(self._with_logprobs(choice, text))
+            if choice.logprobs or (choice.token_ids and self._told.token_ids) or (text and self._usage.always):
+                frames.append(self._detailed(reply, choice, text))
             elif text:
                 frames.append(self._heads[choice.index] + encode_text(text) + self._plain_tail)
             if choice.finish in COMPLETE:
@@ -60,36 +68,60 @@ class Frames:
         return b"".join(frames)
 
     def usage(self, reply: Reply) -> bytes:
-        """The chunk without choices that ends a stream for which usage was asked."""
+        """The chunk without choices that ends a stream for which usage was asked; nothing for another."""
+        if not self._usage.at_end:
+            return b""
         usage = ENCODE.encode(UsageAnswer.of(reply.usage))
         return self._opening + b'],"usage":' + usage + b"}\n\n"
 
+    def _waits(self, prompt: PromptFacts) -> bool:
+        """Whether something of the prompt that its first chunk tells is not known yet."""
+        return (self._echo_logprobs and prompt.logprobs is None) or (self._told.token_ids and not prompt.token_ids)
+
     def _begin(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
         choice.begun = True
+        facts = reply.prompts[choice.prompt]
+        ids = b',"prompt_token_ids":' + ENCODE.encode(unpacked(facts.token_ids)) if self._told.token_ids else b""
         if self._chat:
             role = b'{"index":%d,"delta":{"role":"assistant","content":""}' % choice.index
-            frames.append(self._opening + role + UNFINISHED + self._end)
-        prompt = reply.prompts[choice.prompt].logprobs
-        if self._echo_logprobs and prompt is not None:
+            frames.append(self._opening + role + UNFINISHED + ids + self._last(reply))
+        elif ids:
+            frames.append(self._text(reply, choice, "", b"null", ids))
+        if self._echo_logprobs and facts.logprobs is not None:
             text = choice.take_text()
-            logprobs = with_prompt(text, prompt, completion_logprobs(choice.take_logprobs()))
-            frames.append(self._text(choice.index, text, ENCODE.encode(logprobs)))
+            as_ids = self._told.tokens_as_ids
+            output = completion_logprobs(choice.take_logprobs(), as_ids=as_ids)
+            logprobs = with_prompt(text, facts.logprobs, output, first_id(facts) if as_ids else None)
+            frames.append(self._text(reply, choice, text, escaped(ENCODE.encode(logprobs)), self._ids(choice)))
 
-    def _with_logprobs(self, choice: Choice, text: str) -> bytes:
+    def _detailed(self, reply: Reply, choice: Choice, text: str) -> bytes:
         positions = choice.take_logprobs()
-        shaped = chat_logprobs(positions) if self._chat else completion_logprobs(positions)
-        return self._text(choice.index, text, ENCODE.encode(shaped))
+        logprobs = b"null"
+        if positions:
+            shape = chat_logprobs if self._chat else completion_logprobs
+            logprobs = escaped(ENCODE.encode(shape(positions, as_ids=self._told.tokens_as_ids)))
+        return self._text(reply, choice, text, logprobs, self._ids(choice))
 
-    def _text(self, index: int, text: str, logprobs: bytes) -> bytes:
-        tail = self._text_end + b',"logprobs":' + escaped(logprobs) + b',"finish_reason":null}]' + self._end
-        return self._heads[index] + encode_text(text) + tail
+    def _ids(self, choice: Choice) -> bytes:
+        ids = choice.take_token_ids()
+        return b',"token_ids":' + ENCODE.encode(unpacked(ids)) if ids and self._told.token_ids else b""
+
+    def _text(self, reply: Reply, choice: Choice, text: str, logprobs: bytes, ids: bytes) -> bytes:
+        tail = self._text_end + b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply)
+        return self._heads[choice.index] + encode_text(text) + tail
+
+    def _last(self, reply: Reply) -> bytes:
+        """The end of a chunk."""
+        if not self._usage.always:
+            return self._end
+        return b',"usage":' + ENCODE.encode(UsageAnswer.of(reply.usage)) + b"}\n\n"
 
     def _finish(self, reply: Reply, choice: Choice) -> bytes:
         empty = b',"delta":{}' if self._chat else b',"text":""'
         reason = b',"logprobs":null,"finish_reason":"' + finish_reason(choice.finish).encode() + b'"'
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
-        end = self._end
+        end = self._last(reply)
         if reply.approximations:
             end = b',"penstock":' + escaped(ENCODE.encode(Remarks(reply.approximations))) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end

@@ -11,6 +11,7 @@ import msgspec
 
 from protocol.messages import PositionLogprobs, TokenLogprob
 
+ID_NAME = "token_id:{}"
 LEAST = -9999.0  # JSON has no minus infinity
 
 
@@ -58,41 +59,48 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptPositions = list[dict[str, PromptLogprob] | None]
 
 
-def chat_logprobs(positions: Iterable[PositionLogprobs]) -> ChatLogprobs:
+def chat_logprobs(positions: Iterable[PositionLogprobs], *, as_ids: bool = False) -> ChatLogprobs:
+    """With `as_ids` tokens are called by their ids instead of their texts, here and below."""
     return ChatLogprobs(
         [
             ChatTokenLogprob(
-                at.chosen.token,
+                name(at.chosen, as_ids),
                 finite(at.chosen),
                 tuple(at.chosen.raw),
-                [TopLogprob(top.token, finite(top), tuple(top.raw)) for top in at.top],
+                [TopLogprob(name(top, as_ids), finite(top), tuple(top.raw)) for top in at.top],
             )
             for at in positions
         ]
     )
 
 
-def completion_logprobs(positions: Iterable[PositionLogprobs]) -> CompletionLogprobs:
+def completion_logprobs(positions: Iterable[PositionLogprobs], *, as_ids: bool = False) -> CompletionLogprobs:
     """The chosen token stands among the top ones in any case, as OpenAI has it."""
     listed = list(positions)
     return CompletionLogprobs(
         text_offset=[at.text_offset for at in listed],
         token_logprobs=[finite(at.chosen) for at in listed],
-        tokens=[at.chosen.token for at in listed],
-        top_logprobs=[best_by_text(at) for at in listed],
+        tokens=[name(at.chosen, as_ids) for at in listed],
+        top_logprobs=[best_by_name(at, as_ids) for at in listed],
     )
 
 
 def with_prompt(
-    text: str, prompt: tuple[PositionLogprobs | None, ...], output: CompletionLogprobs
+    text: str,
+    prompt: tuple[PositionLogprobs | None, ...],
+    output: CompletionLogprobs,
+    first_id: int | None = None,
 ) -> CompletionLogprobs:
     """Logprobs of an echoed choice that begins with `text`: the prompt's, then the output's.
 
-    The prompt's first token has none; its text is what stands before the second token.
+    The prompt's first token has none; its text is what stands before the second token. `first_id` is its id where
+    tokens are called by their ids.
     """
-    rest = completion_logprobs(at for at in prompt if at is not None)
+    rest = completion_logprobs((at for at in prompt if at is not None), as_ids=first_id is not None)
     followers = rest.text_offset or output.text_offset
     opening = text[: followers[0]] if followers else text
+    if first_id is not None:
+        opening = ID_NAME.format(first_id)
     return CompletionLogprobs(
         text_offset=[0, *rest.text_offset, *output.text_offset],
         token_logprobs=[None, *rest.token_logprobs, *output.token_logprobs],
@@ -115,11 +123,15 @@ def prompt_positions(prompt: tuple[PositionLogprobs | None, ...]) -> PromptPosit
     return positions
 
 
-def best_by_text(at: PositionLogprobs) -> dict[str, float]:
+def name(token: TokenLogprob, as_ids: bool) -> str:
+    return ID_NAME.format(token.token_id) if as_ids else token.token
+
+
+def best_by_name(at: PositionLogprobs, as_ids: bool) -> dict[str, float]:
     """Tokens that read the same keep the likelier one's value."""
     best: dict[str, float] = {}
     for token in (*at.top, at.chosen):
-        best.setdefault(token.token, finite(token))
+        best.setdefault(name(token, as_ids), finite(token))
     return best
 
 

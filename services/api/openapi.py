@@ -138,7 +138,7 @@ def schemas() -> dict[str, Any]:
     kinds = {operation.body for operation in OPERATIONS} | {operation.answer for operation in OPERATIONS}
     roots = sorted((kind for kind in kinds if kind is not None), key=name_of)
     roots += [ErrorResponse, ChatMessage, ResponseFormat, StructuredOutputs]
-    _, found = msgspec.json.schema_components(roots, ref_template="#/components/schemas/{name}")
+    _, found = msgspec.json.schema_components(roots, ref_template="#/components/schemas/{name}", schema_hook=free)
     components: dict[str, Any] = dict(found)
     messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
     arguments = {"anyOf": [{"type": "object"}, {"type": "null"}], "default": None}
@@ -152,6 +152,12 @@ def schemas() -> dict[str, Any]:
             schema["properties"][name] = {"anyOf": [reference(form), {"type": "null"}], "default": None}
         schema["description"] = f"{schema.get('description', '')} {effects} {refused}".strip()
     return components
+
+
+def free(kind: type) -> dict[str, Any]:
+    """Schema of a type that msgspec has none for: any JSON will do."""
+    assert kind is object
+    return {}
 
 
 def name_of(kind: type) -> str:

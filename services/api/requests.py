@@ -23,6 +23,9 @@ StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_LENGTH
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Whitespace = Annotated[str, Meta(min_length=1, max_length=limits.MAX_WHITESPACE)]
 SPECULATIVE = "false: no drafts for this request but those that its grammar forces; the output is the same"
+TRUNCATE = "keep so many of the prompt's last tokens; -1: as many as leave room for max_tokens"
+RETURN_IDS = "answer with the token ids of the prompt and of the output as well"
+AS_IDS = "name the tokens of log-probabilities token_id:N, so that tokens that read the same can be told apart"
 OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
 
 
@@ -52,7 +55,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What every request for text may say."""
 
     model: str | None = None
-    n: Annotated[int, Meta(ge=1, le=limits.MAX_N)] | None = None
+    n: Annotated[int, Meta(ge=1, le=limits.MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -62,7 +65,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=limits.MAX_LOGIT_BIAS)] | None = None
     seed: Annotated[int, Meta(ge=limits.SEED_MIN, le=limits.SEED_MAX)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=limits.MOST_STOP_STRINGS)] | None = None
     user: str | None = None
     prediction: Prediction | None = None  # OpenAI's of chat completions; served for completions as well
 
@@ -79,6 +82,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID, description=TRUNCATE)] | None = None
+    return_token_ids: Annotated[bool, Meta(description=RETURN_IDS)] | None = None
+    return_tokens_as_token_ids: Annotated[bool, Meta(description=AS_IDS)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
     speculative: Annotated[bool, Meta(description=SPECULATIVE)] | None = None
 

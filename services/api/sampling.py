@@ -71,7 +71,8 @@ def first(asked: T | None, default: T | None, neutral: T) -> T:
 def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> None:
     most = lengths.max_tokens
     if most is not None and most > model.max_model_len:
-        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {model.max_model_len} tokens"
+        room = f"{model.max_model_len} tokens (--max-model-len)"
+        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {room}"
         raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
     bound = model.max_model_len if most is None else most
     if (request.min_tokens or 0) > bound:
@@ -118,19 +119,34 @@ def choices(request: GenerationRequest, prompts: int) -> int:
     return n
 
 
-def wants_usage(request: GenerationRequest) -> bool:
-    """Whether the stream ends with a usage chunk. Raises InvalidRequest for options without a stream, NotBuilt."""
+class UsageWanted(msgspec.Struct, frozen=True):
+    """Where a stream tells its usage: in a chunk at its end, in every chunk."""
+
+    at_end: bool = False
+    always: bool = False
+
+
+def wants_usage(request: GenerationRequest) -> UsageWanted:
+    """As the stream's options say. Raises InvalidRequest for options without a stream, NotBuilt."""
     options = request.stream_options
     if options is None:
-        return False
+        return UsageWanted()
     if not request.stream:
         raise InvalidRequest(
             "stream_options is allowed only when stream is true", param="stream_options", code="invalid_value"
         )
-    for name in ("include_obfuscation", "continuous_usage_stats"):
-        if getattr(options, name):
-            raise NotBuilt(f"stream_options.{name} is not built yet", param=f"stream_options.{name}")
-    return bool(options.include_usage)
+    if options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise NotBuilt(f"{param} is not built yet", param=param)
+    return UsageWanted(bool(options.include_usage), bool(options.continuous_usage_stats))
+
+
+def kept_prompt(request: GenerationRequest) -> int:
+    """As `SubmitText.truncate`."""
+    if request.truncate_prompt_tokens == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
+        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+    return request.truncate_prompt_tokens or 0
 
 
 def prompt_logprobs(request: GenerationRequest) -> int:

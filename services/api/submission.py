@@ -11,7 +11,7 @@ from protocol.messages import SubmitText, TraceContext
 from services.api.grammar import grammar_of
 from services.api.prediction import predicted_text
 from services.api.requests import GenerationRequest
-from services.api.sampling import SEED_BITS, Lengths, sampling_of, stop_strings
+from services.api.sampling import SEED_BITS, Lengths, kept_prompt, sampling_of, stop_strings
 from services.api.served import ServedModel
 
 
@@ -32,6 +32,8 @@ def submission(
         skip_special_tokens=request.skip_special_tokens is not False,
         stream=bool(request.stream),
         priority=request.priority or 0,
+        truncate=kept_prompt(request),
+        with_token_ids=bool(request.return_token_ids or request.return_tokens_as_token_ids),
         cache_salt=request.cache_salt or "",
         trace=trace,
         arrival=time.time(),

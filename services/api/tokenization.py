@@ -11,7 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
 from services.api.completions import check_ids
 from services.api.conversation import conversation, tools_of
-from services.api.decoding import decode, given, read_body
+from services.api.decoding import decode, given, read_json
 from services.api.delivery import answered
 from services.api.errors import send_json
 from services.api.requests import DetokenizeRequest, TokenizeRequest
@@ -44,7 +44,7 @@ class TokenizeText:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        body = await read_body(scope, receive, service.config.api.max_body_bytes)
+        body = await read_json(scope, receive, service.config.api)
         request = decode(body, TOKENIZE)
         service.model.check_name(request.model)
         question = tokenize(request, service.pipeline.new_id())
@@ -63,7 +63,7 @@ class DetokenizeText:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        body = await read_body(scope, receive, service.config.api.max_body_bytes)
+        body = await read_json(scope, receive, service.config.api)
         request = decode(body, DETOKENIZE)
         service.model.check_name(request.model)
         if request.tokens:

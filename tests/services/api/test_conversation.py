@@ -32,7 +32,8 @@ async def test_what_is_handed_on_is_not_deep(field: str, value: Any) -> None:
             answer = await http.post(CHAT, json=nested(levels))
             assert answer.status_code == status
             if status == 400:
-                check_error(answer.json(), "invalid_request_error", field)
+                check_error(answer.json(), "invalid_request_error", None)
+                assert "--max-json-depth" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

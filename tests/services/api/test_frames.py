@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import EngineFailure
 from protocol.messages import Finish, TextExtra
-from services.api.answers import Identity, chat_answer, completion_answer
+from services.api.answers import Identity, Told, chat_answer, completion_answer
 from services.api.frames import Frames, encode_text, error_frames
 from services.api.metrics import Timings
 from services.api.reply import Reply
+from services.api.sampling import UsageWanted
 from tests.services.api.pipe import position
 from tests.services.api.shapes import (
     check,
@@ -27,6 +28,7 @@ from tests.services.api.shapes import (
     texts,
 )
 
+USAGE = UsageWanted(at_end=True)
 IDENTITY = Identity("id-1", 1_700_000_000, 'a "quoted" \u2028 name')
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 
@@ -77,11 +79,11 @@ def replay(rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames
 def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
     told = any(row[4] is not None and row[4].logprobs for row in rows)
-    reply, stream = replay(rows, Frames(IDENTITY, chat=True, choices=choices, usage=True))
+    reply, stream = replay(rows, Frames(IDENTITY, chat=True, choices=choices, usage=USAGE))
     chunks = events(stream)
     check_chat_chunks(chunks, usage=True)
     reply, _ = replay(rows, None)
-    whole = json.loads(json_of(chat_answer(IDENTITY, reply, logprobs=told, prompt_logprobs=False)))
+    whole = json.loads(json_of(chat_answer(IDENTITY, reply, Told(logprobs=told))))
     check(chat.ChatCompletion, whole)
     assert texts(chunks) == {c["index"]: c["message"]["content"] for c in whole["choices"]}
     assert ends(chunks) == {c["index"]: (c["finish_reason"], c.get("stop_reason")) for c in whole["choices"]}
@@ -95,11 +97,11 @@ def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
 def test_a_completion_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
     told = any(row[4] is not None and row[4].logprobs for row in rows)
-    reply, stream = replay(rows, Frames(IDENTITY, chat=False, choices=choices, usage=True))
+    reply, stream = replay(rows, Frames(IDENTITY, chat=False, choices=choices, usage=USAGE))
     chunks = events(stream)
     check_completion_chunks(chunks, usage=True)
     reply, _ = replay(rows, None)
-    answer = completion_answer(IDENTITY, reply, logprobs=told, echo=False, prompt_logprobs=False)
+    answer = completion_answer(IDENTITY, reply, Told(logprobs=told))
     whole = json.loads(json_of(answer))
     check(completions.Completion, whole)
     assert texts(chunks) == {c["index"]: c["text"] for c in whole["choices"]}
@@ -141,7 +143,7 @@ def test_an_error_in_a_stream() -> None:
 
 def test_deltas_that_were_not_taken_are_merged() -> None:
     reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
-    frames = Frames(IDENTITY, chat=True, choices=1, usage=False)
+    frames = Frames(IDENTITY, chat=True, choices=1)
     for step in range(5):
         reply.push(0, str(step), 1, Finish.NONE, None, 1.0 + step)
     first = frames.take(reply, reply.take_news()).decode()

@@ -1,4 +1,4 @@
-"""Clients that send slowly, too much, or nothing (connection.py): cut off with an answer where one can still be read."""
+"""Clients that send slowly, too much, or nothing (connection.py): cut off, with an answer where one can be read."""
 
 from __future__ import annotations
 
@@ -75,8 +75,14 @@ async def place(limits: ConnectionLimits, port: FakePort | None = None, idle: fl
         await asyncio.gather(*state.tasks, return_exceptions=True)
         for connection in tuple(state.connections):
             cast(Connection, connection).transport.abort()
-        while state.connections:
-            await asyncio.sleep(0)
+        await gone(state)
+
+
+async def gone(state: ServerState) -> None:
+    """Wait until every connection is closed."""
+    async with asyncio.timeout(LIMIT):
+        while state.connections:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
 
 
 def refusal(answer: bytes, status: int, code: str) -> str:
@@ -198,9 +204,7 @@ async def test_trailers_and_chunk_extensions_count_as_well() -> None:
             with contextlib.suppress(ConnectionResetError):  # the answer may be lost: more was on its way
                 answer = await found.say(POST + b"Transfer-Encoding: chunked\r\n\r\n" + tail)
                 refusal(answer, 431, "head_too_large")
-            async with asyncio.timeout(LIMIT):
-                while found.state.connections:
-                    await asyncio.sleep(0.001)
+            await gone(found.state)
 
 
 async def test_many_heads_on_one_connection_are_counted_each() -> None:

@@ -68,8 +68,8 @@ async def run() -> tuple[float, int]:
 
     async def answer(reply: Reply) -> None:
         async with attended(reply, parts.pipeline, receive, Exchange(b"id", 0.0)):
-            frames = Frames(IDENTITY, chat=True, choices=1, usage=False)
-            await stream(reply, frames, send, Wire(), usage=False)  # type: ignore[arg-type]
+            frames = Frames(IDENTITY, chat=True, choices=1)
+            await stream(reply, frames, send, Wire())  # type: ignore[arg-type]
 
     answers, ids = [], []
     for _ in range(STREAMS):

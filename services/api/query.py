@@ -1,0 +1,31 @@
+"""The query of a URL, as far as it says what the body may say too: `?stream=true`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Scope
+
+from protocol.errors import InvalidRequest
+from services.api.requests import GenerationRequest
+
+R = TypeVar("R", bound=GenerationRequest)
+
+YES = ("true", "1", "")
+NO = ("false", "0")
+
+
+def with_query(request: R, scope: Scope) -> R:
+    """`request` with what the query adds where the body is silent. Raises InvalidRequest for what makes no sense."""
+    query = scope["query_string"]
+    if not query:
+        return request
+    said = [value for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if name == "stream"]
+    if not said:
+        return request
+    word = said[-1].lower()
+    if word not in YES + NO:
+        raise InvalidRequest("stream must be true or false in the query", param="stream", code="invalid_value")
+    return request if request.stream is not None else msgspec.structs.replace(request, stream=word in YES)
