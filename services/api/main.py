@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
 BACKLOG = 2048
+DESCRIPTORS = 1 << 16
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
 LEDGER_TICK = 1.0  # seconds between entries into the ledger
@@ -206,6 +207,9 @@ async def attend(service: Service, server: Server) -> None:
 
 
 def allow_descriptors() -> None:
-    """As many open files as the system lets us have: a connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """As many open files as we can use and the system lets us have: a connection is one. Some refuse what they name."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
