@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 MOST_THREADS = 16
-INDEXERS = frozenset(("kernels.gather_triton",))  # what these write becomes an index: they run in rehearsals too
+INDEXERS = frozenset(("kernels.gather_triton", "kernels.states_triton"))  # what these write becomes an index: they run in rehearsals too
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from engine_core.execution.rows import HostRows, entry_columns, input_columns, s
 from engine_core.execution.sampler import Sampler
 from engine_core.execution.slots import SlotTable
 from engine_core.execution.transfer import Upload
+from engine_core.models.eagle import EagleHead
 from engine_core.models.spec import ModelSpec
 from kernels.gather import InputRows
 from kernels.sampling_tables import Entries
@@ -29,9 +30,9 @@ from kernels.sampling_tables import Entries
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft model, and the most drafts that it makes for a row."""
+    """A draft model, or an EAGLE head of the model itself, and the most drafts that it makes for a row."""
 
-    model: Network
+    model: Network | EagleHead
     spec: ModelSpec
     tokens: int
 
@@ -40,6 +41,7 @@ class Drafting:
     """The draft model over the slots and its own pages. Nothing waits for the device."""
 
     def __init__(self, draft: Draft, slots: SlotTable, blocks: int, dtype: torch.dtype, upload: Upload) -> None:
+        assert not isinstance(draft.model, EagleHead), "a head is attached first"
         self._slots = slots
         self._upload = upload
         self._reach = torch.zeros_like(slots.history.known)  # int32 [slots], known tokens and drafts behind them

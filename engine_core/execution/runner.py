@@ -22,6 +22,7 @@ from engine_core.execution.draft_rows import DraftRows, draft_rows
 from engine_core.execution.drafting import Draft, Drafting
 from engine_core.execution.forward import Forward, Network
 from engine_core.execution.graphs import USUAL, Graphs, GraphSizes
+from engine_core.execution.heads import attach
 from engine_core.execution.masks import entry_masks, store_masks
 from engine_core.execution.pages import kv_pages
 from engine_core.execution.prompts import prompt_scores, prompt_spans
@@ -30,6 +31,7 @@ from engine_core.execution.rows import Column, HostRows, StepInputs, entry_colum
 from engine_core.execution.sampler import Sampled, Sampler
 from engine_core.execution.slots import SlotSizes, SlotTable
 from engine_core.execution.transfer import Download, Upload
+from engine_core.models.eagle import EagleHead
 from engine_core.models.spec import ModelSpec
 from kernels.sampling_tables import Entries
 from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
@@ -80,12 +82,16 @@ class Runner:
     def __init__(self, model: Network, spec: ModelSpec, options: RunnerOptions, draft: Draft | None = None) -> None:
         self.options = options
         self.sizes = SlotSizes(options.max_num_seqs, options.max_model_len, options.block_size, spec.vocab_size)
-        self._model = model
         self._upload = Upload(options.device)
         self._download = Download(options.device)
         self._slots = SlotTable(self.sizes, self._upload)
         cache = kv_pages(spec, options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
+        if draft is not None and isinstance(draft.model, EagleHead):
+            assert draft.model.target is model, "a head drafts for its own model"
+            model, head = attach(draft.model, options.blocks, options.block_size, history.known)
+            draft = replace(draft, model=head)
+        self._model = model
         self._forward = Forward(model, history, self._slots.block_tables, cache)
         self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None)
         self._drafting: Drafting | None = None

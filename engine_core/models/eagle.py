@@ -183,7 +183,7 @@ class EagleHead:
 
     def __init__(self, spec: HeadSpec, target: Decoder, length: int) -> None:
         self.spec = spec
-        self._target = target
+        self.target = target
         self._placement = target.placement
         self._head = FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
         self._rope = rope_table(spec.layers, length, target.placement.device)  # fp32 [length, head_dim]
@@ -203,7 +203,7 @@ class EagleHead:
         """
         attention = replace(attention, invariant=attention.invariant or self._placement.invariant)
         rotation = gather_rotation(self._rope, positions)
-        embedded = self._target.embedding.forward(input_ids)
+        embedded = self.target.embedding.forward(input_ids)
         return self._head.forward(embedded, states, rotation, attention, cache)
 
     def logits(self, states: Tensor) -> Tensor:
