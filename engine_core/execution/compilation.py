@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 MOST_THREADS = 16
-INDEXERS = frozenset(("kernels.gather_triton", "kernels.states_triton"))  # what these write becomes an index: they run in rehearsals too
+# What these write becomes an index: they run in rehearsals too.
+INDEXERS = frozenset(("kernels.gather_triton", "kernels.states_triton"))
 
 
 @dataclass(frozen=True)
