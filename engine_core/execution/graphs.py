@@ -40,6 +40,7 @@ SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most
 COMMON = frozenset(1 << power for power in range(13))
 LARGEST, USUAL, RARE = 0, 1, 2  # ranks of captures: a server starts with the first two
 REHEARSED = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # sizes of which each may take kernels of its own
+DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
 MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
 HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
 DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
@@ -63,7 +64,7 @@ def graph_sizes(layers: int, weights: int, max_num_seqs: int, step_tokens: int, 
     return GraphSizes(
         decode=decode_sizes(max_num_seqs),
         mixed=mixed_sizes(min(tokens, MIXED_MOST, step_tokens)),
-        entries=decode_sizes(max_num_seqs),
+        entries=decode_sizes(max_num_seqs + max_num_seqs // DRAFT_SHARE),
         rows=max_num_seqs,
         max_context=max_context,
     )

@@ -56,7 +56,9 @@ def test_a_model_that_keeps_the_device_busy_has_graphs_for_small_steps_alone() -
     tiny = graph_sizes(4, 3_000_000, 256, 8192, 1024)
     assert large.mixed[-1] == 1024
     assert small.mixed[-1] == tiny.mixed[-1] == MIXED_MOST
-    assert large.decode == small.entries == decode_sizes(256)
+    assert large.decode == small.decode == decode_sizes(256)
+    assert small.entries == decode_sizes(320)
+    assert set(decode_sizes(256)) < set(small.entries), "steps without drafts are padded no further"
     assert graph_sizes(28, 600_000_000, 4, 100, 40960).mixed[-1] == 96
 
 
