@@ -164,7 +164,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                metavar="JSON"),
     ] = ""
     mask_threads: Annotated[
-        int, Option("threads that fill the masks of structured output; 0: half the cores, at most 8", 0, 256)
+        int, Option("threads that fill the masks of structured output; 0: a core in four, at most 4", 0, 256)
     ] = 0
     status_interval: Annotated[float, Option("seconds between heartbeats", 0.05, 10.0)] = 0.5
 

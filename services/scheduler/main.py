@@ -46,7 +46,7 @@ def run(config: Config, index: int) -> int:
     spec = read_spec(model)
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
     grammar_tokens = tokens_of(model)
-    fillers = config.scheduler.mask_threads or max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+    fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
     guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide"), fillers)
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
