@@ -19,8 +19,8 @@ T = TypeVar("T")
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+$")  # msgspec's words for a number or a length beyond its bound
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-BRACKETS = b"[]{}"
-OTHERS = bytes(set(range(256)) - set(BRACKETS))
+BRACKETS = bytes.maketrans(b"{}", b"[]")  # which kind they are does not matter for how deep they go
+OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -66,14 +66,13 @@ def nested_deeper(body: bytes, levels: int) -> bool:
     """
     if body.count(b"[") + body.count(b"{") <= levels:
         return False
-    left = STRING.sub(b"", body).translate(None, OTHERS)
+    left = STRING.sub(b"", body).translate(BRACKETS, OTHERS)
     for _ in range(levels):
         if not left:
             return False
-        left = left.replace(b"[]", b"").replace(b"{}", b"")
-    opening = left[: len(left) - len(left.lstrip(b"[{"))]
-    closing = left[len(opening) : len(opening) + 1]
-    return len(opening) > levels or (bool(opening) and opening[-1:] + closing in (b"[]", b"{}"))
+        left = left.replace(b"[]", b"")
+    opened = len(left) - len(left.lstrip(b"["))
+    return opened > levels or (opened > 0 and left[opened : opened + 1] == b"]")
 
 
 def check_content_type(value: bytes) -> None:

@@ -1,0 +1,129 @@
+"""Limits that options set (bounds.py, decoding.py): each refusal names the limit and its option."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.config import fields
+from protocol.messages import SubmitText
+from services.api import bounds
+from services.api.decoding import check_depth, nested_deeper
+from services.api.requests import ChatRequest, CompletionRequest
+from tests.services.api.pipe import FakePort, answering, client, service, silent, words
+from tests.services.api.shapes import check_error
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+TEXT = ("/v1/completions", {"prompt": "a"})
+FEW: dict[str, int] = {"max_n": 2, "max_logprobs": 3, "max_stop_strings": 1, "max_logit_bias": 2}
+
+# Endpoint, parameter, a value that fits FEW, one that does not, one beyond what the engine can do.
+BOUNDED: tuple[tuple[tuple[str, dict[str, Any]], str, Any, Any, Any], ...] = tuple(
+    (endpoint, *case)
+    for endpoint in (CHAT, TEXT)
+    for case in (
+        ("n", 2, 3, limits.MAX_CHOICES + 1),
+        ("prompt_logprobs", 3, 4, limits.MAX_LOGPROBS + 1),
+        ("stop", ["a"], ["a", "b"], ["a"] * (limits.MOST_STOP_STRINGS + 1)),
+        ("logit_bias", {"1": 1, "2": 1}, {str(k): 1 for k in range(3)}, {str(k): 1 for k in range(1025)}),
+    )
+) + ((CHAT, "top_logprobs", 3, 4, limits.MAX_LOGPROBS + 1), (TEXT, "logprobs", 3, 4, limits.MAX_LOGPROBS + 1))
+
+
+@pytest.mark.parametrize(("endpoint", "param", "fits", "over", "beyond"), BOUNDED)
+async def test_each_limit_names_itself_and_its_option(
+    endpoint: tuple[str, dict[str, Any]], param: str, fits: Any, over: Any, beyond: Any
+) -> None:
+    path, body = endpoint
+    more = {"logprobs": True} if param == "top_logprobs" else {}
+    port = FakePort(answering(words("ok")))
+    async with client(service(port, **FEW)) as http:
+        for value, status in ((fits, 200), (over, 400), (beyond, 400)):
+            answer = await http.post(path, json={**body, **more, param: value})
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                check_error(answer.json(), "invalid_request_error", param)
+                assert bounds.OPTIONS[param] in answer.json()["error"]["message"]
+    assert len(port.of(SubmitText)) == 1
+
+
+def test_every_option_named_exists() -> None:
+    flags = {field.flag for field in fields()}
+    assert set(bounds.OPTIONS.values()) <= flags
+    served = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    assert set(bounds.OPTIONS) <= served
+
+
+async def test_the_length_of_a_prompt_and_of_an_output_name_the_option() -> None:
+    path, _ = TEXT
+    async with client(service(FakePort(silent))) as http:
+        for body, param in (({"prompt": [1] * 513}, "prompt"), ({"prompt": "a", "max_tokens": 513}, "max_tokens")):
+            answer = await http.post(path, json=body)
+            assert answer.status_code == 400
+            check_error(answer.json(), "invalid_request_error", param)
+            assert "512" in answer.json()["error"]["message"]
+            assert "--max-model-len" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+async def test_the_depth_of_a_body(path: str) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        inner: Any = 1
+        for _ in range(levels - 1):
+            inner = [inner]
+        return {"prompt": "a", "tokens": [1], "messages": [{"role": "user", "content": "a"}], "nobody_knows": inner}
+
+    async with client(service(FakePort(answering(words("ok"))), max_json_depth=8)) as http:
+        for levels, refused in ((8, False), (9, True), (400, True), (2000, True)):
+            body = json.dumps(nested(levels)).encode()
+            answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+            message = answer.json().get("error", {}).get("message", "") if answer.status_code != 200 else ""
+            assert ("--max-json-depth" in message) == refused
+            assert answer.status_code == 400 or not refused
+            if refused:
+                assert "8" in message
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('[]{}"\\,:a', max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[]{}"\\', max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def depth_of(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(depth_of, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
+@settings(max_examples=400)
+@given(VALUES, st.integers(0, 6), st.booleans())
+def test_depth_is_that_of_the_value(value: Any, levels: int, spaced: bool) -> None:
+    text = json.dumps(value, indent=1 if spaced else None).encode()
+    assert nested_deeper(text, levels) == (depth_of(value) > levels)
+
+
+def test_depth_agrees_with_that_of_decoded_values() -> None:
+    inner: Any = 1
+    for _ in range(limits.MAX_JSON_DEPTH):
+        inner = {"a": inner}
+    check_depth(inner, "x")
+    assert not nested_deeper(json.dumps(inner).encode(), limits.MAX_JSON_DEPTH)
+    assert nested_deeper(json.dumps([inner]).encode(), limits.MAX_JSON_DEPTH)
+
+
+@settings(max_examples=300)
+@given(st.text('[]{}",\\a', max_size=60), st.integers(0, 8))
+def test_what_is_no_json_gets_an_answer_too(text: str, levels: int) -> None:
+    assert nested_deeper(text.encode(), levels) in (True, False)
+
+
+@pytest.mark.parametrize("text", [b"[" * 1_000_000, b"[]" * 500_000, b"[}" * 500_000, b"{" * 500_000 + b"}" * 500_000])
+def test_large_bodies_are_measured_without_a_walk(text: bytes) -> None:
+    assert nested_deeper(text, 64) in (True, False)
