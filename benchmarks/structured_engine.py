@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from engine_core.execution.drafting import Draft
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.grammar.guide import Guide
 from engine_core.grammar.masks import MaskStore
@@ -34,7 +35,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     depth: int = 2
     drafts: bool = True  # whatever is proposed is sent
-    method: str = "none"  # or "ngram", beside forced runs and predictions
+    method: str = "none"  # or "ngram" or "draft_model", beside forced runs and predictions
+    draft_tokens: int = 4
     prefix_caching: bool = True
     blocks: int = 2048  # few of them force preemption
     expected_share: float = 1.0  # 0.0 admits too many and has to preempt
@@ -74,12 +76,21 @@ class Masked:
 class Engine:
     """A model's runner, which is made once, and a scheduler for each batch of requests."""
 
-    def __init__(self, folder: Path, tokens: GrammarTokens, cell: Cell, *, load_format: str = "auto") -> None:
+    def __init__(
+        self, folder: Path, tokens: GrammarTokens, cell: Cell, *, load_format: str = "auto", draft: Path | None = None
+    ) -> None:
         self.cell = cell
         self._tokens = tokens
         self._spec = read_spec(folder)
         self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
         load(self._model, folder, load_format, 0)
+        self._draft: Draft | None = None
+        if cell.method == "draft_model":
+            assert draft is not None
+            spec = read_spec(draft)
+            drafter = build(spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+            load(drafter, draft, load_format, 1)
+            self._draft = Draft(drafter, spec, cell.draft_tokens)
         self.scheduled: SchedulerStatistics | None = None  # of the last batch
         self.masked: Masked | None = None
 
@@ -93,6 +104,7 @@ class Engine:
                 device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
                 max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs,
             ),
+            self._draft,
         )  # fmt: skip
         store = MaskStore(self._tokens, runner.mask_places, 1)
         most = min(256, store.most - cell.max_num_seqs)  # as in the server: drafts are verified under masks
@@ -102,7 +114,10 @@ class Engine:
                 max_num_seqs=cell.max_num_seqs, max_num_batched_tokens=cell.budget, vocab_size=self._spec.vocab_size,
                 expected_share=cell.expected_share, epoch=1,
                 prefix_caching=cell.prefix_caching,
-                speculation=SpeculationOptions(method=cell.method, max_step_drafts=most if cell.drafts else 0),
+                speculation=SpeculationOptions(
+                    method=cell.method, num_speculative_tokens=cell.draft_tokens,
+                    max_step_drafts=most if cell.drafts else 0,
+                ),
             )
         )  # fmt: skip
         guides: dict[Automaton, Guide] = {}
@@ -150,7 +165,7 @@ def run(
             return answers
         plan = plans.popleft()
         begun = runner.begin(plan)
-        result = runner.collect(runner.finish(begun, masks.pop(plan.step) if plan.masked else None))
+        result = runner.collect(runner.draft(runner.finish(begun, masks.pop(plan.step) if plan.masked else None)))
         scheduler.apply(result, now)
         applied = result.step
         fill()

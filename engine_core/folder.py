@@ -16,6 +16,7 @@ from protocol.config import ModelConfig
 from protocol.errors import ConfigError, ModelError
 
 EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
+EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
 NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
@@ -54,6 +55,15 @@ def resolve(model: str, revision: str = "") -> Path:
     if not HUB_ID.fullmatch(model):
         raise ModelError(f"{model}: no such folder, and not a hub id of the form owner/name")
     return fetch(model, revision)
+
+
+def resolve_draft(model: str) -> Path:
+    """The folder of a draft model, as `resolve` finds it, or the embedded model's draft by its name."""
+    if model == EMBEDDED_DRAFT and not Path(model).is_dir():
+        from engine_core.embedded import draft_folder
+
+        return draft_folder()
+    return resolve(model)
 
 
 def fetch(model: str, revision: str) -> Path:

@@ -10,8 +10,9 @@ import msgspec
 from protocol.errors import ConfigError
 
 FLAG = "--speculative-config"
-METHODS = ("none", "ngram")
-NOT_BUILT = ("draft_model", "eagle")
+METHODS = ("none", "ngram", "draft_model")
+NOT_BUILT = ("eagle",)
+WITH_MODEL = ("draft_model", "eagle")  # the executors draft, by a model of their own
 # Whole numbers: the least and the most that each may be.
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "num_speculative_tokens": (1, 64),
@@ -26,8 +27,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     Names as in vLLM's `--speculative-config`.
     """
 
-    method: str = "none"  # or "ngram": prompt lookup
+    method: str = "none"  # or "ngram": prompt lookup; "draft_model": a smaller model with the same tokenizer
     num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
+    model: str = ""  # of "draft_model": a folder in Hugging Face layout, a hub id, or penstock-demo-draft
     prompt_lookup_max: int = 4  # longest run of tokens that is looked up
     prompt_lookup_min: int = 2  # shortest
     synthetic_acceptance: float | None = None  # for benchmarks, makes output wrong: the chance that a draft is kept,
@@ -58,6 +60,7 @@ def read_speculative(text: str) -> SpeculativeConfig:
             raise ConfigError(f"{FLAG} {key}", entry, f"there is no such key{hint}")
     if method not in METHODS:
         raise ConfigError(f"{FLAG} method", method, f"it must be one of {', '.join(METHODS)}")
+    check_model(method, value.get("model", ""))
     for key, (low, high) in BOUNDS.items():
         entry = value.get(key, low)
         if type(entry) is not int or not low <= entry <= high:
@@ -66,6 +69,16 @@ def read_speculative(text: str) -> SpeculativeConfig:
     if rate is not None and (type(rate) not in (int, float) or not 0 <= rate <= 1):
         raise ConfigError(f"{FLAG} synthetic_acceptance", rate, "it must be a number between 0 and 1")
     return with_both_ends(value)
+
+
+def check_model(method: object, model: object) -> None:
+    """Raises ConfigError unless there is a model where the method needs one, and only there."""
+    if type(model) is not str:
+        raise ConfigError(f"{FLAG} model", model, "it must be a folder or a hub id, as text")
+    if method in WITH_MODEL and not model:
+        raise ConfigError(f"{FLAG} model", model, f"method {method} needs one: a folder or a hub id")
+    if model and method not in WITH_MODEL:
+        raise ConfigError(f"{FLAG} model", model, f"method {method} has none")
 
 
 def with_both_ends(value: dict[str, object]) -> SpeculativeConfig:

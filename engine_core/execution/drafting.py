@@ -35,6 +35,7 @@ class Draft:
     model: Network | EagleHead
     spec: ModelSpec
     tokens: int
+    weight_bytes: int = 0
 
 
 class Drafting:

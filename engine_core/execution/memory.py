@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine_core.execution.drafting import Draft
 from engine_core.execution.forward import Network
 from engine_core.execution.graphs import LARGEST, kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
@@ -31,8 +32,11 @@ def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     return available
 
 
-def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int) -> int:
-    """Bytes of GPU memory that slot tables, a worst-case step of `tokens` and graphs take beyond what is allocated now.
+def step_peak(
+    model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None
+) -> int:
+    """Bytes of GPU memory that slot tables, a worst-case step of `tokens`, drafting behind it and graphs take beyond
+    what is allocated now.
 
     It is measured by running that step, and capturing the largest graphs, over a cache of the scratch block alone.
     """
@@ -41,8 +45,8 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    trial = Runner(model, spec, replace(options, blocks=0))
-    worst = worst_step(trial.sizes, tokens)
+    trial = Runner(model, spec, replace(options, blocks=0), draft)
+    (worst,) = trial.drafted([worst_step(trial.sizes, tokens)])
     trial.collect(trial.launch(worst))
     trial.prepare(LARGEST)
     torch.cuda.synchronize(device)

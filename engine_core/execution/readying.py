@@ -5,13 +5,21 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from engine_core.execution.drafting import Draft
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import crowded_steps, warm_steps, worst_step
 from engine_core.models.decoder import Decoder
 
 
-def compile_steps(model: Decoder, options: RunnerOptions, tokens: int, compilers: Executor | None = None) -> None:
-    """Have the kernels of steps of at most `tokens`, and of the graphs, compiled or loaded; nothing on a CPU.
+def compile_steps(
+    model: Decoder,
+    options: RunnerOptions,
+    tokens: int,
+    draft: Draft | None = None,
+    compilers: Executor | None = None,
+) -> None:
+    """Have the kernels of steps of at most `tokens`, of drafting behind them and of the graphs compiled or loaded;
+    nothing on a CPU.
 
     They are rehearsed over one layer of each kind and the scratch block, since other layers launch nothing else.
     `compilers` are processes that take part, see `engine_core.execution.compilation`.
@@ -19,7 +27,14 @@ def compile_steps(model: Decoder, options: RunnerOptions, tokens: int, compilers
     if options.device.type == "cpu":
         return
     short = model.shallow()
-    runner = Runner(short, short.spec, replace(options, blocks=0))
+    runner = Runner(short, short.spec, replace(options, blocks=0), None if draft is None else shallow_draft(draft))
     sizes = runner.sizes
     plans = [worst_step(sizes, tokens), *crowded_steps(sizes, tokens), *warm_steps(sizes, tokens)]
-    runner.compile(plans, compilers)
+    runner.compile(runner.drafted(plans), compilers)
+
+
+def shallow_draft(draft: Draft) -> Draft:
+    """The same with one layer of each kind."""
+    assert isinstance(draft.model, Decoder)
+    short = draft.model.shallow()
+    return replace(draft, model=short, spec=short.spec)

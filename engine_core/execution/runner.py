@@ -31,6 +31,7 @@ from engine_core.execution.rows import Column, HostRows, StepInputs, entry_colum
 from engine_core.execution.sampler import Sampled, Sampler
 from engine_core.execution.slots import SlotSizes, SlotTable
 from engine_core.execution.transfer import Download, Upload
+from engine_core.execution.trial import with_drafting
 from engine_core.models.eagle import EagleHead
 from engine_core.models.spec import ModelSpec
 from kernels.sampling_tables import Entries
@@ -94,6 +95,7 @@ class Runner:
         self._model = model
         self._forward = Forward(model, history, self._slots.block_tables, cache)
         self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None)
+        self._draft_tokens = 0 if draft is None else draft.tokens
         self._drafting: Drafting | None = None
         if draft is not None:
             self._drafting = Drafting(draft, self._slots, options.blocks, options.dtype, self._upload)
@@ -117,6 +119,10 @@ class Runner:
     @property
     def graphs(self) -> Graphs | None:
         return self._graphs
+
+    def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
+        """Trial steps with drafts made behind them, where there is a draft model."""
+        return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
 
     def reset(self) -> None:
         """Forget every request. Steps still in flight end harmlessly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from engine_core.execution.slots import SlotSizes
@@ -28,6 +29,13 @@ def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: i
     )
     chunks = np.array([(sizes.max_num_seqs, first, count, 1) for count in counts], "<i4")
     return StepPlan(step=0, epoch=0, starts=(start,), chunks=chunks.tobytes())
+
+
+def with_drafting(plan: StepPlan, drafts: int) -> StepPlan:
+    """The same trial step with so many drafts made behind each of its chunks."""
+    slots, starts, counts, _ = np.frombuffer(plan.chunks, "<i4").reshape(-1, 4).T
+    rows = np.stack((slots, starts, counts, np.full_like(slots, drafts), np.zeros_like(slots)), axis=1)
+    return msgspec.structs.replace(plan, drafting=rows.tobytes())
 
 
 def warm_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:

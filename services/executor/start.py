@@ -18,6 +18,7 @@ from engine_core.execution.capacity import (
     given_blocks,
     gpu_blocks,
 )
+from engine_core.execution.drafting import Draft
 from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.memory import available_memory, step_peak, used_memory
 from engine_core.execution.readying import compile_steps
@@ -31,6 +32,7 @@ from protocol.errors import ConfigError
 from protocol.steps import ExecutorReady
 from services import journal
 from services.executor.compilers import compilers
+from services.executor.drafts import load_draft
 from services.notify import notify
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ def start(config: Config, index: int) -> Engine:
         model = registry.build(spec, dtype, device, length, invariant=config.model.batch_invariant)
         with torch.inference_mode():
             loading.load(model, path, config.model.load_format, config.model.seed)
+        draft = load_draft(config, model, path, length)
         options = RunnerOptions(
             device=device,
             dtype=dtype,
@@ -80,8 +83,8 @@ def start(config: Config, index: int) -> Engine:
             graphs=choose_graphs(config, spec, model, length, device),
         )
         notify("STATUS=compiling kernels")
-        compile_steps(model, options, step_tokens(config.model, device), processes)
-    runner, shape = make_runner(config, model, spec, options)
+        compile_steps(model, options, step_tokens(config.model, device), draft, processes)
+    runner, shape = make_runner(config, model, spec, options, draft)
     warm_up(config, runner)
     ready = ExecutorReady(
         epoch=0,
@@ -89,9 +92,10 @@ def start(config: Config, index: int) -> Engine:
         block_size=options.block_size,
         step_tokens=step_tokens(config.model, device),
         mask_places=runner.mask_places,
+        draft_tokens=0 if draft is None else draft.tokens,
         device=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=model.weight_bytes,
+        weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
     )
@@ -106,28 +110,40 @@ def start(config: Config, index: int) -> Engine:
         full_length_requests=round(ready.blocks / shape.request_blocks, 2),
         cache_bytes=ready.cache_bytes,
         seconds=round(ready.load_seconds, 2),
+        **({} if draft is None else draft_figures(draft, options, shape)),
     )
     return Engine(runner, ready)
 
 
-def make_runner(config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions) -> tuple[Runner, CacheShape]:
+def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> dict[str, float]:
+    """What the log says of a draft model: its weights, and its share of the cache."""
+    own = block_bytes(draft.spec, options.block_size, options.dtype.itemsize)
+    return {"draft_weight_bytes": draft.weight_bytes, "draft_cache_share": round(own / shape.block_bytes, 4)}
+
+
+def make_runner(
+    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
+) -> tuple[Runner, CacheShape]:
     """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
     notify("STATUS=making the KV cache")
     shape = CacheShape(
-        block_bytes=block_bytes(spec, options.block_size, options.dtype.itemsize),
+        block_bytes=sum(
+            block_bytes(one, options.block_size, options.dtype.itemsize)
+            for one in (spec, *(() if draft is None else (draft.spec,)))
+        ),
         block_size=options.block_size,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         length_given=bool(config.model.max_model_len),
     )
-    blocks = count_blocks(config, shape, model, spec, options)
-    return Runner(model, spec, replace(options, blocks=blocks)), shape
+    blocks = count_blocks(config, shape, model, spec, options, draft)
+    return Runner(model, spec, replace(options, blocks=blocks), draft), shape
 
 
 def warm_up(config: Config, runner: Runner) -> None:
     """Run every form of a step once, capture the graphs that a server starts with."""
     notify("STATUS=warming up")
-    for plan in warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device)):
+    for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
         runner.collect(runner.launch(plan))
     runner.prepare()
     runner.reset()
@@ -187,7 +203,9 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def count_blocks(config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions) -> int:
+def count_blocks(
+    config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
+) -> int:
     """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers."""
     executor: ExecutorConfig = config.executor
     if executor.kv_cache_memory:
@@ -195,7 +213,7 @@ def count_blocks(config: Config, shape: CacheShape, model: Decoder, spec: ModelS
         return check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
     if options.device.type == "cpu":
         return check_blocks(shape, cpu_blocks(shape, available_memory()), "--kv-cache-memory", 0)
-    peak = step_peak(model, spec, options, step_tokens(config.model, options.device))
+    peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
     used, total = used_memory(options.device)
     journal.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
     blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used, peak)

@@ -44,6 +44,11 @@ class Executors:
         return min(ready.mask_places for ready in self._ready.values())
 
     @property
+    def draft_tokens(self) -> int:
+        """Drafts of a row that every executor of the group makes."""
+        return min(ready.draft_tokens for ready in self._ready.values())
+
+    @property
     def first(self) -> ExecutorReady:
         """What rank 0 said."""
         return next(ready for peer, ready in self._ready.items() if peer.index == 0)

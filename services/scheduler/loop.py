@@ -20,7 +20,7 @@ from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
-from protocol.speculation import read_speculative
+from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady, StepResult
 from services import journal
 from services.scheduler.executors import Executors
@@ -238,9 +238,14 @@ class Loop:
     def _speculation(self) -> SpeculationOptions:
         """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
         asked = read_speculative(self._config.scheduler.speculative_config)
+        method, most = asked.method, asked.num_speculative_tokens
+        if method in WITH_MODEL and most > self.executors.draft_tokens:
+            most = self.executors.draft_tokens
+            journal.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
+                            reason="executors were started with another --speculative-config")  # fmt: skip
         options = SpeculationOptions(
-            method=asked.method,
-            num_speculative_tokens=asked.num_speculative_tokens,
+            method=method,
+            num_speculative_tokens=most,
             prompt_lookup_max=asked.prompt_lookup_max,
             prompt_lookup_min=asked.prompt_lookup_min,
         )

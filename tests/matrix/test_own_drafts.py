@@ -1,0 +1,115 @@
+"""Drafts of a draft model in every cell of the matrix: the same tokens as without any, greedy and sampled, free and
+under a grammar, beside forced runs and predictions. fp32 on a CPU, the embedded model and its draft.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks.structured_engine import Ask, Cell, Engine
+from engine_core.embedded import demo_folder, draft_folder
+from protocol.messages import Sampling
+from tests.engine_core.grammar.vocabulary import END, OTHER_END, ids, tokens
+from tests.matrix.test_speculation import (
+    ALONE,
+    CHAT,
+    COMPANY,
+    TINY,
+    Outputs,
+    asks,
+    label,
+    misremembered,
+    outputs,
+    texts,
+)
+
+CROWD = [Cell(depth=depth, max_num_seqs=64) for depth in (1, 2)]
+ROWS = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def engine(cell: Cell, **fields: object) -> Engine:
+    cell = msgspec.structs.replace(cell, method="draft_model", **fields)
+    return Engine(demo_folder(), tokens(), cell, draft=draft_folder())
+
+
+@pytest.fixture(scope="module")
+def expected() -> Outputs:
+    """What is said without drafts, one request after the other, one step at a time."""
+    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
+
+
+@pytest.mark.parametrize("cell", COMPANY + ALONE, ids=label)
+def test_a_draft_model_changes_no_token(cell: Cell, expected: Outputs) -> None:
+    found = engine(cell)
+    assert outputs(found, asks()) == expected
+    assert found.scheduled is not None
+    assert found.scheduled.accepted_tokens > 0.5 * found.scheduled.draft_tokens > 0
+
+
+@pytest.mark.parametrize("tokens_each", [1, 2, 7])
+def test_nor_do_fewer_or_more_drafts(tokens_each: int, expected: Outputs) -> None:
+    found = engine(Cell(max_num_seqs=16), draft_tokens=tokens_each)
+    assert outputs(found, asks()) == expected
+    assert found.scheduled is not None
+    assert len(found.scheduled.accepted_at) >= tokens_each
+
+
+@pytest.mark.parametrize("cell", TINY, ids=label)
+def test_preemption_changes_no_token(cell: Cell, expected: Outputs) -> None:
+    """Predictions are asked first; where they are lost the draft model goes on."""
+    predicting = [
+        msgspec.structs.replace(ask, prediction=misremembered(expected[number, 0]) if number % 2 else ())
+        for number, ask in enumerate(asks())
+    ]
+    found = engine(cell)
+    assert outputs(found, predicting) == expected
+    assert found.scheduled is not None
+    assert found.scheduled.preemptions > 0, "the pool was meant to be too small"
+    assert found.scheduled.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("cell", CROWD, ids=label)
+def test_a_crowd_of_rows(cell: Cell) -> None:
+    """Greedy, sampled and several choices side by side in each step."""
+    sampling = Sampling(temperature=0.0, max_tokens=24, eos_token_ids=(END, OTHER_END))
+    found = texts()
+    many = [
+        Ask(
+            token_ids=tuple(ids(CHAT.format(found[number % len(found)]))),
+            sampling=msgspec.structs.replace(sampling, temperature=0.7 * (number % 2), seed=number),
+            n=1 + (number % 16 == 3),
+        )
+        for number in range(ROWS)
+    ]
+    plain = outputs(Engine(demo_folder(), tokens(), msgspec.structs.replace(cell, drafts=False)), many)
+    drafted = engine(cell)
+    assert outputs(drafted, many) == plain
+    assert drafted.scheduled is not None
+    assert drafted.scheduled.accepted_tokens > 0.5 * drafted.scheduled.draft_tokens > 0
+
+
+def test_a_request_may_do_without(expected: Outputs) -> None:
+    free = [number for number, ask in enumerate(asks()) if ask.automaton is None and ask.n == 1]
+    found = engine(Cell())
+    said = outputs(found, [msgspec.structs.replace(asks()[number], speculate=False) for number in free])
+    assert [said[place, 0] for place in range(len(free))] == [expected[number, 0] for number in free]
+    assert found.scheduled is not None
+    assert found.scheduled.draft_tokens == 0
+
+
+def test_what_the_embedded_model_says_takes_a_third_of_the_steps(expected: Outputs) -> None:
+    steps = {}
+    for method in ("none", "draft_model"):
+        cell = Cell(max_num_seqs=1, method=method)
+        found = Engine(demo_folder(), tokens(), cell, draft=draft_folder() if method != "none" else None)
+        assert outputs(found, asks()[6:8]) == {(at, 0): expected[6 + at, 0] for at in range(2)}
+        assert found.scheduled is not None
+        steps[method] = found.scheduled.step
+    assert steps["draft_model"] < 0.45 * steps["none"]
