@@ -138,6 +138,19 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int, Option("tokenizer processes, over which requests are spread; 0: 1 or 2, by cores", 0, 64)
     ] = 0
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
+    trust_request_chat_template: Annotated[
+        bool, Option("take a request's own chat_template; it runs in the sandbox as the model's does")
+    ] = False
+    tool_call_parser: Annotated[
+        str,
+        Option("how the model writes tool calls; auto: as its chat template tells",
+               choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic")),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Option("markers of the model's reasoning; auto: those in its chat template; deepseek_r1: outputs begin inside",
+               choices=("auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "reasoning")),
+    ] = "auto"
     grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
     grammar_compile_timeout: Annotated[
         float, Option("CPU seconds that compiling one grammar may take; beyond it 400", 0.1, 60.0)

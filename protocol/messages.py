@@ -23,6 +23,17 @@ class Finish(enum.IntEnum):
     LENGTH = 2  # max_tokens or the model's length
     ABORT = 3  # the client left or asked for it
     ERROR = 4  # the row's extra says what
+    GRAMMAR = 6  # the automaton of its structure failed; the row's extra says how
+    CALLS = 5  # as STOP, behind tool calls that are complete; known to the tokenizer and the api alone
+
+
+class PieceKind(enum.IntEnum):
+    """What a stretch of an output is."""
+
+    CONTENT = 0
+    REASONING = 1
+    CALL = 2  # a tool call begins; the text is the function's name
+    ARGUMENTS = 3  # of the call that began last
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -80,12 +91,33 @@ class Automaton(Part, frozen=True, kw_only=True):
     after: bytes = b""  # int32 [tokens]: the output is free until it holds these in a row; empty: bound at once
 
 
+class ToolUse(Part, frozen=True, kw_only=True):
+    """Which of a request's tools may be called, and which must be."""
+
+    names: tuple[str, ...]  # functions that may be called
+    required: bool = False  # the answer is a call
+    parallel: bool = True  # there may be several calls
+    bound: bool = False  # no other function than these, although others stand in the prompt
+    strict: tuple[str, ...] = ()  # those whose arguments follow their schema exactly
+
+
+class Reasoning(Part, frozen=True, kw_only=True):
+    """What a request says about reasoning."""
+
+    effort: str = ""  # for the template; "none" asks for no reasoning; empty: nothing was said
+    budget: int | None = None  # most tokens of reasoning; then its closing marker is forced
+    split: bool = True  # it is told apart from the content
+
+
 class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
     id: int
     messages: bytes | None = None  # JSON array of chat messages
     tools: bytes | None = None  # JSON array, rendered by the template
+    tool_use: ToolUse | None = None  # None: no calls are expected
+    reasoning: Reasoning = Reasoning()
+    chat_template: str | None = None  # in place of the model's own
     template_arguments: bytes | None = None  # JSON object: further names for the template
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -204,7 +236,7 @@ class TokenExtra(Part, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None  # positions 1.. of the prompt, once
     drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected so far; on a choice's last row
     stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
-    error: str | None = None  # with Finish.ERROR
+    error: str | None = None  # with Finish.ERROR and Finish.GRAMMAR
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):
@@ -233,6 +265,20 @@ class PositionLogprobs(Part, frozen=True):
     text_offset: int  # in characters of the choice's text, echo included
 
 
+class Piece(Part, frozen=True):
+    """A stretch of an output that was parsed."""
+
+    kind: int  # PieceKind
+    text: str
+
+
+class ParsedRow(Part, frozen=True):
+    """What follows the text of a row of a `TextBatch`, in order."""
+
+    row: int
+    pieces: tuple[Piece, ...]
+
+
 class TextExtra(Part, frozen=True, kw_only=True):
     """What few rows of a `TextBatch` carry beside their text."""
 
@@ -245,6 +291,7 @@ class TextExtra(Part, frozen=True, kw_only=True):
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0
     stop_reason: str | int | None = None  # stop string or stop token id that ended the choice
     drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
+    reasoning_tokens: int = 0  # on a choice's last row, where its reasoning was parsed; its markers count
     approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar does not hold exactly
     error: str | None = None
 
@@ -258,6 +305,7 @@ class TextBatch(Message, frozen=True, kw_only=True):
     tokens: bytes  # int32 [rows], output tokens that this row accounts for
     finish: bytes  # uint8 [rows]
     extras: tuple[TextExtra, ...] = ()
+    parsed: tuple[ParsedRow, ...] = ()  # of rows that hold more than content
 
 
 class EngineStatus(Message, frozen=True, kw_only=True):

@@ -49,9 +49,9 @@ class SchemaForm:
         """Of all schemas so far."""
         return tuple(dict.fromkeys(self._approximations))
 
-    def form(self, schema: object) -> dict[str, Any]:
+    def form(self, schema: object, *, lenient: bool = False) -> dict[str, Any]:
         """Raises UnsupportedSchema, and InvalidRequest for a schema that nothing satisfies."""
-        found = rewrite(schema, lenient=self._lenient)
+        found = rewrite(schema, lenient=lenient or self._lenient)
         if found.schema is False:
             raise InvalidRequest("no value satisfies this schema", code="invalid_grammar")
         self._approximations += found.approximations

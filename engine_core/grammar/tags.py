@@ -1,8 +1,10 @@
 """Structural tags into grammars: free text with structures between markers, as tool calls are written.
 
 Two spellings are taken. The older one: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. The newer one:
-{"format": FORMAT}, where a format is one of const_string, json_schema, regex, grammar, any_text, sequence, or, tag,
-triggered_tags and tags_with_separator. Source: XGrammar's documentation of structural tags; vLLM's `structural_tag`.
+{"format": FORMAT}, where a format is one of const_string, json_schema, regex, grammar, any_text, sequence, or,
+optional, tag, triggered_tags and tags_with_separator. Beyond what others know, an any_text that is all of a tag's
+content takes `max_tokens`, after which the control token that ends the tag must come, and a json_schema `lenient`.
+Source: XGrammar's documentation of structural tags; vLLM's `structural_tag`.
 
 Text before a trigger ends where the trigger first stands, so a trigger cannot be written without its structure.
 """
@@ -21,6 +23,7 @@ from protocol.errors import InvalidRequest
 
 DEEPEST = 32
 MOST_TAGS = 1000
+MOST_TOKENS = 1 << 24  # of free text that is bounded
 JSON = Mapping[str, Any]
 
 T = TypeVar("T")
@@ -31,7 +34,7 @@ WORDS: Mapping[str, str] = {"dict": "an object", "list": "a list", "str": "a str
 class SchemaForm(Protocol):
     """What a schema becomes."""
 
-    def form(self, schema: object) -> dict[str, Any]: ...
+    def form(self, schema: object, *, lenient: bool = False) -> dict[str, Any]: ...
 
 
 class TagGrammar:
@@ -69,7 +72,8 @@ class TagGrammar:
             case "const_string":
                 return self._text(expect(found.get("value"), str, f"{path}.value"))
             case "json_schema":
-                return self._schema(found.get("json_schema"), f"{path}.json_schema")
+                lenient = found.get("lenient") is True
+                return self._schema(found.get("json_schema"), f"{path}.json_schema", lenient=lenient)
             case "regex":
                 return self._terminal(f"/{lark_regex(expect(found.get('pattern'), str, f'{path}.pattern'))}/")
             case "grammar":
@@ -82,6 +86,8 @@ class TagGrammar:
                 elements = items(found, "elements", path)
                 parts = [self._format(e, f"{path}.elements[{n}]", depth + 1) for n, e in enumerate(elements)]
                 return f"({' | '.join(parts)})"
+            case "optional":
+                return f"({self._format(found.get('content'), f'{path}.content', depth + 1)})?"
             case "tag":
                 return self._tag(found, path, depth)
             case "triggered_tags":
@@ -109,7 +115,8 @@ class TagGrammar:
         kind = content.get("type") if isinstance(content, dict) else None
         pieces = [self._text(begin[len(trigger) :])]
         if kind == "any_text" and all(texts):
-            pieces.append(self._until(texts))
+            assert isinstance(content, dict)
+            pieces.append(self._until(texts, content.get("max_tokens"), path))
         elif kind == "regex" and all(texts) and not any(map(self._special.search, texts)):
             pattern = lark_regex(expect(expect(content, dict, path).get("pattern"), str, f"{path}.content.pattern"))
             pieces.append(self._terminal(f"/{pattern}/ ({' | '.join(map(quoted, texts))})"))
@@ -148,13 +155,16 @@ class TagGrammar:
         many = rule if value.get("stop_after_first") else f"{rule} ({separator} {rule})*"
         return f"({many})" if value.get("at_least_one") else f"({many})?"
 
-    def _until(self, texts: Sequence[str]) -> str:
-        """Free text that ends where one of these first stands."""
+    def _until(self, texts: Sequence[str], most: object = None, path: str = "structural_tag") -> str:
+        """Free text that ends where one of these first stands, after at most so many tokens."""
         controls = [text for text in texts if self._special.fullmatch(text)]
         plain = [text for text in texts if not self._special.search(text)]
         if len(controls) + len(plain) < len(texts):
             raise wrong("structural_tag", "what ends free text is a control token or a text, not both")
-        parts = [f"TEXT ({' | '.join(map(self._text, controls))})"] if controls else []
+        text = "TEXT" if most is None else self._bounded(most, path)
+        parts = [f"{text} ({' | '.join(map(self._text, controls))})"] if controls else []
+        if plain and most is not None:
+            raise wrong(path, "max_tokens needs a control token as the end")
         if plain:
             name = f"until_{len(self._rules)}"
             self._rules.append(f"{name}[lazy]: TEXT ({' | '.join(map(quoted, plain))})")
@@ -183,10 +193,18 @@ class TagGrammar:
         self._rules.append(f"{name}: {body}")
         return name
 
-    def _schema(self, schema: object, path: str) -> str:
+    def _bounded(self, most: object, path: str) -> str:
+        """Free text of at most so many tokens."""
+        if type(most) is not int or not 0 < most <= MOST_TOKENS:
+            raise wrong(path, f"max_tokens must be a whole number from 1 to {MOST_TOKENS}")
+        name = f"text_{len(self._rules)}"
+        self._rules.append(f"{name}[max_tokens={most}]: TEXT")
+        return name
+
+    def _schema(self, schema: object, path: str, *, lenient: bool = False) -> str:
         if not isinstance(schema, dict | bool):
             raise wrong(path, "a schema is an object or a boolean")
-        return self._other({"json_schema": self._schemas.form(schema)})
+        return self._other({"json_schema": self._schemas.form(schema, lenient=lenient)})
 
     def _grammar(self, text: str) -> str:
         kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)

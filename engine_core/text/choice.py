@@ -8,9 +8,11 @@ import msgspec
 
 from engine_core.text.detokenizer import Detokenizer
 from engine_core.text.logprobs import positions
+from engine_core.text.parsers.output import OutputParser
+from engine_core.text.parsers.pieces import leading_text
 from engine_core.text.stops import Match, StopScanner
 from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import Finish, PositionLogprobs, TextExtra, TokenExtra
+from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -21,10 +23,11 @@ class Delta(msgspec.Struct, frozen=True):
     finish: int = Finish.NONE
     extra: TextExtra | None = None
     stop_hit: bool = False  # a stop string ended the choice and the scheduler does not know
+    pieces: tuple[Piece, ...] = ()  # what follows the text, where the output is parsed
 
 
 class Choice:
-    """Detokenizes, scans for stop strings, and keeps count. Owned by its request; `advance` until a delta finishes.
+    """Detokenizes, scans for stop strings, parses, and keeps count. Owned by its request; `advance` until it finishes.
 
     The token that ended a choice (end of sequence, a stop token id) is in the ids and the count but in the text only
     under include_stop, as is a stop string.
@@ -38,7 +41,9 @@ class Choice:
         "_include_stop",
         "_length",
         "_min_tokens",
+        "_parser",
         "_prompt_tokens",
+        "_reasoned",
         "_scanner",
         "_vocabulary",
         "ended",
@@ -56,10 +61,13 @@ class Choice:
         min_tokens: int,
         include_stop: bool,
         approximations: tuple[str, ...] = (),
+        parser: OutputParser | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = stream
         self._scanner = scanner
+        self._parser = parser  # None where what comes is content
+        self._reasoned = 0  # tokens of the reasoning, its markers among them
         self._first: str | None = echo  # what comes before the first delta's text; None from then on
         self._length = len(echo)  # characters detokenized so far, echo included
         self._prompt_tokens = prompt_tokens
@@ -72,7 +80,7 @@ class Choice:
 
     def advance(self, token_ids: Sequence[int], finish: int = Finish.NONE, extra: TokenExtra | None = None) -> Delta:
         """Take output tokens, the last ones when `finish` says so."""
-        if self._first is not None or finish or extra is not None or len(token_ids) != 1:
+        if self._parser is not None or self._first is not None or finish or extra is not None or len(token_ids) != 1:
             return self._advance(token_ids, finish, extra)
         # The steady step: one token, nothing beside it.
         self.tokens += 1
@@ -95,41 +103,68 @@ class Choice:
         before = self.tokens
         # The token that ends a choice is no text of it.
         visible = len(token_ids) - (finish == Finish.STOP and not self._include_stop and bool(token_ids))
-        parts: list[str] = []
+        parts: list[Piece] = []
         offsets: list[int] = []
         match: Match | None = None
         for index, token_id in enumerate(token_ids):
             offsets.append(self._length + self._detokenizer.held())
             self.tokens += 1
+            thinking = self._thinking()
             if index < visible:
                 match = self._scan(self._detokenizer.push(token_id), parts)
-                if match is not None:
-                    break
+            self._reasoned += thinking or self._thinking()
+            if match is not None:
+                break
         if finish and match is None:
             match = self._scan(self._detokenizer.flush(), parts)
             if match is None and self._scanner is not None:
-                parts.append(self._scanner.release())
+                self._parse(self._scanner.release(), parts)
         taken = self.tokens - before
         self.ended = bool(finish) or match is not None
+        if self.ended and self._parser is not None:
+            parts += self._parser.flush()
+        text, pieces = leading_text(parts)
         return Delta(
-            self._with_echo("".join(parts)),
+            self._with_echo(text),
             taken,
-            Finish.STOP if match is not None else finish,
+            self._finish(finish, match),
             self._extra(match, finish, extra, offsets[:taken], len(token_ids) - taken),
             stop_hit=match is not None and not finish,
+            pieces=pieces,
         )
 
-    def _scan(self, text: str, parts: list[str]) -> Match | None:
+    def _thinking(self) -> bool:
+        return self._parser is not None and self._parser.thinking
+
+    def _scan(self, text: str, parts: list[Piece]) -> Match | None:
         self._length += len(text)
         if self._scanner is None or not text:
-            parts.append(text)
+            self._parse(text, parts)
             return None
         found = self._scanner.push(text, armed=self.tokens > self._min_tokens)
         if isinstance(found, Match):
-            parts.append(found.text)
+            self._parse(found.text, parts)
             return found
-        parts.append(found)
+        self._parse(found, parts)
         return None
+
+    def _parse(self, text: str, parts: list[Piece]) -> None:
+        if not text:
+            return
+        if self._parser is None:
+            parts.append(Piece(PieceKind.CONTENT, text))
+            return
+        parts += self._parser.push(text)
+        if self._parser.plain and not self.ended:
+            self._parser = None
+
+    def _finish(self, finish: int, match: Match | None) -> int:
+        """A stop string ends text or breaks a call off, so it makes no end of calls."""
+        if match is not None:
+            return Finish.STOP
+        if finish == Finish.STOP and self._parser is not None and self._parser.complete:
+            return Finish.CALLS
+        return finish
 
     def _with_echo(self, text: str) -> str:
         if self._first:
@@ -137,7 +172,7 @@ class Choice:
         return text
 
     def _stopped(self, match: Match) -> TextExtra:
-        return TextExtra(row=0, stop_reason=match.stop, drafted=self._drafted)
+        return TextExtra(row=0, stop_reason=match.stop, drafted=self._drafted, reasoning_tokens=self._reasoned)
 
     def _extra(
         self, match: Match | None, finish: int, extra: TokenExtra | None, offsets: list[int], surplus: int
@@ -145,7 +180,7 @@ class Choice:
         first, self._first = self._first is not None, None
         if extra is not None and extra.drafted is not None:
             self._drafted = without_surplus(extra.drafted, surplus)
-        if not first and match is None and extra is None:
+        if not first and match is None and extra is None and not (self.ended and self._reasoned):
             return None
         logprobs: Sequence[PositionLogprobs] = ()
         if extra is not None and extra.logprobs is not None:
@@ -158,6 +193,7 @@ class Choice:
             logprobs=tuple(logprobs),
             stop_reason=match.stop if match is not None else stop_token,
             drafted=self._drafted if self.ended else None,
+            reasoning_tokens=self._reasoned if self.ended else 0,
             approximations=self._approximations if first else (),
             error=extra.error if extra is not None and match is None else None,
         )

@@ -56,9 +56,15 @@ class Silence:
 SILENT: Final = Silence()
 
 
-def detokenizer(vocabulary: Vocabulary, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
-    """A detokenizer for what follows the tokens `context` (a prompt)."""
-    skipped = vocabulary.special if skip_special_tokens else frozenset()
+def detokenizer(
+    vocabulary: Vocabulary,
+    *,
+    skip_special_tokens: bool,
+    context: Sequence[int] = (),
+    shown: frozenset[int] = frozenset(),
+) -> Detokenizer:
+    """A detokenizer for what follows the tokens `context` (a prompt). `shown` are special tokens that are text."""
+    skipped = vocabulary.special - shown if skip_special_tokens else frozenset()
     match vocabulary.spelling.shape:
         case Shape.BYTES:
             return ByteDetokenizer(vocabulary, skipped, context)

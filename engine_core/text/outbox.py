@@ -8,7 +8,8 @@ import msgspec
 
 from engine_core.text.choice import Delta
 from engine_core.text.columns import pack
-from protocol.messages import EngineStatus, Message, TextBatch, TextExtra
+from engine_core.text.parsers.pieces import content, merged
+from protocol.messages import EngineStatus, Message, ParsedRow, Piece, TextBatch, TextExtra
 
 
 class Seat:
@@ -26,7 +27,7 @@ class Seat:
 class Rows:
     """A TextBatch being made."""
 
-    __slots__ = ("choices", "extras", "finish", "ids", "text", "tokens")
+    __slots__ = ("choices", "extras", "finish", "ids", "pieces", "text", "tokens")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -35,12 +36,18 @@ class Rows:
         self.tokens: list[int] = []
         self.finish: list[int] = []
         self.extras: dict[int, TextExtra] = {}
+        self.pieces: dict[int, list[Piece]] = {}  # what follows a row's text
 
     def add(self, seat: Seat, delta: Delta) -> None:
         """A row of its own, or more of the choice's row."""
         if seat.rows is self:
             row = seat.row
-            self.text[row] += delta.text
+            if row in self.pieces:
+                self.pieces[row] += content(delta.text)
+            else:
+                self.text[row] += delta.text
+            if delta.pieces:
+                self.pieces.setdefault(row, []).extend(delta.pieces)
             self.tokens[row] += delta.tokens
             self.finish[row] = delta.finish
             if delta.extra is not None:
@@ -51,6 +58,8 @@ class Rows:
         seat.row = len(self.ids)
         if delta.extra is not None:
             self.extras[seat.row] = delta.extra
+        if delta.pieces:
+            self.pieces[seat.row] = list(delta.pieces)
         self.ids.append(seat.request)
         self.choices.append(seat.choice)
         self.text.append(delta.text)
@@ -65,6 +74,7 @@ class Rows:
             tokens=pack("i", self.tokens),
             finish=pack("B", self.finish),
             extras=tuple(msgspec.structs.replace(extra, row=row) for row, extra in self.extras.items()),
+            parsed=tuple(ParsedRow(row, merged(pieces)) for row, pieces in self.pieces.items()),
         )
 
 
@@ -81,6 +91,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         approximations=first.approximations or second.approximations,
         stop_reason=second.stop_reason,
         drafted=second.drafted,
+        reasoning_tokens=second.reasoning_tokens,
         error=second.error,
     )
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any
 
 import msgspec
 
-from engine_core.text.chat import read_json, read_messages
+from engine_core.grammar.answers import Bound, Opening, answer_bound
+from engine_core.grammar.calls import read_functions
 from engine_core.text.columns import pack, unpack_token_ids
 from engine_core.text.detokenizer import detokenizer
-from engine_core.text.template import ChatTemplate, Conversation
+from engine_core.text.parsers.dialect import Dialect, Parsing
+from engine_core.text.rendering import Rendered, Renderer
+from engine_core.text.template import ChatTemplate
 from engine_core.text.vocabulary import Vocabulary
 from protocol.errors import InvalidRequest
 from protocol.limits import MAX_BAD_WORD_TOKENS
-from protocol.messages import Detokenize, Detokenized, Sampling, SubmitText, SubmitTokens, Tokenize, Tokenized
+from protocol.messages import (
+    Detokenize,
+    Detokenized,
+    Grammar,
+    Sampling,
+    SubmitText,
+    SubmitTokens,
+    Tokenize,
+    Tokenized,
+)
 
 
 class PromptLimits(msgspec.Struct, frozen=True):
@@ -33,19 +43,26 @@ class Prepared(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
     echo: str  # the prompt's text when the request wants it back
     approximations: tuple[str, ...] = ()  # what the request's grammar does not hold exactly
+    parsing: Parsing | None = None  # None: all of the output is content
+    grammar: Grammar | None = None  # that the answer must follow, to be compiled
+    after: bytes = b""  # as `Automaton.after`
 
 
 class Prompter:
     """Makes prompts of one model. Holds no state of requests, so it may be used from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate, limits: PromptLimits) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: ChatTemplate, limits: PromptLimits, dialect: Dialect | None = None
+    ) -> None:
         self._vocabulary = vocabulary
-        self._template = template
         self._limits = limits
+        self._dialect = dialect or Dialect()
+        self._renderer = Renderer(template, vocabulary.names, self._dialect)
 
     def prepare(self, request: SubmitText, now: float) -> Prepared:
         """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
-        token_ids = self._prompt_ids(request, now)
+        rendered = self._renderer.render(request, now) if request.messages is not None else None
+        token_ids = self._prompt_ids(request, rendered)
         param = "prompt" if request.messages is None else "messages"
         whole, token_ids = len(token_ids), self._truncated(request, token_ids)
         if not token_ids:
@@ -68,7 +85,42 @@ class Prompter:
             trace=request.trace,
             arrival=request.arrival,
         )
-        return Prepared(submit, token_ids, self._echo(request, token_ids, whole) if request.echo else "")
+        bound = Bound(request.grammar) if rendered is None else self._bound(request, rendered)
+        return Prepared(
+            submit,
+            token_ids,
+            self._echo(request, token_ids, whole) if request.echo else "",
+            parsing=self._parsing(request, rendered) if rendered is not None else None,
+            grammar=bound.grammar,
+            after=bound.after,
+        )
+
+    def _bound(self, request: SubmitText, rendered: Rendered) -> Bound:
+        """What the answer of a chat must follow."""
+        use, asked = request.tool_use, request.reasoning
+        if request.grammar is None and use is None and asked.budget is None:
+            return Bound(None)
+        functions = read_functions(rendered.tools or (), use.names, use.strict) if use is not None else []
+        opening = Opening(
+            inside=rendered.inside, closed=rendered.closed, thinks=rendered.thinks, budget=asked.budget
+        )
+        return answer_bound(request.grammar, use, functions, self._dialect, opening)
+
+    def _parsing(self, request: SubmitText, rendered: Rendered) -> Parsing | None:
+        """How the answer of a chat is parsed."""
+        dialect = self._dialect
+        reasoning = dialect.reasoning if request.reasoning.split else None
+        called = request.tool_use is not None
+        if reasoning is None and not called:
+            return None
+        return Parsing(
+            reasoning=reasoning,
+            inside=rendered.inside,
+            calls=dialect.calls if called else None,
+            names=frozenset(request.tool_use.names) if request.tool_use is not None else frozenset(),
+            shown=(dialect.reasoning_marks if reasoning is not None else frozenset())
+            | (dialect.call_marks if called else frozenset()),
+        )
 
     def _prediction(self, request: SubmitText) -> bytes:
         """Ids of the predicted text, which goes on behind the prompt; none where no draft may be made of them."""
@@ -79,7 +131,7 @@ class Prompter:
     def tokenize(self, request: Tokenize, now: float) -> Tokenized:
         """Raises InvalidRequest."""
         if request.messages is not None:
-            token_ids = self._chat_ids(request, now)
+            token_ids = self._chat_ids(request, self._renderer.render(request, now))
         else:
             token_ids = self._encode(request.prompt or "", "prompt", add_special_tokens=request.add_special_tokens)
         strings = tuple(map(self._vocabulary.token, token_ids)) if request.with_strings else None
@@ -91,27 +143,18 @@ class Prompter:
         self._check_ids(token_ids, "tokens")
         return Detokenized(request.id, self._vocabulary.decode(token_ids, skip_special_tokens=False))
 
-    def _prompt_ids(self, request: SubmitText, now: float) -> list[int]:
-        if request.messages is not None:
-            return self._chat_ids(request, now)
+    def _prompt_ids(self, request: SubmitText, rendered: Rendered | None) -> list[int]:
+        if rendered is not None:
+            return self._chat_ids(request, rendered)
         if request.prompt is not None:
             return self._encode(request.prompt, "prompt", add_special_tokens=request.add_special_tokens)
         token_ids = unpack_token_ids(request.prompt_ids or b"", "prompt")
         self._check_ids(token_ids, "prompt")
         return token_ids
 
-    def _chat_ids(self, request: SubmitText | Tokenize, now: float) -> list[int]:
+    def _chat_ids(self, request: SubmitText | Tokenize, rendered: Rendered) -> list[int]:
         """A template writes the special tokens itself, so requests of chats come without `add_special_tokens`."""
-        assert request.messages is not None
-        conversation = Conversation(
-            messages=read_messages(request.messages),
-            tools=read_list(request.tools, "tools"),
-            arguments=read_object(request.template_arguments, "chat_template_kwargs"),
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-        )
-        text = self._template.render(conversation, datetime.fromtimestamp(now))
-        return self._encode(text, "messages", add_special_tokens=request.add_special_tokens)
+        return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens)
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         longest = self._limits.max_model_len * self._vocabulary.longest
@@ -197,21 +240,3 @@ class Prompter:
             return request.prompt
         stream = detokenizer(self._vocabulary, skip_special_tokens=request.skip_special_tokens)
         return "".join(map(stream.push, token_ids)) + stream.flush()
-
-
-def read_list(data: bytes | None, param: str) -> list[Any] | None:
-    if data is None:
-        return None
-    value = read_json(data, param)
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{param} must be a list", param=param)
-    return value
-
-
-def read_object(data: bytes | None, param: str) -> dict[str, Any]:
-    if data is None:
-        return {}
-    value = read_json(data, param)
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{param} must be an object", param=param)
-    return value

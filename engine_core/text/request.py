@@ -8,19 +8,21 @@ from engine_core.text.choice import Choice, Delta
 from engine_core.text.columns import pack
 from engine_core.text.detokenizer import SILENT, detokenizer
 from engine_core.text.outbox import Seat
+from engine_core.text.parsers.pieces import content, merged
 from engine_core.text.prompts import Prepared
 from engine_core.text.stops import StopScanner, compile_stops
 from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import PositionLogprobs, SubmitText, TextExtra
+from protocol.messages import Piece, PositionLogprobs, SubmitText, TextExtra
 
 
 class Kept:
     """Deltas of a choice whose client wants its text in one piece."""
 
-    __slots__ = ("_extra", "_logprobs", "_prompt_logprobs", "_texts", "_token_ids", "_tokens")
+    __slots__ = ("_extra", "_logprobs", "_pieces", "_prompt_logprobs", "_texts", "_token_ids", "_tokens")
 
     def __init__(self) -> None:
-        self._texts: list[str] = []
+        self._texts: list[str] = []  # what comes before the pieces
+        self._pieces: list[Piece] = []
         self._tokens = 0
         self._token_ids: list[int] = []  # where they were asked for
         self._extra: TextExtra | None = None  # of the first delta
@@ -28,7 +30,11 @@ class Kept:
         self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
     def add(self, delta: Delta, token_ids: Sequence[int] = ()) -> None:
-        self._texts.append(delta.text)
+        if self._pieces:
+            self._pieces += content(delta.text)
+        else:
+            self._texts.append(delta.text)
+        self._pieces += delta.pieces
         self._tokens += delta.tokens
         self._token_ids += token_ids
         if delta.extra is not None:
@@ -42,7 +48,7 @@ class Kept:
         self.add(last, token_ids)
         first = self._extra
         if first is None:
-            return Delta("".join(self._texts), self._tokens, last.finish)
+            return Delta("".join(self._texts), self._tokens, last.finish, pieces=merged(self._pieces))
         extra = TextExtra(
             row=0,
             prompt_tokens=first.prompt_tokens,
@@ -54,9 +60,10 @@ class Kept:
             approximations=first.approximations,
             stop_reason=last.extra.stop_reason if last.extra is not None else None,
             drafted=last.extra.drafted if last.extra is not None else None,
+            reasoning_tokens=last.extra.reasoning_tokens if last.extra is not None else 0,
             error=last.extra.error if last.extra is not None else None,
         )
-        return Delta("".join(self._texts), self._tokens, last.finish, extra)
+        return Delta("".join(self._texts), self._tokens, last.finish, extra, pieces=merged(self._pieces))
 
 
 class Request:
@@ -94,10 +101,16 @@ class Request:
             self.token_ids = prepared.token_ids
         if text.with_token_ids:
             self.prompt_ids = pack("i", prepared.token_ids)
+        parsing = prepared.parsing
         self.choices = tuple(
             Choice(
                 vocabulary,
-                detokenizer(vocabulary, skip_special_tokens=text.skip_special_tokens, context=prepared.token_ids)
+                detokenizer(
+                    vocabulary,
+                    skip_special_tokens=text.skip_special_tokens,
+                    context=prepared.token_ids,
+                    shown=parsing.shown if parsing is not None else frozenset(),
+                )
                 if text.detokenize
                 else SILENT,
                 StopScanner(stops, include_stop=text.include_stop) if stops is not None else None,
@@ -106,6 +119,7 @@ class Request:
                 min_tokens=text.sampling.min_tokens,
                 include_stop=text.include_stop,
                 approximations=prepared.approximations,
+                parser=parsing.parser() if parsing is not None else None,
             )
             for _ in range(text.n)
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 import msgspec
 
 from engine_core.models.config_file import read_json
@@ -47,10 +48,14 @@ class ChatTemplate:
     """A model's templates by name; most models have one. Rendering is safe in threads."""
 
     def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
-        """`names` are the special tokens. Raises jinja2.TemplateSyntaxError."""
+        """`names` are the special tokens. Raises jinja2.TemplateSyntaxError, RecursionError for one nested too deep."""
         sandbox = make_sandbox()
         self._templates = {name: compile_template(sandbox, source) for name, source in sources.items()}
         self._names = dict(names)
+        self.source = "\n".join(sources.values())
+        self.variables = frozenset().union(
+            *(jinja2.meta.find_undeclared_variables(sandbox.parse(source)) for source in sources.values())
+        )  # names that it reads
 
     def __bool__(self) -> bool:
         return bool(self._templates)

@@ -25,10 +25,11 @@ from services.api.logprobs import (
 )
 from services.api.reply import Choice, PromptFacts, Reply, Usage
 from services.api.requests import ChatRequest, CompletionRequest
+from services.api.segments import Output, output_of
 
 TokenIds = tuple[int, ...]
 
-COMPLETE = (Finish.STOP, Finish.LENGTH)
+COMPLETE = (Finish.STOP, Finish.LENGTH, Finish.CALLS)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class Told(msgspec.Struct, frozen=True):
     echo: bool = False
     token_ids: bool = False
     tokens_as_ids: bool = False  # in log-probabilities
+    reasoning: bool = True  # where it was parsed
 
     @classmethod
     def of(cls, request: ChatRequest | CompletionRequest) -> Told:
@@ -57,6 +59,7 @@ class Told(msgspec.Struct, frozen=True):
             echo=isinstance(request, CompletionRequest) and bool(request.echo),
             token_ids=bool(request.return_token_ids),
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            reasoning=not isinstance(request, ChatRequest) or request.include_reasoning is not False,
         )
 
 
@@ -67,10 +70,11 @@ class PromptDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
-    """What became of drafts, whoever made them: OpenAI's names are of its `prediction`."""
+    """Tokens of the reasoning; what became of drafts, whoever made them: OpenAI's names are of its `prediction`."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int
 
 
 class UsageAnswer(msgspec.Struct, frozen=True):
@@ -86,7 +90,7 @@ class UsageAnswer(msgspec.Struct, frozen=True):
     def of(cls, usage: Usage) -> UsageAnswer:
         details = None if usage.cached_tokens is None else PromptDetails(usage.cached_tokens)
         total = usage.prompt_tokens + usage.completion_tokens
-        drafts = CompletionDetails(usage.accepted_tokens, usage.rejected_tokens)
+        drafts = CompletionDetails(usage.accepted_tokens, usage.rejected_tokens, usage.reasoning_tokens)
         return cls(usage.prompt_tokens, usage.completion_tokens, total, details, drafts)
 
 
@@ -100,12 +104,41 @@ class Remarks(msgspec.Struct, frozen=True):
         return cls(reply.approximations) if reply.approximations else msgspec.UNSET
 
 
-class AssistantMessage(msgspec.Struct, frozen=True):
-    """What the model said."""
+class FunctionAnswer(msgspec.Struct, frozen=True):
+    """What is to be called, and with what: JSON, unless the answer was cut off or the model erred."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `tool_calls`."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionAnswer
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    """What the model said. `content` is null where it only called tools; its reasoning stands under both names."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, output: Output, *, reasoning: bool) -> AssistantMessage:
+        thought = output.reasoning if reasoning and output.reasoning else msgspec.UNSET
+        calls = [CallAnswer(id=call.id, function=FunctionAnswer(call.name, call.arguments)) for call in output.calls]
+        return cls(
+            output.content if output.content or not calls else None,
+            reasoning_content=thought,
+            reasoning=thought,
+            tool_calls=calls or msgspec.UNSET,
+        )
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +196,7 @@ def chat_answer(identity: Identity, reply: Reply, told: Told) -> ChatAnswer:
     choices = [
         ChatChoice(
             index=choice.index,
-            message=AssistantMessage(choice.take_text()),
+            message=AssistantMessage.of(output_of(choice.take()), reasoning=told.reasoning),
             logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
             finish_reason=finish_reason(choice.finish),
             stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
@@ -228,4 +261,6 @@ def first_id(facts: PromptFacts) -> int | None:
 def finish_reason(finish: Finish) -> str:
     """OpenAI's word. Aborted and failed choices end their response with an error instead."""
     assert finish in COMPLETE
+    if finish == Finish.CALLS:
+        return "tool_calls"
     return "length" if finish == Finish.LENGTH else "stop"

@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText, TraceContext
+from protocol.messages import Reasoning, SubmitText, TraceContext
 from services.api import bounds, exchange, refusals
 from services.api.answers import Identity, Told, chat_answer
 from services.api.connection import outlet_of
@@ -25,6 +25,7 @@ from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
 from services.api.served import ServedModel
 from services.api.service import Service
 from services.api.submission import submission
+from services.api.tools import tools_asked
 from services.api.trace import trace_context
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
@@ -44,6 +45,7 @@ class ChatCompletions:
         bounds.check(request, service.config.api)
         n = choices(request, 1)
         refusals.check(body, refusals.REFUSED_IN_CHAT, n)
+        check_template(request, trusted=service.config.tokenizer.trust_request_chat_template)
         usage = wants_usage(request)
         number = service.pipeline.new_id()
         submit = chat_submission(request, number, service.model, n, trace_context(scope))
@@ -66,14 +68,39 @@ def chat_submission(
 ) -> SubmitText:
     """The request as the message with id `number`. Raises InvalidRequest or NotBuilt naming the parameter."""
     chat = conversation(request)
+    asked = tools_asked(request)
     return msgspec.structs.replace(
         submission(request, lengths(request), model, n, trace),
         id=number,
         messages=chat.messages,
+        tools=asked.tools,
+        tool_use=asked.use,
+        reasoning=reasoning_of(request),
+        chat_template=request.chat_template,
         template_arguments=chat.template_arguments,
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
         add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
+    )
+
+
+def check_template(request: ChatRequest, *, trusted: bool) -> None:
+    """Raise InvalidRequest for a template of the request's own that the server does not take."""
+    if request.chat_template is not None and not trusted:
+        message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
+        raise InvalidRequest(message, param="chat_template", code="unsupported")
+
+
+def reasoning_of(request: ChatRequest) -> Reasoning:
+    """Raises InvalidRequest where the two names of the budget contradict each other."""
+    budget, other = request.thinking_token_budget, request.max_thinking_tokens
+    if budget is not None and other is not None and budget != other:
+        message = "thinking_token_budget and max_thinking_tokens differ; give one of them"
+        raise InvalidRequest(message, param="max_thinking_tokens", code="invalid_value")
+    return Reasoning(
+        effort=request.reasoning_effort or "",
+        budget=other if budget is None else budget,
+        split=request.separate_reasoning is not False,
     )
 
 

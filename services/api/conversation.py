@@ -6,14 +6,13 @@ import msgspec
 
 from protocol.errors import InvalidRequest, NotBuilt
 from services.api.decoding import check_depth, decode, given
-from services.api.requests import ChatMessage, ChatRequest, TokenizeRequest
+from services.api.requests import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
 VALUES = msgspec.json.Decoder(list[dict[str, object]])
 OBJECT = msgspec.json.Decoder(dict[str, object])
 LIST = msgspec.json.Decoder(list[object])
-ROLES = ("system", "user", "assistant")
-LATER_ROLES = ("developer", "tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # Names that the template is given by the server itself, or that would choose another template.
 RESERVED_ARGUMENTS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
@@ -57,34 +56,53 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
         return bytes(raw)
     for message, value in zip(messages, values, strict=True):
         if isinstance(message.content, list):
-            value["content"] = "\n".join(part.text or "" for part in message.content)
+            value["content"] = "\n".join(part.text or part.refusal or "" for part in message.content)
     return msgspec.json.encode(values)
 
 
 def check_message(message: ChatMessage, path: str) -> None:
     if message.role not in ROLES:
-        if message.role in LATER_ROLES:
-            raise NotBuilt(f"{path}.role: {message.role} messages are not built yet", param=f"{path}.role")
+        if message.role == "function":
+            raise NotBuilt(f"{path}.role: function is OpenAI's deprecated form of tool", param=f"{path}.role")
         allowed = ", ".join(ROLES)
         raise InvalidRequest(
             f"{path}.role: {message.role!r} is not one of {allowed}", param=f"{path}.role", code="invalid_value"
         )
-    for name in ("tool_calls", "function_call", "audio"):
-        if given(getattr(message, name)):
-            raise NotBuilt(f"{path}.{name} is not built yet", param=f"{path}.{name}")
-    if message.content is None:
-        raise InvalidRequest(
-            f"{path}.content is missing", param=f"{path}.content", code="missing_required_parameter"
-        )
-    if isinstance(message.content, list):
-        for number, part in enumerate(message.content):
-            place = f"{path}.content[{number}]"
-            if part.type != "text":
-                raise NotBuilt(f"{place}.type: only text parts are built", param=f"{place}.type")
-            if part.text is None:
-                raise InvalidRequest(
-                    f"{place}.text is missing", param=f"{place}.text", code="missing_required_parameter"
-                )
+    if given(message.function_call):
+        reason = "function_call is OpenAI's deprecated form of tool_calls"
+        raise NotBuilt(f"{path}.{reason}", param=f"{path}.function_call")
+    if given(message.audio):
+        raise NotBuilt(f"{path}.audio is not built yet", param=f"{path}.audio")
+    if message.tool_calls and message.role != "assistant":
+        param = f"{path}.tool_calls"
+        raise InvalidRequest(f"{param}: only an assistant calls tools", param=param, code="invalid_value")
+    for number, call in enumerate(message.tool_calls or ()):
+        if given(call.function.arguments) and not bytes(call.function.arguments).startswith((b'"', b"{")):
+            param = f"{path}.tool_calls[{number}].function.arguments"
+            raise InvalidRequest(f"{param} must be an object, or its text", param=param, code="invalid_type")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise missing(f"{path}.tool_call_id")
+    spoken = message.tool_calls or (message.role == "assistant" and (message.reasoning_content or message.reasoning))
+    if message.content is None and not spoken:
+        raise missing(f"{path}.content")
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        check_part(part, message.role, f"{path}.content[{number}]")
+
+
+def check_part(part: ContentPart, role: str, place: str) -> None:
+    if part.type == "refusal" and role == "assistant":
+        if part.refusal is None:
+            raise missing(f"{place}.refusal")
+        return
+    if part.type != "text":
+        message = f"{place}.type: {part.type!r} is not built; this server reads text parts only"
+        raise NotBuilt(message, param=f"{place}.type")
+    if part.text is None:
+        raise missing(f"{place}.text")
+
+
+def missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
 
 
 def template_arguments(request: ChatRequest | TokenizeRequest) -> bytes | None:

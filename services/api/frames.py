@@ -10,11 +10,13 @@ from __future__ import annotations
 import msgspec
 
 from protocol.errors import RequestError
+from protocol.messages import PieceKind
 from services.api import errors
 from services.api.answers import COMPLETE, Identity, Remarks, Told, UsageAnswer, finish_reason, first_id, unpacked
 from services.api.logprobs import chat_logprobs, completion_logprobs, with_prompt
 from services.api.reply import Choice, PromptFacts, Reply
 from services.api.sampling import UsageWanted
+from services.api.segments import Segment
 
 ENCODE = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
@@ -58,7 +60,11 @@ class Frames:
                 if self._waits(reply.prompts[choice.prompt]) and not choice.finish:
                     continue  # what is told of the prompt comes first, and is on its way with another choice
                 self._begin(reply, choice, frames)
-            text = choice.take_text()
+            text = ""
+            if choice.segments.waiting:
+                self._segments(reply, choice, frames)
+            else:
+                text = choice.take_text()
             if choice.logprobs or (choice.token_ids and self._told.token_ids) or (text and self._usage.always):
                 frames.append(self._detailed(reply, choice, text))
             elif text:
@@ -94,13 +100,24 @@ class Frames:
             logprobs = with_prompt(text, facts.logprobs, output, first_id(facts) if as_ids else None)
             frames.append(self._text(reply, choice, text, escaped(ENCODE.encode(logprobs)), self._ids(choice)))
 
+    def _segments(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
+        """A chunk for each stretch of a parsed output; what is told beside them stands with the first one."""
+        for segment in choice.take():
+            if segment.kind != PieceKind.REASONING or self._told.reasoning:
+                head = self._opening + b'{"index":%d,"delta":' % choice.index
+                logprobs, ids = self._logprobs(choice), self._ids(choice)
+                tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply)
+                frames.append(head + segment_delta(segment) + tail)
+
     def _detailed(self, reply: Reply, choice: Choice, text: str) -> bytes:
+        return self._text(reply, choice, text, self._logprobs(choice), self._ids(choice))
+
+    def _logprobs(self, choice: Choice) -> bytes:
         positions = choice.take_logprobs()
-        logprobs = b"null"
-        if positions:
-            shape = chat_logprobs if self._chat else completion_logprobs
-            logprobs = escaped(ENCODE.encode(shape(positions, as_ids=self._told.tokens_as_ids)))
-        return self._text(reply, choice, text, logprobs, self._ids(choice))
+        if not positions:
+            return b"null"
+        shape = chat_logprobs if self._chat else completion_logprobs
+        return escaped(ENCODE.encode(shape(positions, as_ids=self._told.tokens_as_ids)))
 
     def _ids(self, choice: Choice) -> bytes:
         ids = choice.take_token_ids()
@@ -125,6 +142,21 @@ class Frames:
         if reply.approximations:
             end = b',"penstock":' + escaped(ENCODE.encode(Remarks(reply.approximations))) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
+
+
+def segment_delta(segment: Segment) -> bytes:
+    """OpenAI's delta of a stretch: a call's first one has its id and name, the others more of its arguments."""
+    text = encode_text(segment.text)
+    match segment.kind:
+        case PieceKind.REASONING:
+            return b'{"reasoning_content":' + text + b',"reasoning":' + text + b"}"
+        case PieceKind.CALL:
+            opening = b'{"tool_calls":[{"index":%d,"id":"%b"' % (segment.call, segment.id.encode())
+            return opening + b',"type":"function","function":{"name":' + text + b',"arguments":""}}]}'
+        case PieceKind.ARGUMENTS:
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % segment.call + text + b"}}]}"
+        case _:
+            return b'{"content":' + text + b"}"
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -251,6 +251,7 @@ class Pipeline:
         choices = struct.unpack(f"<{rows}H", batch.choices)
         tokens = struct.unpack(f"<{rows}i", batch.tokens)
         extras = {extra.row: extra for extra in batch.extras} if batch.extras else {}
+        parsed = {each.row: each.pieces for each in batch.parsed} if batch.parsed else {}
         tickets = self._tickets
         replies: dict[Reply, None] = {}  # those with news, once each
         columns = zip(ids, choices, batch.text, tokens, batch.finish, strict=True)
@@ -258,7 +259,8 @@ class Pipeline:
             ticket = tickets.get(number)
             if ticket is not None:
                 extra = extras.get(row) if extras else None
-                ticket.reply.push(ticket.first + choice, text, count, finish, extra, now)
+                pieces = parsed.get(row, ()) if parsed else ()
+                ticket.reply.push(ticket.first + choice, text, count, finish, extra, now, pieces)
                 replies[ticket.reply] = None
                 if finish:
                     ticket.open -= 1

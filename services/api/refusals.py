@@ -18,9 +18,7 @@ LONGEST_NEUTRAL = 256  # bytes of JSON; longer values ask for something
 
 # Name → values that ask for nothing.
 REFUSED: Mapping[str, tuple[object, ...]] = {
-    # tools
-    "tools": ([],),
-    "tool_choice": ("none",),
+    # tools, in OpenAI's old form
     "functions": ([],),
     "function_call": ("none",),
     # structured output
@@ -28,10 +26,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "stop_regex": (),
     # reasoning
     "reasoning": (),
-    "reasoning_effort": (),
-    "include_reasoning": (True,),
-    "thinking_token_budget": (),
-    "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "verbosity": ("medium",),
     # other kinds of input and output
@@ -43,8 +37,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "mm_processor_kwargs": (),
     "media_io_kwargs": (),
     "prompt_embeds": (),
-    # templates from requests
-    "chat_template": (),
     # other ways to decode
     "best_of": (),
     "use_beam_search": (False,),
@@ -66,7 +58,24 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 
 # Refused for one endpoint alone, where another serves it.
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {"echo": (False,), "prompt": (), "suffix": ("",)}
-REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {"top_logprobs": ()}
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
+    "top_logprobs": (),
+    # of chats alone
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "max_thinking_tokens": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (False,),
+    "chat_template": (),
+}
+
+# Why, and what to do, where there is more to say.
+REASONS: Mapping[str, str] = {
+    "functions": "functions is OpenAI's deprecated form of tools and not built; give tools instead",
+    "function_call": "function_call is OpenAI's deprecated form of tool_choice and not built; give that instead",
+}
 
 WITHOUT_EFFECT: tuple[str, ...] = (
     "user",
@@ -77,7 +86,6 @@ WITHOUT_EFFECT: tuple[str, ...] = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
-    "parallel_tool_calls",  # there are no tool calls to be parallel
     "request_id",  # X-Request-Id is the way to name a request
 )
 
@@ -93,7 +101,7 @@ def check(body: bytes, also: Mapping[str, tuple[object, ...]], n: int) -> None:
         if neutral is None:
             continue
         if len(raw) > LONGEST_NEUTRAL or not asks_for_nothing(decoding.decode(raw, VALUE, name), name, neutral, n):
-            raise NotBuilt(f"{name} is not built yet", param=name)
+            raise NotBuilt(REASONS.get(name, f"{name} is not built yet"), param=name)
 
 
 def asks_for_nothing(value: object, name: str, neutral: tuple[object, ...], n: int) -> bool:

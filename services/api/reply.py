@@ -8,13 +8,15 @@ takes; of a stream that flows, a tap takes meanwhile, without waking the task.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 
-from protocol.errors import EngineFailure, RequestError, Unavailable
-from protocol.messages import Finish, PositionLogprobs, TextExtra
+from protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
+from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
 from services.api.metrics import Timings
+from services.api.segments import Segment, Segments
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -25,6 +27,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None
     accepted_tokens: int  # draft tokens that stand in the output
     rejected_tokens: int  # the others that were verified
+    reasoning_tokens: int = 0  # of the completion's, its markers among them
 
 
 class PromptFacts:
@@ -41,23 +44,25 @@ class PromptFacts:
 
 
 class Choice:
-    """One choice: `text`, `logprobs` and `token_ids` wait to be taken, the rest is of the whole choice."""
+    """One choice: `text`, `segments`, `logprobs` and `token_ids` wait to be taken, the rest is of the whole choice."""
 
     __slots__ = (
-        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "stop_reason", "text",
-        "token_ids", "tokens",
+        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "reasoning_tokens", "segments",
+        "stop_reason", "text", "token_ids", "tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt: int) -> None:
         self.index = index
         self.prompt = prompt
         self.text: list[str] = []
+        self.segments = Segments()  # what comes after the text
         self.logprobs: list[PositionLogprobs] = []
         self.token_ids: list[bytes] = []  # int32, where they were asked for
         self.tokens = 0
         self.finish = Finish.NONE
         self.stop_reason: str | int | None = None
         self.drafted = (0, 0)  # draft tokens accepted and rejected
+        self.reasoning_tokens = 0
         self.news = False  # stands in the reply's list of choices with news
         self.begun = False  # the stream's first frame of this choice was made
         self.last = 0.0  # when the latest tokens came; 0 before the first
@@ -68,6 +73,10 @@ class Choice:
         text = "".join(self.text)
         self.text.clear()
         return text
+
+    def take(self) -> list[Segment]:
+        """Everything that was written since it was last taken, in order."""
+        return self.segments.take(self.take_text())
 
     def take_logprobs(self) -> list[PositionLogprobs]:
         taken, self.logprobs = self.logprobs, []
@@ -120,17 +129,31 @@ class Reply:
             sum(known) if known else None,
             sum(choice.drafted[0] for choice in self.choices),
             sum(choice.drafted[1] for choice in self.choices),
+            sum(choice.reasoning_tokens for choice in self.choices),
         )
 
-    def push(self, index: int, text: str, tokens: int, finish: int, extra: TextExtra | None, now: float) -> None:
+    def push(
+        self,
+        index: int,
+        text: str,
+        tokens: int,
+        finish: int,
+        extra: TextExtra | None,
+        now: float,
+        pieces: Iterable[Piece] = (),
+    ) -> None:
         """One row of a TextBatch for choice `index`, arrived at `now` in monotonic seconds."""
         choice = self.choices[index]
         if choice.finish:
             return
         if extra is not None:
             self._note(choice, extra)
-        if text:
+        if text and choice.segments.waiting:
+            choice.segments.push((Piece(PieceKind.CONTENT, text),))
+        elif text:
             choice.text.append(text)
+        if pieces:
+            choice.segments.push(pieces)
         if tokens:
             choice.tokens += tokens
             if self.stream:
@@ -140,6 +163,8 @@ class Reply:
             self._open -= 1
             if finish == Finish.ERROR:
                 self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
+            elif finish == Finish.GRAMMAR:
+                self.fail(GrammarFailure(extra.error if extra and extra.error else "the structure cannot be followed"))
             elif finish == Finish.ABORT:
                 self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
         if not choice.news:
@@ -220,6 +245,8 @@ class Reply:
             choice.stop_reason = extra.stop_reason
         if extra.drafted is not None:
             choice.drafted = extra.drafted
+        if extra.reasoning_tokens:
+            choice.reasoning_tokens = extra.reasoning_tokens
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -26,6 +26,8 @@ SPECULATIVE = "false: no drafts for this request but those that its grammar forc
 TRUNCATE = "keep so many of the prompt's last tokens; -1: as many as leave room for max_tokens"
 RETURN_IDS = "answer with the token ids of the prompt and of the output as well"
 AS_IDS = "name the tokens of log-probabilities token_id:N, so that tokens that read the same can be told apart"
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Budget = Annotated[int, Meta(ge=0, le=limits.MAX_THINKING)]
 OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
 
 
@@ -38,10 +40,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a message's content; parts of type `text` are served."""
+    """One part of a message's content; parts of type `text` are served, and an assistant's `refusal`."""
 
     type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
+    refusal: str | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +109,35 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool | None = None  # approximate what has no exact form, and say so
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What was called, and with what: JSON as text, as the model wrote it, or an object."""
+
+    name: str
+    arguments: OptionalJson = msgspec.UNSET
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in an assistant's message."""
+
+    type: Literal["function"] = "function"
+    id: str | None = None
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the conversation. Further fields are handed to the model's chat template."""
+    """One turn of the conversation. Further fields are handed to the model's chat template.
+
+    Roles are system, developer, user, assistant and tool. An assistant's message has content, `tool_calls` or both; its
+    `reasoning_content` (or `reasoning`) is for templates that show it.
+    """
 
     role: Annotated[str, Meta(max_length=64)]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: OptionalJson = msgspec.UNSET
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: OptionalJson = msgspec.UNSET
     audio: OptionalJson = msgspec.UNSET
 
@@ -127,6 +152,15 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: OptionalJson = msgspec.UNSET
+    chat_template: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CHAT_TEMPLATE)] | None = None
+    tools: OptionalJson = msgspec.UNSET
+    tool_choice: OptionalJson = msgspec.UNSET
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Budget | None = None
+    max_thinking_tokens: Budget | None = None  # the same
+    include_reasoning: bool | None = None  # false: it is not told
+    separate_reasoning: bool | None = None  # false: it stays in the content, as the model wrote it
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from engine_core import folder
 from engine_core.models.spec import read_spec
 from engine_core.text.ends import end_tokens
 from engine_core.text.frontend import Frontend
+from engine_core.text.parsers.dialect import read_dialect
 from engine_core.text.prompts import Prompter, PromptLimits
 from engine_core.text.template import read_template
 from engine_core.text.vocabulary import Vocabulary, read_vocabulary
@@ -68,7 +69,7 @@ async def serve(config: Config, index: int) -> int:
     text = Watch(Port.bind(context, TEXT, me, run_dir))
     tokens = Watch(Port.connect(context, TOKENS, me, run_dir))
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
-    relay = Relay(frontend, text, tokens, threads, Structure(vocabulary, compiler))
+    relay = Relay(frontend, text, tokens, threads, Structure(compiler))
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
@@ -100,7 +101,9 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> Fronten
         max_model_len=folder.model_length(spec, config.model),
         eos_token_ids=end_tokens(path, vocabulary),
     )
-    return Frontend(vocabulary, Prompter(vocabulary, template, limits))
+    options = config.tokenizer
+    dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
+    return Frontend(vocabulary, Prompter(vocabulary, template, limits, dialect))
 
 
 class End:

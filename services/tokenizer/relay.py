@@ -223,7 +223,7 @@ class Relay:
 
     async def _in_thread(self, peer: Peer, question: Question) -> None:
         made = await self._loop.run_in_executor(self._threads, self._make, peer, question)
-        if isinstance(made, Prepared) and isinstance(question, SubmitText) and question.grammar is not None:
+        if isinstance(made, Prepared) and isinstance(question, SubmitText) and made.grammar is not None:
             assert self._structure is not None
             made = await self._structure.complete(question, made)
         self._finish(peer, question, made)
@@ -236,8 +236,15 @@ class Relay:
 
 
 def structured(question: Question) -> bool:
-    """Whether it waits for its grammar to be compiled."""
-    return isinstance(question, SubmitText) and question.grammar is not None
+    """Whether it may have to wait for a grammar to be compiled."""
+    if not isinstance(question, SubmitText):
+        return False
+    return (
+        question.grammar is not None
+        or question.tool_use is not None
+        or question.reasoning.budget is not None
+        or question.chat_template is not None
+    )
 
 
 def length(message: Question) -> int:

@@ -7,10 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.grammar.reasoning import ReasoningMarkers
 from engine_core.text.frontend import failure
 from engine_core.text.prompts import Prepared
-from engine_core.text.vocabulary import Vocabulary
 from protocol.errors import Overloaded, RequestError
 from protocol.messages import Automaton, Grammar, Rejected, SubmitText
 from services.tokenizer.orders import Done
@@ -27,15 +25,14 @@ class GrammarCompiler(Protocol):
 class Structure:
     """Completes prompts with automata."""
 
-    def __init__(self, vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
-        self._markers = ReasoningMarkers(vocabulary)
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
 
     async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
-        """The prompt with the automaton of the request's grammar, or why there is none."""
-        assert text.grammar is not None
+        """The prompt with the automaton of the answer's grammar, or why there is none."""
+        assert made.grammar is not None
         try:
-            found = await self._compiler.compile(text.grammar)
+            found = await self._compiler.compile(made.grammar)
         except RequestError as error:
             return Rejected(
                 id=text.id, status=error.status, message=error.message, param=error.param, code=error.code,
@@ -44,6 +41,6 @@ class Structure:
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("request %x: its grammar could not be compiled", text.id)
             return failure(text.id)
-        after = self._markers.after(made.token_ids) if text.messages is not None else b""
-        request = msgspec.structs.replace(made.request, automaton=Automaton(source=found.source, after=after))
+        automaton = Automaton(source=found.source, after=made.after)
+        request = msgspec.structs.replace(made.request, automaton=automaton)
         return msgspec.structs.replace(made, request=request, approximations=found.approximations)

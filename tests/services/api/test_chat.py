@@ -46,7 +46,8 @@ async def test_the_whole_answer() -> None:
     assert choice["finish_reason"] == "stop"
     assert answer["usage"] == {
         "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,
+                                      "reasoning_tokens": 0},
     }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from services.tokenizer.orders import Done
 from services.tokenizer.relay import Relay
 from services.tokenizer.structure import Structure
 from services.wire import Joined
-from tests.engine_core.grammar.vocabulary import vocabulary
 from tests.engine_core.text.streams import batch, make_frontend
 from tests.services.tokenizer.test_relay import Neighbour, Wire, until
 
@@ -37,7 +36,7 @@ class Scene:
         self.gate = Gate()
         self.threads = ThreadPoolExecutor(1)
         self.api, self.scheduler = Neighbour(), Neighbour()
-        structure = Structure(vocabulary(), self.gate)
+        structure = Structure(self.gate)
         self.relay = Relay(make_frontend(apis=()), Wire(), Wire(), self.threads, structure)
         self.relay.from_apis([self.api.arrival(Joined())])
         self.relay.from_scheduler([self.scheduler.arrival(Joined())])

@@ -8,9 +8,8 @@ from protocol.errors import InvalidRequest, Overloaded
 from protocol.messages import Grammar, Rejected, Sampling, SubmitText, SubmitTokens
 from services.tokenizer.orders import Done
 from services.tokenizer.structure import Structure
-from tests.engine_core.grammar.vocabulary import vocabulary
 
-OPEN, CLOSE = 4090, 4091
+GRAMMAR = Grammar(kind="regex", source="a", param="regex")
 
 
 class Told:
@@ -25,18 +24,17 @@ class Told:
         return self.outcome
 
 
-def text(*, chat: bool = True) -> SubmitText:
-    grammar = Grammar(kind="regex", source="a", param="regex")
-    given = {"messages": b"[]"} if chat else {"prompt": "x"}
-    return SubmitText(id=7, sampling=Sampling(), grammar=grammar, **given)  # type: ignore[arg-type]
+def text() -> SubmitText:
+    return SubmitText(id=7, sampling=Sampling(), grammar=GRAMMAR, prompt="x")
 
 
-def made(*token_ids: int) -> Prepared:
-    return Prepared(SubmitTokens(id=7, token_ids=pack("i", token_ids), sampling=Sampling()), token_ids, "")
+def made(*token_ids: int, after: bytes = b"") -> Prepared:
+    tokens = SubmitTokens(id=7, token_ids=pack("i", token_ids), sampling=Sampling())
+    return Prepared(tokens, token_ids, "", grammar=GRAMMAR, after=after)
 
 
 async def test_the_automaton_travels_with_the_tokens() -> None:
-    structure = Structure(vocabulary(), Told(Done("source", ("said",), 0.0, 0.0)))
+    structure = Structure(Told(Done("source", ("said",), 0.0, 0.0)))
     found = await structure.complete(text(), made(1, 2))
     assert isinstance(found, Prepared)
     assert found.request.automaton is not None
@@ -45,23 +43,21 @@ async def test_the_automaton_travels_with_the_tokens() -> None:
     assert found.token_ids == (1, 2)
 
 
-async def test_a_chat_that_opens_reasoning_is_structured_after_it() -> None:
-    structure = Structure(vocabulary(), Told(Done("source", (), 0.0, 0.0)))
-    for request, after in ((text(), pack("i", [CLOSE])), (text(chat=False), b"")):
-        found = await structure.complete(request, made(1, OPEN))
-        assert isinstance(found, Prepared)
-        assert found.request.automaton is not None
-        assert found.request.automaton.after == after
+async def test_an_answer_that_reasons_is_structured_after_it() -> None:
+    found = await Structure(Told(Done("source", (), 0.0, 0.0))).complete(text(), made(1, after=pack("i", [9])))
+    assert isinstance(found, Prepared)
+    assert found.request.automaton is not None
+    assert found.request.automaton.after == pack("i", [9])
 
 
 async def test_errors_become_answers() -> None:
     wrong = InvalidRequest("regex: bad", param="regex", code="invalid_grammar")
-    found = await Structure(vocabulary(), Told(wrong)).complete(text(), made(1))
+    found = await Structure(Told(wrong)).complete(text(), made(1))
     assert found == Rejected(id=7, status=400, message="regex: bad", param="regex", code="invalid_grammar")
-    busy = await Structure(vocabulary(), Told(Overloaded("busy"))).complete(text(), made(1))
+    busy = await Structure(Told(Overloaded("busy"))).complete(text(), made(1))
     assert isinstance(busy, Rejected)
     assert (busy.status, busy.retry_after) == (429, 1.0)
-    odd = await Structure(vocabulary(), Told(KeyError("secret"))).complete(text(), made(1))
+    odd = await Structure(Told(KeyError("secret"))).complete(text(), made(1))
     assert isinstance(odd, Rejected)
     assert odd.status == 500
     assert "secret" not in odd.message

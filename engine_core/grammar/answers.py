@@ -1,0 +1,136 @@
+"""The grammar of a chat's answer: its reasoning, its calls, and what the request wants its content to follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine_core.grammar import calls
+from engine_core.grammar.calls import Format, Function
+from engine_core.text.columns import pack
+from engine_core.text.parsers.dialect import Dialect
+from protocol.errors import InvalidRequest
+from protocol.messages import Grammar, ToolUse
+
+BUDGET = "thinking_token_budget"
+FREE: Format = {"type": "any_text"}
+GAP: Format = {"type": "regex", "pattern": r"\s{0,4}"}  # between the reasoning and what follows it
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer begins."""
+
+    inside: bool  # within the reasoning
+    closed: bool = False  # the prompt has written the reasoning's end
+    thinks: bool = False  # the model was told to reason
+    budget: int | None = None  # most tokens of it
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """What an answer must follow; None: nothing. `after` as `Automaton.after`."""
+
+    grammar: Grammar | None
+    after: bytes = b""
+
+
+def answer_bound(
+    grammar: Grammar | None, use: ToolUse | None, functions: Sequence[Function], dialect: Dialect, opening: Opening
+) -> Bound:
+    """Raises InvalidRequest for a budget that cannot be held and for tools that the call format has no form for."""
+    check_budget(opening, dialect)
+    body = called_body(grammar, use, functions, dialect)
+    if dialect.reasoning is None or opening.closed:
+        return Bound(grammar if body is None else whole(body, grammar, use))
+    if opening.budget is None and opening.inside and dialect.closing is not None:
+        return Bound(grammar if body is None else whole(body, grammar, use), pack("i", [dialect.closing]))
+    free = use is not None and not use.required and grammar is None  # the model must be able to reason if it likes to
+    reasons = opening.inside or opening.thinks or free or opening.budget is not None
+    if not reasons or (body is None and grammar is None and opening.budget is None):
+        return Bound(grammar if body is None else whole(body, grammar, use))
+    if body is None and grammar is not None:
+        body = format_of(grammar)
+    return Bound(whole(reasoned(body, dialect, opening), grammar, use))
+
+
+def check_budget(opening: Opening, dialect: Dialect) -> None:
+    if opening.budget is None or (dialect.reasoning is not None and dialect.closing is not None):
+        return
+    message = f"{BUDGET} cannot be held: nothing tells how this model ends its reasoning; see --reasoning-parser"
+    raise InvalidRequest(message, param=BUDGET, code="unsupported")
+
+
+def called_body(
+    grammar: Grammar | None, use: ToolUse | None, functions: Sequence[Function], dialect: Dialect
+) -> Format | None:
+    """What calls have to do with it; None where they bind nothing."""
+    if use is None:
+        return None
+    if use.required:
+        return calls.calls_alone(dialect, functions, several=use.parallel)
+    if grammar is not None:
+        alone = calls.calls_alone(dialect, functions, several=use.parallel)
+        return calls.either(alone, format_of(grammar))
+    if use.strict or use.bound or not use.parallel:
+        return calls.calls_in_text(dialect, functions, several=use.parallel)
+    return None
+
+
+def reasoned(body: Format | None, dialect: Dialect, opening: Opening) -> Format:
+    """The reasoning, if there is any, and then the body, or any text."""
+    markers = dialect.reasoning
+    assert markers is not None
+    thought: Format = dict(FREE) if opening.budget is None else {**FREE, "max_tokens": opening.budget}
+    begin = "" if opening.inside else markers.opening
+    if opening.budget == 0:
+        thought = calls.text("")
+        reasoning = calls.text(markers.closing) if opening.inside else None
+    else:
+        reasoning = calls.tag(begin, thought, markers.closing)
+    rest = [FREE] if body is None else [GAP, body]
+    if reasoning is None:
+        return calls.sequence(*rest[-1:])
+    if opening.inside:
+        return calls.sequence(reasoning, *rest)
+    if body is None:
+        return calls.sequence({"type": "optional", "content": reasoning}, FREE)
+    return calls.sequence({"type": "optional", "content": calls.sequence(reasoning, GAP)}, body)
+
+
+def whole(body: Format, grammar: Grammar | None, use: ToolUse | None) -> Grammar:
+    """A format as the grammar of the answer, with what the request's own says of whitespace."""
+    source = json.dumps({"format": body}, ensure_ascii=False)
+    if grammar is None:
+        return Grammar(kind="structural_tag", source=source, param=BUDGET if use is None else "tools")
+    return msgspec.structs.replace(grammar, kind="structural_tag", source=source)
+
+
+def format_of(grammar: Grammar) -> Format:
+    """A request's grammar as a format of structural tags. Raises InvalidRequest for what is not JSON."""
+    match grammar.kind:
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": read_source(grammar)}
+        case "regex":
+            return {"type": "regex", "pattern": grammar.source}
+        case "choice":
+            return calls.either(*(calls.text(choice) for choice in read_source(grammar)))
+        case "structural_tag":
+            tag = read_source(grammar)
+            if not isinstance(tag, dict):
+                return {"type": "structural_tag"}  # refused where it is compiled, in the words of any other
+            older = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tag.get("structures")}
+            return tag.get("format", older)  # type: ignore[no-any-return]
+        case _:
+            return {"type": "grammar", "grammar": grammar.source}
+
+
+def read_source(grammar: Grammar) -> Any:
+    try:
+        return msgspec.json.decode(grammar.source)
+    except (msgspec.DecodeError, RecursionError):
+        message = f"{grammar.param}: it must be valid JSON"
+        raise InvalidRequest(message, param=grammar.param, code="invalid_grammar") from None

@@ -1,0 +1,150 @@
+"""Tool calls as structural tags, in the spelling that the model was taught."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine_core.text.parsers.dialect import ARGS, CallFormat, Dialect
+from engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
+from protocol.errors import InvalidRequest
+
+Format = dict[str, Any]  # of a structural tag
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+# What a schema may say of a call in Python, whose arguments have no form of their own.
+PYTHONIC_KEYS = frozenset(
+    ("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "title",
+     "description")
+)  # fmt: skip
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A tool that may be called."""
+
+    name: str
+    parameters: Any  # JSON Schema
+    strict: bool  # its arguments follow their schema exactly, else as far as that can be held
+    place: str  # how errors name it
+
+
+def read_functions(tools: Sequence[Any], names: Sequence[str], strict: Sequence[str]) -> list[Function]:
+    """The functions of these names among a request's tools, in the order of the tools."""
+    found = []
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        if function["name"] in names:
+            parameters = function.get("parameters")
+            schema = NO_PARAMETERS if parameters is None else parameters
+            found.append(Function(function["name"], schema, function["name"] in strict, f"tools[{index}].function"))
+    return found
+
+
+def calls_alone(dialect: Dialect, functions: Sequence[Function], *, several: bool) -> Format:
+    """An output that is one call, or several."""
+    match dialect.calls:
+        case CallFormat.HERMES:
+            return joined([hermes(function) for function in functions], "\n", several)
+        case CallFormat.LLAMA:
+            return joined([json_call(function, "parameters") for function in functions], "; ", several)
+        case CallFormat.MISTRAL if dialect.listed:
+            tags = [json_call(function, "arguments") for function in functions]
+            return sequence(text(TOOL_CALLS), text(" ["), joined(tags, ", ", several), text("]"))
+        case CallFormat.MISTRAL:
+            return joined([mistral(function) for function in functions], "", several)
+        case CallFormat.PYTHONIC:
+            return sequence(text("["), joined([pythonic(function) for function in functions], ", ", several), text("]"))
+        case None:
+            raise AssertionError("a request with tools for a model whose calls nobody can read is refused")
+
+
+def calls_in_text(dialect: Dialect, functions: Sequence[Function], *, several: bool) -> Format:
+    """Text in which calls may stand, or that is calls, wherever this model may write them."""
+    match dialect.calls:
+        case CallFormat.HERMES:
+            return triggered("<tool_call>", [hermes(function) for function in functions], several)
+        case CallFormat.MISTRAL if not dialect.listed:
+            return triggered(TOOL_CALLS, [mistral(function) for function in functions], several)
+        case _:  # calls are all of the output; other text must not look like one
+            other = {"type": "regex", "pattern": r"([^\s\[{](?s:.*))?"}
+            return either(calls_alone(dialect, functions, several=several), other)
+
+
+def hermes(function: Function) -> Format:
+    return tag(f'<tool_call>\n{{"name": {quoted(function)}, "arguments": ', schema(function), "}\n</tool_call>")
+
+
+def json_call(function: Function, key: str) -> Format:
+    return tag(f'{{"name": {quoted(function)}, "{key}": ', schema(function), "}")
+
+
+def mistral(function: Function) -> Format:
+    return tag(f"{TOOL_CALLS}{function.name}{ARGS}", schema(function), "")
+
+
+def pythonic(function: Function) -> Format:
+    """Keyword arguments, the required ones first. Raises InvalidRequest for a schema that says more than that."""
+    found = function.parameters if isinstance(function.parameters, dict) else {}
+    if function.strict and (strange := sorted(found.keys() - PYTHONIC_KEYS)):
+        place = f"{function.place}.parameters"
+        message = f"{place}: {strange[0]} cannot be held in a call as this model writes it, in Python"
+        raise InvalidRequest(message, param=place, code="unsupported_schema")
+    shared = {key: found[key] for key in ("$defs", "definitions") if key in found}
+    properties: dict[str, Any] = found.get("properties") or {}
+    required = [name for name in properties if name in found.get("required", ())]
+    optional = [name for name in properties if name not in required]
+
+    def argument(name: str, before: str) -> Format:
+        value = properties[name]
+        whole = {**shared, **value} if isinstance(value, dict) else value
+        return sequence(text(f"{before}{name}="), value_of(whole, lenient=not function.strict))
+
+    first = [argument(name, ", " if at else "") for at, name in enumerate(required)]
+    rest = [{"type": "optional", "content": argument(name, ", ")} for name in optional]
+    if required or not optional:
+        arguments = sequence(*first, *rest)
+    else:  # whichever comes first has no comma
+        chains = [sequence(argument(name, ""), *rest[at + 1 :]) for at, name in enumerate(optional)]
+        arguments = {"type": "optional", "content": either(*chains)}
+    return tag(f"{function.name}(", arguments, ")")
+
+
+def schema(function: Function) -> Format:
+    return value_of(function.parameters, lenient=not function.strict)
+
+
+def quoted(function: Function) -> str:
+    return json.dumps(function.name, ensure_ascii=False)
+
+
+def value_of(of: Any, *, lenient: bool) -> Format:
+    return {"type": "json_schema", "json_schema": of, "lenient": lenient}
+
+
+def text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements) or [text("")]}
+
+
+def either(*elements: Format) -> Format:
+    return {"type": "or", "elements": list(elements)}
+
+
+def tag(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def joined(tags: list[Format], separator: str, several: bool) -> Format:
+    return {
+        "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True,
+        "stop_after_first": not several,
+    }  # fmt: skip
+
+
+def triggered(trigger: str, tags: list[Format], several: bool) -> Format:
+    return {"type": "triggered_tags", "triggers": [trigger], "tags": tags, "stop_after_first": not several}

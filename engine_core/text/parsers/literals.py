@@ -1,0 +1,99 @@
+"""Python's literals as JSON: what stands in a call like f(city="Rome", days=[1, 2], exact=True)."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+TOKEN = re.compile(
+    r"""\s*(?:(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?P<number>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)"""
+    r"""|(?P<word>[A-Za-z_]+)|(?P<sign>[\[\](){},:]))""",
+    re.DOTALL,
+)
+KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
+WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
+SIGNS = {"(": "[", ")": "]"}  # a tuple is a list
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'}
+
+
+def as_json(literal: str) -> str | None:
+    """The JSON of one literal; None for what is no literal of JSON's kinds."""
+    parts: list[str] = []
+    at, end = 0, len(literal.rstrip())
+    while at < end:
+        found = TOKEN.match(literal, at)
+        if found is None:
+            return None
+        at = found.end()
+        part = token_json(found)
+        if part is None:
+            return None
+        if part in "]}" and parts[-1:] == [","]:  # a trailing comma is none
+            parts.pop()
+        parts.append(part)
+    text = "".join(parts)
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return msgspec.json.encode(value).decode()
+
+
+def keywords_json(text: str) -> str | None:
+    """The JSON object of keyword arguments as they stand between parentheses; None if they are not literals."""
+    values: dict[str, msgspec.Raw] = {}
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        key = KEY.match(text, at)
+        stop = value_end(text, key.end(), end) if key else None
+        value = as_json(text[key.end() : stop]) if key and stop is not None else None
+        if key is None or stop is None or value is None or key[1] in values:
+            return None
+        values[key[1]] = msgspec.Raw(value.encode())
+        at = stop + 1
+    return msgspec.json.encode(values).decode()
+
+
+def value_end(text: str, at: int, end: int) -> int | None:
+    """Where the comma stands that ends the value beginning at `at`, or the end; None for what is no literal."""
+    depth = 0
+    while at < end:
+        found = TOKEN.match(text, at)
+        if found is None:
+            return None
+        match found["sign"]:
+            case "," if not depth:
+                return found.start("sign")
+            case "(" | "[" | "{":
+                depth += 1
+            case ")" | "]" | "}":
+                depth -= 1
+        at = found.end()
+    return end
+
+
+def token_json(found: re.Match[str]) -> str | None:
+    match found.lastgroup:
+        case "text":
+            return msgspec.json.encode(unquoted(found["text"])).decode()
+        case "number":
+            return found["number"] + ("0" if found["number"].endswith(".") else "")
+        case "word":
+            return WORDS.get(found["word"])
+        case _:
+            return SIGNS.get(found["sign"], found["sign"])
+
+
+def unquoted(text: str) -> str:
+    """The value of a string literal. An escape that Python does not know stands for itself."""
+    return ESCAPE.sub(unescaped, text[1:-1])
+
+
+def unescaped(found: re.Match[str]) -> str:
+    code = found[1] or found[2] or found[3]
+    if code is None:
+        return ESCAPED.get(found[4], found[0])
+    number = int(code, 16)
+    return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else "\ufffd"

@@ -1,0 +1,119 @@
+"""Finding markers and the ends of JSON values in text that comes in cuts."""
+
+from __future__ import annotations
+
+import re
+
+BLANKS = " \t\r\n"
+MOST_BLANKS = 64  # characters before a marker that belong to it
+INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+JSON_SIGNS = re.compile(r'["{}\[\]]')
+PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
+
+
+def partial_end(text: str, marker: str) -> int:
+    """Characters at the end of `text` that could be the beginning of `marker`, which `text` does not hold."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0
+
+
+class FreeText:
+    """Text up to a marker. Blanks right before the marker belong to it, as far as they are held."""
+
+    __slots__ = ("_held", "_marker", "blanks")
+
+    def __init__(self, marker: str) -> None:
+        self._marker = marker
+        self._held = ""
+        self.blanks = ""  # that stood before the marker found last
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Text that goes out, and what stands behind the marker; None while it was not found."""
+        whole = self._held + text
+        at = whole.find(self._marker)
+        if at < 0:
+            cut = blanks_before(whole, len(whole) - partial_end(whole, self._marker))
+            self._held = whole[cut:]
+            return whole[:cut], None
+        self._held = ""
+        cut = blanks_before(whole, at)
+        self.blanks = whole[cut:at]
+        return whole[:cut], whole[at + len(self._marker) :]
+
+    def release(self) -> str:
+        """What was held: the text is over."""
+        held, self._held = self._held, ""
+        return held
+
+
+def blanks_before(text: str, end: int) -> int:
+    """Where the blanks begin that stand right before `end`, at most MOST_BLANKS."""
+    start = end
+    while start and end - start < MOST_BLANKS and text[start - 1] in BLANKS:
+        start -= 1
+    return start
+
+
+class ValueEnd:
+    """Where a value in brackets ends: brackets are counted, strings are passed over, nothing else is judged.
+
+    `signs` are the brackets that count and the quotes that open strings.
+    """
+
+    __slots__ = ("_depth", "_escaped", "_quote", "_signs")
+
+    def __init__(self, signs: re.Pattern[str] = JSON_SIGNS, depth: int = 0) -> None:
+        self._signs = signs
+        self._depth = depth
+        self._quote = ""  # that ends the string we are in
+        self._escaped = False
+
+    def find(self, text: str) -> int:
+        """How much of `text`, which goes on what came before, belongs to the value up to its end; -1: all, and more."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (INSIDE[self._quote] if self._quote else self._signs).search(text, at)
+            if found is None:
+                return -1
+            at = found.end()
+            if self._count(found[0]):
+                return at
+        return -1
+
+    def _count(self, sign: str) -> bool:
+        """Whether the value ends with this sign."""
+        if sign == "\\":
+            self._escaped = True
+        elif self._quote:
+            self._quote = ""
+        elif sign in INSIDE:
+            self._quote = sign
+        elif sign in "([{":
+            self._depth += 1
+        else:
+            self._depth -= 1
+            return self._depth <= 0
+        return False
+
+
+class Lead:
+    """Blanks before something else. `held` are those so far, at most MOST_BLANKS: one more is something else."""
+
+    __slots__ = ("_blanks", "held")
+
+    def __init__(self, blanks: str = BLANKS) -> None:
+        self._blanks = blanks
+        self.held = ""
+
+    def push(self, text: str) -> str:
+        """What stands behind the blanks; empty while nothing does."""
+        whole = self.held + text
+        count = min(len(whole) - len(whole.lstrip(self._blanks)), MOST_BLANKS)
+        self.held = whole[:count]
+        return whole[count:]

@@ -1,0 +1,138 @@
+"""A chat request's prompt as text: its messages, tools and wishes in the words of the model's template."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import jinja2
+import msgspec
+
+from engine_core.text.chat import read_json, read_messages
+from engine_core.text.parsers.dialect import CallFormat, Dialect
+from engine_core.text.template import DEFAULT, ChatTemplate, Conversation
+from engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
+from protocol.errors import InvalidRequest
+from protocol.messages import Reasoning, SubmitText, Tokenize
+
+REMEMBERED = 16  # templates of requests
+MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what their templates take as a call's id
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat's prompt, and what its answer needs of it."""
+
+    text: str
+    tools: list[Any] | None = None
+    inside: bool = False  # the answer begins within the reasoning
+    closed: bool = False  # the prompt has ended the reasoning
+    thinks: bool = False  # the template was told to have the model reason
+
+
+class Renderer:
+    """Renders chats of one model. Safe in threads."""
+
+    def __init__(self, template: ChatTemplate, names: dict[str, str], dialect: Dialect) -> None:
+        self._template = template
+        self._names = names
+        self._dialect = dialect
+        self._compiled = lru_cache(REMEMBERED)(self._compile)
+
+    def render(self, request: SubmitText | Tokenize, now: float) -> Rendered:
+        """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
+        assert request.messages is not None
+        source = request.chat_template if isinstance(request, SubmitText) else None
+        template = self._template if source is None else self._compiled(source)
+        tools = read_list(request.tools, "tools")
+        if isinstance(request, SubmitText) and request.tool_use is not None:
+            self._check_tools(template)
+        arguments = read_object(request.template_arguments, "chat_template_kwargs")
+        reasons = self._dialect.reasoning is not None
+        asked = request.reasoning if isinstance(request, SubmitText) else Reasoning()
+        arguments = {**arguments, **thinking_arguments(asked.effort, arguments, template, reasons=reasons)}
+        messages = [self._known(message, template) for message in read_messages(request.messages)]
+        conversation = Conversation(
+            messages=messages,
+            tools=tools,
+            arguments=arguments,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        text = template.render(conversation, datetime.fromtimestamp(now))
+        final = messages[-1]["content"] if request.continue_final_message else None
+        return self._judged(text, tools, final, thinks=asks_to_think(arguments))
+
+    def _judged(self, text: str, tools: list[Any] | None, final: str | None, *, thinks: bool) -> Rendered:
+        markers = self._dialect.reasoning
+        if markers is None:
+            return Rendered(text=text, tools=tools)
+        closed = text.rstrip().endswith(markers.closing)
+        inside = left_open(text, markers, final) or (self._dialect.begins_inside and not closed and final is None)
+        return Rendered(text=text, tools=tools, inside=inside, closed=closed, thinks=thinks)
+
+    def _compile(self, source: str) -> ChatTemplate:
+        try:
+            return ChatTemplate({DEFAULT: source}, self._names)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            message = f"chat_template is no jinja template: {str(error)[:200]}"
+            raise InvalidRequest(message, param="chat_template", code="invalid_value") from None
+
+    def _check_tools(self, template: ChatTemplate) -> None:
+        """Raise InvalidRequest where calls could not be asked for or not be read."""
+        if self._dialect.calls is None:
+            message = "tools: nothing tells how this model writes its calls; see --tool-call-parser"
+            raise InvalidRequest(message, param="tools", code="unsupported")
+        if "tools" not in template.variables:
+            message = "tools: this model's chat template does not show tools to the model"
+            raise InvalidRequest(message, param="tools", code="unsupported")
+
+    def _known(self, message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+        """The message in the words of the template."""
+        if message["role"] == "developer" and "developer" not in template.source:
+            message = {**message, "role": "system"}
+        if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+            message = {**message, "reasoning_content": message["reasoning"]}
+        if message["role"] == "assistant" and message.get("content") is None:
+            message = {**message, "content": ""}
+        if self._dialect.calls is CallFormat.MISTRAL:
+            message = with_short_ids(message)
+        return message
+
+
+def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with ids of calls as Mistral's templates demand them: nine letters and digits."""
+    found = dict(message)
+    if isinstance(found.get("tool_call_id"), str):
+        found["tool_call_id"] = short_id(found["tool_call_id"])
+    if found.get("tool_calls"):
+        found["tool_calls"] = [
+            {**call, "id": short_id(call["id"])} if isinstance(call.get("id"), str) else call
+            for call in found["tool_calls"]
+        ]
+    return found
+
+
+def short_id(call_id: str) -> str:
+    """The same nine characters for the same id."""
+    return call_id if MISTRAL_ID.fullmatch(call_id) else blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]
+
+
+def read_list(data: bytes | None, param: str) -> list[Any] | None:
+    if data is None:
+        return None
+    value = read_json(data, param)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{param} must be a list", param=param)
+    return value
+
+
+def read_object(data: bytes | None, param: str) -> dict[str, Any]:
+    if data is None:
+        return {}
+    value = read_json(data, param)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{param} must be an object", param=param)
+    return value
