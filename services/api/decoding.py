@@ -13,23 +13,23 @@ from protocol.config import ApiConfig
 from protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from services.api import bounds
 from services.api.departure import ClientLeft
+from services.api.nesting import Nesting, openings
 
 T = TypeVar("T")
 
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+$")  # msgspec's words for a number or a length beyond its bound
-STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-BRACKETS = bytes.maketrans(b"{}", b"[]")  # which kind they are does not matter for how deep they go
-OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole JSON body of the request.
+async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes:
+    """The whole JSON body of the request, within the limits of the options.
 
-    Raises UnsupportedMediaType for another content type than JSON (none at all passes), PayloadTooLarge past `limit`
-    bytes, announced or counted, ClientLeft when the client goes away before the end.
+    Raises UnsupportedMediaType for another content type than JSON (none at all passes), PayloadTooLarge past
+    --max-body-bytes, announced or counted, InvalidRequest past --max-json-depth, ClientLeft when the client goes away
+    before the end.
     """
+    limit, levels = options.max_body_bytes, options.max_json_depth
     for name, value in scope["headers"]:
         if name == b"content-type":
             check_content_type(value)
@@ -37,42 +37,24 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             check_content_length(value, limit)
     pieces: list[bytes] = []
     size = 0
-    while True:
+    nesting = Nesting()
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
         piece = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(piece)
         if size > limit:
             raise too_large(limit)
+        if more or pieces or openings(piece) > levels:
+            nesting.push(piece)
+            if nesting.deepest > levels:
+                told = f"the body is nested deeper than {levels} levels (--max-json-depth)"
+                raise InvalidRequest(told, code="limit_exceeded")
         pieces.append(piece)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
-async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes:
-    """As `read_body`, within all limits of the options. Raises InvalidRequest beyond --max-json-depth."""
-    body = await read_body(scope, receive, options.max_body_bytes)
-    if nested_deeper(body, options.max_json_depth):
-        message = f"the body is nested deeper than {options.max_json_depth} levels (--max-json-depth)"
-        raise InvalidRequest(message, code="invalid_value")
-    return body
-
-
-def nested_deeper(body: bytes, levels: int) -> bool:
-    """Whether JSON is nested deeper than `levels`. What is no JSON may get either answer: it is refused in any case.
-
-    Each pass takes away the innermost pairs of brackets, so a body costs as many scans of its brackets as it is deep.
-    """
-    if body.count(b"[") + body.count(b"{") <= levels:
-        return False
-    left = STRING.sub(b"", body).translate(BRACKETS, OTHERS)
-    for _ in range(levels):
-        if not left:
-            return False
-        left = left.replace(b"[]", b"")
-    opened = len(left) - len(left.lstrip(b"["))
-    return opened > levels or (opened > 0 and left[opened : opened + 1] == b"]")
+    return b"".join(pieces)
 
 
 def check_content_type(value: bytes) -> None:
