@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.changes import HEAD, HEAD_WORDS, NUMBERS, PAIR, SEED_WORDS, Changes, SlotMemory, change_slots
+from kernels.changes import COUNT_WORDS, COUNTS, HEAD, HEAD_WORDS, NUMBERS, PAIR, SEED_WORDS, SlotMemory, change_slots
 
 SLOTS, LENGTH, BLOCKS, LINES = 7, 2500, 9, 8
 
@@ -41,8 +41,9 @@ def memory() -> SlotMemory:
     ))  # fmt: skip
 
 
-def packed(starts: list[Start], pairs: list[tuple[int, int, int]]) -> Changes:
-    end, heads, contents = len(starts) * HEAD_WORDS + len(pairs) * PAIR, [], []
+def packed(starts: list[Start], pairs: list[tuple[int, int, int]]) -> torch.Tensor:
+    end = COUNT_WORDS + len(starts) * HEAD_WORDS + len(pairs) * PAIR
+    heads, contents = [COUNTS.pack(len(starts), len(pairs), max([len(x.tokens) for x in starts], default=0), 0)], []
     for start in starts:
         places = end, len(start.tokens), end + len(start.tokens), len(start.blocks)
         heads.append(HEAD.pack(start.slot, *places, start.seed, *start.integers, *start.floats))
@@ -51,7 +52,7 @@ def packed(starts: list[Start], pairs: list[tuple[int, int, int]]) -> Changes:
     words = np.concatenate((
         np.frombuffer(b"".join(heads), np.int32), np.array(pairs, np.int32).reshape(-1), np.array(contents, np.int32)
     ))  # fmt: skip
-    return Changes(torch.from_numpy(words), len(starts), len(pairs), max([len(x.tokens) for x in starts], default=0))
+    return torch.from_numpy(words)
 
 
 def plainly(starts: list[Start], pairs: list[tuple[int, int, int]], slots: SlotMemory) -> None:
@@ -79,6 +80,8 @@ CASES = {
     "one without blocks": ([started(0, 1, 0)], []),
     "as long as can be": ([started(SLOTS - 1, LENGTH, BLOCKS)], []),
     "short and long": ([started(5, 3, 1), started(1, 1100, 8), started(0, 1024, 4)], []),
+    "nothing": ([], []),
+    "a crowd": ([started(slot, 30 * slot + 1, slot) for slot in range(SLOTS - 1)], [(SLOTS - 1, 0, 7)]),
     "blocks alone": ([], [(4, 7, 99), (0, 0, 98)]),
     "both": ([started(1, 1025, 5), started(3, 1, 1)], MANY),
 }
@@ -93,7 +96,7 @@ def test_changes_arrive_and_nothing_else_moves(case: str, device: str) -> None:
     plainly(starts, pairs, expected)
     reference, found = memory(), on_device(memory(), device)
     change_slots(changes, reference)
-    launch_changes(Changes(changes.packed.to(device), changes.starts, changes.pairs, changes.longest), found)
+    launch_changes(changes.to(device), found)
     for name in ("tokens", "block_tables", "numbers"):
         assert torch.equal(getattr(reference, name), getattr(expected, name)), name
         assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name

@@ -8,7 +8,7 @@ import torch
 
 from engine_core.execution.parameters import SlotParameters, read_lists
 from engine_core.execution.transfer import Upload
-from kernels.changes import HEAD, Changes, SlotMemory, change_slots
+from kernels.changes import COUNTS, HEAD, SlotMemory, change_slots
 from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, TOP_K, TOP_P, WORDS, SlotSampling
 from protocol import limits
 from protocol.messages import Sampling
@@ -21,9 +21,9 @@ def enter(parameters: SlotParameters, starts: list[SlotStart]) -> None:
     """Slots without tokens or blocks."""
     slots = len(parameters.uses)
     heads = [HEAD.pack(at.slot, 0, 0, 0, 0, *own) for at, own in zip(starts, parameters.start(starts), strict=True)]
-    packed = torch.from_numpy(np.frombuffer(bytearray().join(heads), np.int32))
+    packed = torch.from_numpy(np.frombuffer(bytearray().join((COUNTS.pack(len(starts), 0, 0, 0), *heads)), np.int32))
     nothing = torch.zeros(slots, 1, dtype=torch.int32)
-    change_slots(Changes(packed, len(starts), 0, 0), SlotMemory(nothing, nothing, parameters.numbers))
+    change_slots(packed, SlotMemory(nothing, nothing, parameters.numbers))
 
 
 def tables(samplings: list[Sampling], places: int = 0) -> SlotSampling:

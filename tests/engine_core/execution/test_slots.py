@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_core.execution import slots as execution_slots
 from engine_core.execution.slots import SlotSizes, SlotTable, offsets
 from engine_core.execution.transfer import Upload
 from protocol.messages import Sampling
@@ -122,3 +123,26 @@ def test_counts_follow_prompt_and_output(slots: SlotTable) -> None:
     slots.apply(plan(starts=(start(2, [1, 1, 2, 3, 1, 3], 3, [1], PENALISED), start(1, [4], 1, [2]))))
     assert slots.history.counts[2].tolist() == [0, 3, 1, 4, 0, 0, 0, 0, 0, 0]
     assert slots.history.counts[1].tolist() == [0] * 10  # nobody asks
+
+
+@pytest.mark.gpu
+def test_a_gpus_tables_are_a_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first changes are launched, the others replay a graph, and one is too large for it."""
+    monkeypatch.setattr(execution_slots, "PLACE", 64)
+    sampled = Sampling(temperature=0.5, top_k=3, logit_bias=((1, 2.0),), frequency_penalty=0.5)
+    plans = [
+        plan(starts=(start(0, [1, 2, 3], 3, [5]), start(2, [4], 1, [6]))),
+        plan(starts=(start(1, [9, 8], 1, [7], sampled),), blocks=column(0, 11, 2, 12, 0, 13)),
+        plan(blocks=column(2, 14)),
+        plan(starts=tuple(start(slot, list(range(slot, slot + 8)), 8, [slot + 1, slot + 5]) for slot in range(4))),
+        plan(starts=(start(3, [5], 1, [2], sampled),), blocks=column(3, 4)),
+    ]
+    tables = [SlotTable(SIZES, Upload(torch.device(device))) for device in ("cpu", "cuda")]
+    for one in plans:
+        for table in tables:
+            table.apply(one)
+        cpu, gpu = tables
+        assert torch.equal(cpu.block_tables, gpu.block_tables.cpu())
+        assert torch.equal(cpu.history.tokens, gpu.history.tokens.cpu())
+        assert torch.equal(cpu.history.counts, gpu.history.counts.cpu())
+        assert torch.equal(cpu.parameters.numbers, gpu.parameters.numbers.cpu())
