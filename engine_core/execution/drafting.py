@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
 from engine_core.execution.draft_rows import DraftRows
 from engine_core.execution.forward import Forward, Network
+from engine_core.execution.graphs import GraphSizes
 from engine_core.execution.pages import kv_pages
 from engine_core.execution.rows import HostRows, entry_columns, input_columns, step_inputs
 from engine_core.execution.sampler import Sampler
@@ -41,7 +43,9 @@ class Draft:
 class Drafting:
     """The draft model over the slots and its own pages. Nothing waits for the device."""
 
-    def __init__(self, draft: Draft, slots: SlotTable, blocks: int, dtype: torch.dtype, upload: Upload) -> None:
+    def __init__(
+        self, draft: Draft, slots: SlotTable, blocks: int, dtype: torch.dtype, upload: Upload, sizes: GraphSizes | None
+    ) -> None:
         assert not isinstance(draft.model, EagleHead), "a head is attached first"
         self._slots = slots
         self._upload = upload
@@ -52,15 +56,36 @@ class Drafting:
         sampling = slots.parameters.sampling
         uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are nobody's output yet
         self._sampler = Sampler(draft.model, sampling, history, counting=uncounted)
+        self.graphs: DraftGraphs | None = None
+        if sizes is not None:
+            own = draft_sizes(draft.spec.layers, max(1, draft.weight_bytes // dtype.itemsize), sizes)
+            states = torch.zeros(max(own.entries), draft.spec.hidden, dtype=dtype, device=upload.device)
+            self.graphs = DraftGraphs(self._forward, self._sampler, own, states, slots.sizes.scratch, upload)
 
     def run(self, rows: DraftRows) -> None:
         """Enqueue the drafting behind a step that has sampled: drafts come to stand behind the slots' tokens."""
         self._reach.copy_(self._slots.history.known)
-        first = step_inputs(self._upload.send(input_columns(rows.first)))
-        hidden = self._forward.run(first.rows, rows.first.longest, self._slots.longest(rows.first))
+        graphs = self.graphs
+        shape = graphs.first.fitting(rows.first) if graphs is not None else None
+        size = graphs.fitting(rows.turn) if graphs is not None else 0
+        if graphs is not None and shape is not None:
+            graphs.first.replay(rows.first, shape)
+            states = graphs.states[: rows.first.entries]
+        else:
+            first = step_inputs(self._upload.send(input_columns(rows.first)))
+            hidden = self._forward.run(first.rows, rows.first.longest, self._slots.longest(rows.first))
+            states = hidden.index_select(0, first.last)
+            if graphs is not None and size:
+                graphs.states[: len(states)].copy_(states)
         if not rows.turns:
             return
-        states = hidden if rows.first.plain else hidden.index_select(0, first.last)
+        if graphs is not None and size:
+            graphs.replay(rows.turn, rows.turns, size)
+        else:
+            self._take_turns(rows, states)
+
+    def _take_turns(self, rows: DraftRows, states: Tensor) -> None:
+        """Every draft by launches of its own. states: behind the first pass, [rows of a turn, hidden]."""
         turn, entries = self._send_turn(rows.turn)
         longest = self._slots.longest(rows.turn)
         for left in range(rows.turns, 0, -1):

@@ -273,6 +273,7 @@ class Graphs:
     ) -> None:
         wanted = shapes(sizes)
         most = max(sizes.entries)
+        self.sizes = sizes
         self.states = states
         self.forward = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)

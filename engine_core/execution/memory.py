@@ -51,8 +51,8 @@ def step_peak(
     trial.prepare(LARGEST)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
-    if options.graphs is not None:
-        peak += kept_tokens(options.graphs) * spec.hidden * options.dtype.itemsize
+    for sizes, hidden in trial.graph_states():
+        peak += kept_tokens(sizes) * hidden * options.dtype.itemsize
     del trial
     gc.collect()
     torch.cuda.empty_cache()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine_core.execution.compilation import compile_all, rehearsal
+from engine_core.execution.draft_graphs import DraftGraphs
 from engine_core.execution.draft_rows import DraftRows, draft_rows
 from engine_core.execution.drafting import Draft, Drafting
 from engine_core.execution.forward import Forward, Network
@@ -98,7 +99,9 @@ class Runner:
         self._draft_tokens = 0 if draft is None else draft.tokens
         self._drafting: Drafting | None = None
         if draft is not None:
-            self._drafting = Drafting(draft, self._slots, options.blocks, options.dtype, self._upload)
+            self._drafting = Drafting(
+                draft, self._slots, options.blocks, options.dtype, self._upload, options.graphs
+            )
         self._graphs: Graphs | None = None
         if options.graphs is not None:
             states = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
@@ -122,6 +125,10 @@ class Runner:
 
     def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
         """Trial steps with drafts made behind them, where there is a draft model."""
+    def graph_states(self) -> list[tuple[GraphSizes, int]]:
+        """Sizes of the graphs there are, of the model and of the draft model, with the width of what each keeps."""
+        return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]
+
         return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
 
     def reset(self) -> None:
@@ -137,23 +144,25 @@ class Runner:
         with rehearsal(compilers) as missing:
             for plan in plans:
                 self.launch(plan)
-            if self._graphs is not None:
-                self._graphs.rehearse()
+            for graphs in self._all_graphs():
+                graphs.rehearse()
         compile_all(missing, self.options.device)
 
     @torch.inference_mode()
     def prepare(self, rank: int = USUAL) -> None:
         """Capture the graphs up to a rank: the largest, which decide the memory, or all that a server starts with."""
-        while self._graphs is not None and self._graphs.next_rank <= rank:
-            self._graphs.capture()
+        for graphs in self._all_graphs():
+            while graphs.next_rank <= rank:
+                graphs.capture()
 
     @torch.inference_mode()
     def prepare_more(self) -> bool:
         """Capture one more graph if any is left, between steps; says whether there was one."""
-        if self._graphs is None or not self._graphs.waiting:
-            return False
-        self._graphs.capture()
-        return True
+        for graphs in self._all_graphs():
+            if graphs.waiting:
+                graphs.capture()
+                return True
+        return False
 
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step without masks. Plans are launched in order; a plan is trusted."""
@@ -255,6 +264,11 @@ class Runner:
 
     def _rows_to_draft(self, drafting: bytes) -> DraftRows | None:
         """Of a plan's column: the same object while it stays the same."""
+    def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
+        """Those of a step and those of drafting, as far as there are any."""
+        drafting = None if self._drafting is None else self._drafting.graphs
+        return tuple([graphs for graphs in (self._graphs, drafting) if graphs is not None])
+
         if not drafting:
             return None
         if self._draft_rows is None or self._draft_rows[0] != drafting:

@@ -106,6 +106,8 @@ class SlotTable:
         self._block_counts = np.zeros(slots, np.int64)
         self._decodes = np.zeros(slots, bool)
         self._decoding = decode_rows(np.zeros(0, np.int32))
+        # With the drafts of the last step that had some: where executors made them, every step names the same ids.
+        self._drafted: tuple[HostRows, tuple[bytes, bytes], HostRows] | None = None
         self._upload = upload
 
     def reset(self) -> None:
@@ -125,10 +127,15 @@ class SlotTable:
             self._decoding = decode_rows(self._decodes.nonzero()[0].astype(np.int32))
 
     def rows(self, plan: StepPlan) -> HostRows:
-        """The step's rows: the same object while the same slots decode and nothing else runs."""
+        """The step's rows: the same object while the same slots decode, with the same drafts, and nothing else runs."""
         if not (plan.chunks or plan.drafts):
             return self._decoding
-        return mixed_rows(self._decoding.slots, plan)
+        if plan.chunks:
+            return mixed_rows(self._decoding.slots, plan)
+        key = plan.drafts, plan.draft_ids
+        if self._drafted is None or self._drafted[0] is not self._decoding or self._drafted[1] != key:
+            self._drafted = self._decoding, key, mixed_rows(self._decoding.slots, plan)
+        return self._drafted[2]
 
     def longest(self, rows: HostRows) -> int:
         """Keys that the longest row may have: what its blocks hold."""

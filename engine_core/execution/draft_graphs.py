@@ -1,0 +1,172 @@
+"""CUDA graphs of drafting: what the draft model runs first, the first draft of each row, and every further one.
+
+The first pass has graphs as a step's forward pass has, by its tokens. Behind it all rows have one token a turn: one
+graph samples the drafts behind the first pass, another runs and samples those behind the drafts before; the latter is
+replayed once for each further draft. They share a memory pool, since they never run at the same time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine_core.execution.forward import Forward
+from engine_core.execution.graphs import (
+    LARGEST,
+    MIXED_MOST,
+    RARE,
+    REHEARSED,
+    ForwardGraphs,
+    GraphSizes,
+    Memory,
+    Shape,
+    capture_order,
+    decode_sizes,
+    entry_lengths,
+    graph_sizes,
+    mixed_sizes,
+    shapes,
+    size_of,
+)
+from engine_core.execution.rows import (
+    HostRows,
+    Packing,
+    entry_columns,
+    entry_padding,
+    input_columns,
+    input_padding,
+    step_inputs,
+)
+from engine_core.execution.sampler import Sampler
+from engine_core.execution.transfer import Upload
+from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
+
+LACKED = 2  # positions of a row, as a rule: see `StepPlan.drafting`
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What samples the first draft of each row, and what makes the next one."""
+
+    begin: torch.cuda.CUDAGraph
+    go_on: torch.cuda.CUDAGraph
+
+
+def draft_sizes(layers: int, weights: int, sizes: GraphSizes) -> GraphSizes:
+    """For a draft model of so many layers and weights, beside a model with these graphs: the first pass has some at
+    least as far as every row lacks what it lacks as a rule."""
+    seqs = sizes.rows
+    own = graph_sizes(layers, weights, seqs, MIXED_MOST, sizes.max_context).mixed
+    most = max(LACKED * seqs, own[-1] if own else 0)
+    mixed = mixed_sizes(2 * max(most, 16))
+    return GraphSizes(
+        decode=decode_sizes(seqs),
+        mixed=mixed[: 1 + bisect_left(mixed, most)],
+        entries=decode_sizes(seqs),
+        rows=seqs,
+        max_context=sizes.max_context,
+    )
+
+
+class DraftGraphs:
+    """The graphs of one draft model and the order of their captures."""
+
+    def __init__(
+        self, forward: Forward, sampler: Sampler, sizes: GraphSizes, states: Tensor, scratch: int, upload: Upload
+    ) -> None:
+        wanted = shapes(sizes)
+        self.first = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
+        self.sizes = sizes
+        self.states = states  # [entries, hidden]
+        self.replays = 0  # of turns
+        self._forward, self._sampler = forward, sampler
+        self._max_context = sizes.max_context
+        self._scratch = scratch
+        self._upload = upload
+        self._packing = Packing((*turn_shape(len(states)).lengths, *entry_lengths(len(states))))
+        self._packed = torch.zeros(self._packing.size, dtype=torch.int32, device=upload.device)
+        self._sent: tuple[HostRows, int] | None = None  # what stands in `_packed`
+        self._turns: dict[int, Turns] = {}
+        self._captured: list[int] = []  # rows, ascending
+        self._memory = Memory(upload.device)
+        self._waiting = deque(capture_order(wanted, sizes.entries))
+
+    @property
+    def next_rank(self) -> int:
+        """Rank of the next to be captured, beyond all ranks if there is none."""
+        return self._waiting[0][0] if self._waiting else RARE + 1
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def capture(self) -> None:
+        """Make the next graphs. No step may stand between its halves."""
+        _, what = self._waiting.popleft()
+        if isinstance(what, Shape):
+            self.first.capture(what, self._memory)
+            return
+        begin, go_on = self._work(what)
+        self._turns[what] = Turns(self._memory.capture(begin)[0], self._memory.capture(go_on)[0])
+        insort(self._captured, what)
+
+    def rehearse(self) -> None:
+        """Run once what graphs of each kind and of very different sizes hold."""
+        for rank, what in tuple(self._waiting):
+            if rank == LARGEST or size_of(what) in REHEARSED:
+                for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):
+                    work()
+
+    def fitting(self, rows: HostRows) -> int:
+        """The smallest captured size that holds the rows of a turn, 0 if there is none."""
+        at = bisect_left(self._captured, rows.rows)
+        return self._captured[at] if at < len(self._captured) else 0
+
+    def replay(self, rows: HostRows, turns: int, size: int) -> None:
+        """Enqueue so many drafts of each row, from `states` on."""
+        if self._sent is None or self._sent[0] is not rows or self._sent[1] != size:
+            columns = *input_columns(rows), *entry_columns(rows, None)
+            padding = *input_padding(rows, self._scratch), *entry_padding(rows, self._scratch)
+            packed = self._packing.pack(columns, turn_lengths(size), padding)
+            self._upload.put(packed, self._packed)
+            self._sent = rows, size
+        graphs = self._turns[size]
+        graphs.begin.replay()
+        for _ in range(turns - 1):
+            graphs.go_on.replay()
+        self.replays += turns
+
+    def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
+        """What the two graphs of a size hold, over rows of nobody."""
+        self._sent = None
+        views = tuple(self._packing.views(self._packed, turn_lengths(size)))
+        shape = turn_shape(size)
+        inputs, entries = step_inputs(views[: len(shape.lengths)]), Entries(*views[len(shape.lengths) :])
+        self._packed.zero_()
+        inputs.rows.slots.fill_(self._scratch)
+        entries.slots.fill_(self._scratch)
+        entries.drafts.fill_(NO_DRAFT)
+        entries.masks.fill_(NO_MASK)
+        forward, sampler, states, max_context = self._forward, self._sampler, self.states[:size], self._max_context
+
+        def begin() -> object:
+            return sampler.run(states, entries, scored=False)
+
+        def go_on() -> object:
+            return sampler.run(forward.run(inputs.rows, 1, max_context), entries, scored=False)
+
+        return begin, go_on
+
+
+def turn_shape(size: int) -> Shape:
+    return Shape(size, size, size, True)
+
+
+def turn_lengths(size: int) -> tuple[int, ...]:
+    """Of the columns of a turn: those of its inputs and of its entries."""
+    return *turn_shape(size).lengths, *entry_lengths(size)
