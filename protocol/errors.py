@@ -3,6 +3,7 @@
     PenstockError
     ├── RequestError                 one request is wrong or cannot be served; carries HTTP status and OpenAI error type
     │   ├── InvalidRequest           400 invalid_request_error
+    │   │   ├── GrammarFailure       400 invalid_request_error, code "grammar_failed"
     │   │   ├── NotBuilt             400 invalid_request_error, code "unsupported"
     │   │   └── UnsupportedSchema    400 invalid_request_error, code "unsupported_schema"
     │   ├── Unauthorized             401 authentication_error
@@ -58,6 +59,14 @@ class NotBuilt(InvalidRequest):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="unsupported")
+
+
+class GrammarFailure(InvalidRequest):
+    """The automaton of this request's output met a limit while it ran: the structure asks for more than is served, and
+    would again. What was said until then followed it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="grammar_failed")
 
 
 class UnsupportedSchema(InvalidRequest):
@@ -124,10 +133,6 @@ class Overloaded(RequestError):
 
 class EngineFailure(RequestError):
     """The engine failed this request (non-finite logits, a lost process); a retry may succeed."""
-
-
-class GrammarFailure(EngineFailure):
-    """The automaton of this request's output failed while it ran: a limit, or a token that it does not allow."""
 
 
 class Unavailable(RequestError):

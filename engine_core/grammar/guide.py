@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import GrammarFailure
+from protocol.errors import EngineFailure, GrammarFailure
 from protocol.messages import Automaton
 
 LONGEST_RUN = 64  # forced tokens looked at in one go
@@ -50,8 +50,8 @@ class Guide:
     def advance(self, token_ids: list[int]) -> None:
         """Take tokens of the output, in order; the end-of-sequence token too, if one came.
 
-        Raises GrammarFailure for a token that the automaton does not allow and for an error of its own; the guide is
-        of no use afterwards.
+        Raises GrammarFailure for an error of the automaton, EngineFailure for a token that no mask allowed; the guide
+        is of no use afterwards.
         """
         if self._failure:
             raise GrammarFailure(self._failure)
@@ -137,13 +137,13 @@ class Guide:
         for token in token_ids:
             if token in ends:
                 if not (self.ended or self.matcher.is_accepting()):
-                    raise GrammarFailure("the output ended inside its structure")
+                    raise EngineFailure("the output ended inside its structure")
                 self.ended = True
             elif self.ended:
-                raise GrammarFailure("the output went on after its end")
+                raise EngineFailure("the output went on after its end")
             elif not consume(token):
                 check(self.matcher)
-                raise GrammarFailure(f"token {token} is not allowed here")
+                raise EngineFailure(f"token {token} is not allowed here")
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

@@ -13,7 +13,7 @@ from engine_core.scheduling.guessing import fill_told
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import Flight, Judged, State
 from engine_core.scheduling.stops import NON_FINITE, verdict
-from protocol.errors import GrammarFailure
+from protocol.errors import EngineFailure, GrammarFailure
 from protocol.messages import Finish
 from protocol.steps import REJECTED, StepResult
 
@@ -72,7 +72,7 @@ def judge(choice: Choice, before: int, tokens: list[int]) -> Judged | None:
         if token == NON_FINITE:
             return Judged(choice, count - 1, Finish.ERROR, error=NOT_FINITE)
         if guide is not None and guide.failed:  # whatever was said under its last mask
-            return Judged(choice, count - 1, Finish.ERROR, error=guide.failure)
+            return Judged(choice, count - 1, Finish.GRAMMAR, error=guide.failure)
         finish = verdict(request, token, before + count)
         if finish != Finish.NONE:
             named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
@@ -82,6 +82,8 @@ def judge(choice: Choice, before: int, tokens: list[int]) -> Judged | None:
         try:
             guide.advance([token])
         except GrammarFailure as error:  # guard: design 7, one request's automaton
+            return Judged(choice, count - 1, Finish.GRAMMAR, error=error.message)
+        except EngineFailure as error:  # guard: the same
             return Judged(choice, count - 1, Finish.ERROR, error=error.message)
         if guide.ended or (guide.finished and not can_end(request, before + count)):
             return Judged(choice, count, Finish.STOP)

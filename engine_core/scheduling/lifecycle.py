@@ -95,7 +95,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     match finish:
         case Finish.ABORT:
             state.totals.aborted += 1
-        case Finish.ERROR:
+        case Finish.ERROR | Finish.GRAMMAR:
             state.totals.failed += 1
         case _:
             state.totals.finished += 1

@@ -71,6 +71,7 @@ def test_every_cell_gives_the_same_structured_tokens(cell: Cell, expected: dict[
         key: answer.token_ids for key, answer in expected.items()
     }
     assert [answer.finish for answer in found.values()].count(Finish.ERROR) == 0
+    assert [answer.finish for answer in found.values()].count(Finish.GRAMMAR) == 0
     assert engine.scheduled is not None
     assert (engine.scheduled.accepted_tokens > 0) == cell.drafts
     assert (engine.scheduled.preemptions > 0) == (cell.blocks == 16)

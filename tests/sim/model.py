@@ -98,7 +98,7 @@ def rollout(
             try:
                 guide.advance([token])
             except GrammarFailure:
-                return output[:-1], Finish.ERROR
+                return output[:-1], Finish.GRAMMAR
             if guide.ended or (guide.finished and EOS not in ends):
                 return output, Finish.STOP
 

@@ -113,7 +113,7 @@ class Record:
                 assert seen.tokens == tokens[: len(seen.tokens)]
                 assert life.stop_at is not None
                 assert len(seen.tokens) >= min(life.stop_at, len(tokens))
-            assert (seen.error is not None) == (seen.finish == Finish.ERROR)
+            assert (seen.error is not None) == (seen.finish in (Finish.ERROR, Finish.GRAMMAR))
             assert world.prefix_caching or not seen.cached
             assert message.stop_strings or not seen.drafted_early, "drafts are told with the last row"
             self._verify_scores(life, index, seen)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from engine_core.grammar.guide import Guide, first_line, follow
-from protocol.errors import GrammarFailure
+from protocol.errors import EngineFailure, GrammarFailure
 from protocol.messages import Automaton
 from tests.engine_core.grammar.vocabulary import END, allowed, guide, ids, tokens
 
@@ -40,14 +40,14 @@ def test_an_end_inside_the_structure_is_a_failure() -> None:
     found = guide("json_schema", PERSON)
     found.advance(ids('{"name"'))
     assert not found.accepting
-    with pytest.raises(GrammarFailure, match="inside its structure"):
+    with pytest.raises(EngineFailure, match="inside its structure"):
         found.advance([END])
 
 
 def test_nothing_but_ends_follows_an_end() -> None:
     found = guide("regex", "a+")
     found.advance([*ids("aa"), END, END])
-    with pytest.raises(GrammarFailure, match="after its end"):
+    with pytest.raises(EngineFailure, match="after its end"):
         found.advance(ids("a"))
 
 

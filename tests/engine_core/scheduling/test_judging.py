@@ -58,7 +58,7 @@ def test_the_next_masks_can_be_made_before_a_result_is_applied() -> None:
     [
         (FREE, None, {"max_tokens": 1}, Finish.LENGTH),
         (Automaton(source="1 1 0"), None, {"max_tokens": 9}, Finish.STOP),
-        (Automaton(source="1 100 1"), None, {"max_tokens": 9}, Finish.ERROR),
+        (Automaton(source="1 100 1"), None, {"max_tokens": 9}, Finish.GRAMMAR),
         (FREE, -1, {"max_tokens": 9}, Finish.ERROR),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_choice_ends_the_same_whether_its_guide_was_early(
     server.scheduler.apply(result(1, [said]), 0.0)
     seen = server.seen(1)
     assert seen.finish == finish
-    assert len(seen.tokens) == (0 if finish == Finish.ERROR else 1)
+    assert len(seen.tokens) == (0 if finish in (Finish.ERROR, Finish.GRAMMAR) else 1)
     if token == -1:
         assert seen.error == NOT_FINITE
 
@@ -86,7 +86,7 @@ def test_a_guide_that_failed_ends_its_choice_before_anything_else_is_looked_at()
     guide.failed, guide.failure = True, "out of fuel"
     server.scheduler.apply(result(1, [EOS]), 0.0)
     seen = server.seen(1)
-    assert (seen.finish, seen.tokens, seen.error) == (Finish.ERROR, [], "out of fuel")
+    assert (seen.finish, seen.tokens, seen.error) == (Finish.GRAMMAR, [], "out of fuel")
 
 
 def test_a_result_of_another_epoch_moves_no_guide() -> None:

@@ -182,7 +182,7 @@ def test_a_guide_that_fails_ends_its_request_and_no_other(depth: int) -> None:
     other = server.submit(PROMPT, max_tokens=LONG, automaton=Automaton(source="1 100 0"))
     server.run(depth)
     seen = server.seen(bad)
-    assert seen.finish == Finish.ERROR
+    assert seen.finish == Finish.GRAMMAR
     assert seen.error == "made to fail"
     assert seen.tokens == truth(bad, Automaton(source="1 100 0"))[0][:3]
     assert server.seen(other).tokens == truth(other, FREE)[0]

@@ -207,6 +207,17 @@ async def test_a_failure_before_the_first_token(finish: Finish) -> None:
         check_error(answer.json(), "server_error" if finish == Finish.ERROR else "service_unavailable", None)
 
 
+async def test_a_structure_that_cannot_be_followed_is_the_requests_own_fault() -> None:
+    rows = [[Row(tokens=0, finish=Finish.GRAMMAR, extra={"error": "too many states"})]]
+    for stream in (True, False):
+        async with client(service(FakePort(answering(lambda request: rows)))) as http:
+            answer = await http.post(CHAT, json=HELLO | {"stream": stream})
+        assert answer.status_code == 400
+        check_error(answer.json(), "invalid_request_error", None)
+        assert answer.json()["error"]["code"] == "grammar_failed"
+        assert "too many states" in answer.json()["error"]["message"]
+
+
 async def test_a_failure_in_a_stream_is_its_last_frame() -> None:
     def steps(request: SubmitText) -> list[list[Row]]:
         fine = [Row(text="a", choice=c, extra={"prompt_tokens": 1}) for c in range(2)]

@@ -86,7 +86,7 @@ def test_an_automaton_that_fails_is_an_answer(peer) -> None:
     guides.take(peer, SubmitTokens(id=1, token_ids=b"", sampling=Sampling(), automaton=Automaton(source="x y")))
     (admitted,) = guides.admit()
     assert isinstance(admitted.guide, GrammarFailure)
-    assert rejection(admitted).status == 500
+    assert (rejection(admitted).status, rejection(admitted).code) == (400, "grammar_failed")
     assert guides.statistics().failed == 1
     assert guides.statistics().remembered == 0
 
