@@ -1,9 +1,10 @@
-"""What drafts are worth on a CPU: `python -m benchmarks.speculation --output benchmarks/results/speculation_cpu.json`
+"""What drafts are worth to the embedded model: `python -m benchmarks.speculation`, and with `--device cuda` on a GPU.
 
-The embedded model repeats lists of made-up words, one request at a time, greedy. Two servers, with and without prompt
-lookup, are asked in turn, so that what else the machine does falls on both: `plain` and `prediction` (the list is sent
-along) on the one without, `ngram` on the other. Times are of whole requests, prompt included. The answers are the same
-to the last byte, or the measurement fails.
+It is asked one request at a time, greedy: to repeat lists of made-up words (`copy`), and the questions of the canary
+(`chat`). Servers without drafts, with prompt lookup, with the model's own draft and with its EAGLE head run side by
+side and are asked in turn, so that what else the machine does falls on all; `prediction` sends the list along to the
+server without drafts. Times are of whole requests, prompt included. On a CPU the answers are the same to the last byte,
+or the measurement fails; on a GPU, whose products round by the number of rows, those that differ are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,25 +27,43 @@ import msgspec
 
 from benchmarks.cpu_embedded import cpu_model, versions, write
 from benchmarks.demo_model.lexicon import pseudo_word
+from benchmarks.h200 import device
+from benchmarks.load.run import ROOT
 from benchmarks.serve import commit, machine
 from benchmarks.server import serving
+from engine_core.embedded import draft_folder, eagle_folder
 
-RESULTS = Path(__file__).parent / "results" / "speculation_cpu.json"
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 8}'
+RESULTS = Path(__file__).parent / "results"
+OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "speculation_cpu.json",
+                               "cuda": RESULTS / "h200" / "speculation" / "embedded.json"}  # fmt: skip
+SERVERS: Mapping[str, str] = {
+    "plain": "",
+    "ngram": '{"method": "ngram", "num_speculative_tokens": 8}',
+    "draft_model": json.dumps({"method": "draft_model", "model": str(draft_folder()), "num_speculative_tokens": 4}),
+    "eagle": json.dumps({"method": "eagle", "model": str(eagle_folder()), "num_speculative_tokens": 4}),
+}  # options by server
 ASK = "Please repeat this list: "
 LONGEST = 400  # tokens of an answer
-GOAL = 2.0  # times the speed without drafts
+GOAL = 2.0  # times the speed without drafts, of prompt lookup on copies
+CANARY = ROOT / "tests" / "canary.jsonl"
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way to ask: of which server, and whether with the answer to be expected."""
+    """One way to ask: which server, whether with the answer to be expected, and what."""
 
     name: str
-    lookup: bool
-    predicted: bool
+    server: str
+    predicted: bool = False
+    loads: tuple[str, ...] = ("copy", "chat")
 
 
-WAYS = (Way("plain", False, False), Way("prediction", False, True), Way("ngram", True, False))
+WAYS = (
+    Way("plain", "plain"),
+    Way("prediction", "plain", True, ("copy",)),
+    Way("ngram", "ngram"),
+    Way("draft_model", "draft_model"),
+    Way("eagle", "eagle"),
+)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -57,8 +77,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """All answers of one way."""
+    """All answers of one way to one load."""
 
+    load: str
     way: str
     requests: int
     tokens: int
@@ -67,6 +88,8 @@ class Figures(msgspec.Struct, frozen=True):
     speedup: float  # over `plain`
     accepted: int  # drafts, all rounds
     rejected: int
+    acceptance: float  # share of drafts
+    differing: int = 0  # answers that are not those of the first way
 
 
 def lists(count: int, words: int, seed: int) -> list[str]:
@@ -81,12 +104,18 @@ def lists(count: int, words: int, seed: int) -> list[str]:
     return found
 
 
-def ask(url: str, text: str, *, predicted: bool) -> Asked:
-    """Have the list repeated, with its text as prediction if wanted."""
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": ASK + text}], "temperature": 0,
-                            "max_tokens": LONGEST}  # fmt: skip
+def questions(count: int) -> list[str]:
+    """Of the canary, those of a single turn, evenly picked."""
+    asked = [json.loads(line)["messages"] for line in CANARY.read_text().splitlines()]
+    found = [messages[0]["content"] for messages in asked if len(messages) == 1 and messages[0]["role"] == "user"]
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def ask(url: str, text: str, *, predicted: str = "") -> Asked:
+    """The answer to a user's message, with what is predicted of it."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": LONGEST}
     if predicted:
-        body["prediction"] = {"type": "content", "content": text}
+        body["prediction"] = {"type": "content", "content": predicted}
     request = urllib.request.Request(
         url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -102,74 +131,108 @@ def ask(url: str, text: str, *, predicted: bool) -> Asked:
     )  # fmt: skip
 
 
-def measure(urls: dict[bool, str], texts: Sequence[str], rounds: int) -> dict[str, list[list[Asked]]]:
-    """Answers by way, by text, by round. Every way asks for a text before the next text comes; one round is not kept.
-
-    Raises ValueError when two answers to one text differ.
-    """
-    found: dict[str, list[list[Asked]]] = {way.name: [[] for _ in texts] for way in WAYS}
+def measure(
+    urls: Mapping[str, str], ways: Sequence[Way], loads: Mapping[str, Sequence[str]], rounds: int
+) -> dict[tuple[str, str], list[list[Asked]]]:
+    """Answers by load and way, by text, by round. Every way asks for a text before the next text comes; one round is
+    not kept."""
+    found: dict[tuple[str, str], list[list[Asked]]] = {
+        (load, way.name): [[] for _ in texts] for load, texts in loads.items() for way in ways if load in way.loads
+    }
     for number in range(rounds + 1):
-        for place, text in enumerate(texts):
-            answers = {way.name: ask(urls[way.lookup], text, predicted=way.predicted) for way in WAYS}
-            if len({answer.text for answer in answers.values()}) != 1:
-                raise ValueError(f"drafts changed the answer to list {place}: {answers}")
-            for name, answer in answers.items():
-                if number:
-                    found[name][place].append(answer)
+        for load, texts in loads.items():
+            for place, text in enumerate(texts):
+                for way in ways:
+                    if load in way.loads:
+                        asked = ASK + text if load == "copy" else text
+                        answer = ask(urls[way.server], asked, predicted=text if way.predicted else "")
+                        if number:
+                            found[load, way.name][place].append(answer)
     return found
 
 
-def figures(found: dict[str, list[list[Asked]]]) -> list[Figures]:
-    """What each way came to; the first one is what the others are compared with."""
+def figures(found: Mapping[tuple[str, str], Sequence[Sequence[Asked]]]) -> list[Figures]:
+    """What each way came to; the first one of a load is what the others are compared with."""
     rows: list[Figures] = []
-    for way, texts in found.items():
+    first: dict[str, Figures] = {}
+    said: dict[str, list[str]] = {}
+    for (load, way), texts in found.items():
         seconds = sum(median(answer.seconds for answer in answers) for answers in texts)
         tokens = sum(answers[0].tokens for answers in texts)
         every = [answer for answers in texts for answer in answers]
-        rows.append(Figures(
-            way=way, requests=len(every), tokens=tokens, seconds=round(seconds, 4),
+        expected = said.setdefault(load, [answers[0].text for answers in texts])
+        accepted, rejected = sum(answer.accepted for answer in every), sum(answer.rejected for answer in every)
+        row = Figures(
+            load=load, way=way, requests=len(every), tokens=tokens, seconds=round(seconds, 4),
             tokens_per_second=round(tokens / seconds, 1),
-            speedup=round((rows[0].seconds if rows else seconds) / seconds, 2),
-            accepted=sum(answer.accepted for answer in every), rejected=sum(answer.rejected for answer in every),
-        ))  # fmt: skip
+            speedup=round((first[load].seconds if load in first else seconds) / seconds, 2),
+            accepted=accepted, rejected=rejected, acceptance=round(accepted / max(1, accepted + rejected), 4),
+            differing=sum(
+                answer.text != text for answers, text in zip(texts, expected, strict=True) for answer in answers
+            ),
+        )  # fmt: skip
+        first.setdefault(load, row)
+        rows.append(row)
     return rows
 
 
 def table(rows: Sequence[Figures]) -> str:
-    lines = [f"{'way':<12}{'tokens/s':>10}{'speed-up':>10}{'accepted':>10}{'rejected':>10}"]
+    lines = [f"{'load':<6}{'way':<13}{'tokens/s':>10}{'speed-up':>10}{'accepted':>10}{'rejected':>10}{'differ':>8}"]
     lines += [
-        f"{row.way:<12}{row.tokens_per_second:>10.1f}{row.speedup:>9.2f}x{row.accepted:>10}{row.rejected:>10}"
+        f"{row.load:<6}{row.way:<13}{row.tokens_per_second:>10.1f}{row.speedup:>9.2f}x{row.accepted:>10}"
+        f"{row.rejected:>10}{row.differing:>8}"
         for row in rows
     ]
     return "\n".join(lines)
 
 
+def arguments_of(device: str, threads: int) -> list[str]:
+    """Of each server."""
+    common = ["--device", device, "--api-processes", "1", "--tokenizer-processes", "1",
+              "--kv-cache-memory", str(256 << 20)]  # fmt: skip
+    return [*common, "--cpu-threads", str(threads)] if device == "cpu" else common
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=tuple(OUTPUTS), default="cpu")
+    parser.add_argument("--ways", default=",".join(way.name for way in WAYS), help="with commas; plain is always there")
     parser.add_argument("--lists", type=int, default=8, help="lists to repeat")
     parser.add_argument("--words", type=int, default=16, help="of each list")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each list is asked for and measured")
+    parser.add_argument("--questions", type=int, default=12, help="of the canary")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each text is asked and measured")
     parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of each server")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each server on a CPU")
+    parser.add_argument("--output", type=Path, help="default: by the device, in benchmarks/results")
+    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the servers are ended, too
-    common = ["--device", "cpu", "--cpu-threads", str(options.threads), "--api-processes", "1",
-              "--tokenizer-processes", "1", "--kv-cache-memory", str(256 << 20)]  # fmt: skip
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    texts = lists(options.lists, options.words, options.seed)
-    with serving(common) as plain, serving([*common, "--speculative-config", NGRAM]) as lookup:
-        found = measure({False: plain.url, True: lookup.url}, texts, options.rounds)
+    ways = [way for way in WAYS if way.name in ("plain", *options.ways.split(","))]
+    loads = {"copy": lists(options.lists, options.words, options.seed), "chat": questions(options.questions)}
+    with ExitStack() as running:
+        urls, chip = {}, ""
+        for name in dict.fromkeys(way.server for way in ways):
+            extra = ["--speculative-config", SERVERS[name]] if SERVERS[name] else []
+            server = running.enter_context(serving([*arguments_of(options.device, options.threads), *extra]))
+            urls[name], chip = server.url, chip or device(server)
+        found = measure(urls, ways, loads, options.rounds)
     rows = figures(found)
     print(table(rows))
-    write(options.output, {
-        "started": started, "commit": commit(), "machine": machine() | {"cpu": cpu_model()}, "versions": versions(),
-        "model": "embedded", "workload": "lists of made-up words repeated, one request at a time, greedy",
-        "lists": options.lists, "words": options.words, "rounds": options.rounds, "threads": options.threads,
-        "concurrency": 1, "cache": "prompts are cached from the first round on, which is not counted",
-        "speculative_config": NGRAM, "goal": GOAL, "figures": rows,
+    write(options.output or OUTPUTS[options.device], {
+        "started": started, "commit": options.commit or commit(), "machine": machine() | {"cpu": cpu_model()},
+        "chip": chip, "versions": versions(), "model": "embedded",
+        "workload": "copy: lists of made-up words repeated; chat: the canary's questions; one at a time, greedy",
+        "lists": options.lists, "words": options.words, "questions": options.questions, "rounds": options.rounds,
+        "threads": options.threads, "concurrency": 1,
+        "cache": "prompts are cached from the first round on, which is not counted",
+        "speculative_config": {name: json.loads(SERVERS[name]) for name in urls if SERVERS[name]}, "goal": GOAL,
+        "figures": rows,
     })  # fmt: skip
-    return int(min(row.speedup for row in rows[1:]) < GOAL)
+    if options.device == "cpu" and any(row.differing for row in rows):
+        print("drafts changed an answer", file=sys.stderr)
+        return 1
+    return int(any(row.speedup < GOAL for row in rows if (row.load, row.way) == ("copy", "ngram")))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from engine_core.grammar.guide import Guide
 from engine_core.grammar.masks import MaskStore
 from engine_core.grammar.tokens import GrammarTokens
 from engine_core.loading import load
+from engine_core.loading.heads import load_head
 from engine_core.models.registry import build
 from engine_core.models.spec import read_spec
 from engine_core.scheduling.options import SchedulingOptions
@@ -35,7 +36,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     depth: int = 2
     drafts: bool = True  # whatever is proposed is sent
-    method: str = "none"  # or "ngram" or "draft_model", beside forced runs and predictions
+    method: str = "none"  # or "ngram", "draft_model" or "eagle", beside forced runs and predictions
     draft_tokens: int = 4
     prefix_caching: bool = True
     blocks: int = 2048  # few of them force preemption
@@ -91,6 +92,10 @@ class Engine:
             drafter = build(spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
             load(drafter, draft, load_format, 1)
             self._draft = Draft(drafter, spec, cell.draft_tokens)
+        if cell.method == "eagle":
+            assert draft is not None
+            head = load_head(draft, self._model, MAX_MODEL_LEN, load_format, 1)
+            self._draft = Draft(head, head.spec.layers, cell.draft_tokens)
         self.scheduled: SchedulerStatistics | None = None  # of the last batch
         self.masked: Masked | None = None
 
@@ -153,7 +158,6 @@ def run(
             filled = store.fill(work.step, applied, work.rows)
             masked.rows += len(work.rows)
             masked.seconds += time.perf_counter() - began
-            scheduler.masked(work.step)
             columns = {name: getattr(filled, name) for name in filled.__struct_fields__}
             masks[work.step] = StepMasks(step=work.step, epoch=work.epoch, **columns)
 

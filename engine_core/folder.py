@@ -17,6 +17,7 @@ from protocol.errors import ConfigError, ModelError
 
 EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
 EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
+EMBEDDED_EAGLE = "penstock-demo-eagle"  # and of its EAGLE head
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
 NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
@@ -58,11 +59,11 @@ def resolve(model: str, revision: str = "") -> Path:
 
 
 def resolve_draft(model: str) -> Path:
-    """The folder of a draft model, as `resolve` finds it, or the embedded model's draft by its name."""
-    if model == EMBEDDED_DRAFT and not Path(model).is_dir():
-        from engine_core.embedded import draft_folder
+    """The folder of a draft model or a head, as `resolve` finds it, or one of the embedded model's by its name."""
+    if model in (EMBEDDED_DRAFT, EMBEDDED_EAGLE) and not Path(model).is_dir():
+        from engine_core.embedded import draft_folder, eagle_folder
 
-        return draft_folder()
+        return draft_folder() if model == EMBEDDED_DRAFT else eagle_folder()
     return resolve(model)
 
 

@@ -10,8 +10,7 @@ import msgspec
 from protocol.errors import ConfigError
 
 FLAG = "--speculative-config"
-METHODS = ("none", "ngram", "draft_model")
-NOT_BUILT = ("eagle",)
+METHODS = ("none", "ngram", "draft_model", "eagle")
 WITH_MODEL = ("draft_model", "eagle")  # the executors draft, by a model of their own
 # Whole numbers: the least and the most that each may be.
 BOUNDS: Mapping[str, tuple[int, int]] = {
@@ -27,9 +26,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     Names as in vLLM's `--speculative-config`.
     """
 
-    method: str = "none"  # or "ngram": prompt lookup; "draft_model": a smaller model with the same tokenizer
+    method: str = "none"  # or "ngram": prompt lookup; "draft_model": a smaller model with the same tokenizer;
+    # "eagle": a head that reads the model's hidden states
     num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
-    model: str = ""  # of "draft_model": a folder in Hugging Face layout, a hub id, or penstock-demo-draft
+    model: str = ""  # of both: a folder in Hugging Face layout or a hub id; penstock-demo-draft, penstock-demo-eagle
     prompt_lookup_max: int = 4  # longest run of tokens that is looked up
     prompt_lookup_min: int = 2  # shortest
     synthetic_acceptance: float | None = None  # for benchmarks, makes output wrong: the chance that a draft is kept,
@@ -50,8 +50,6 @@ def read_speculative(text: str) -> SpeculativeConfig:
     if not isinstance(value, dict):
         raise ConfigError(FLAG, text, "it must be a JSON object")
     method = value.get("method")
-    if method in NOT_BUILT:
-        raise ConfigError(f"{FLAG} method", method, f"it is not built yet; built are {', '.join(METHODS)}")
     known = SpeculativeConfig.__struct_fields__
     for key, entry in value.items():
         if key not in known:

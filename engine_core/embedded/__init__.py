@@ -1,4 +1,4 @@
-"""The models that ship with Penstock: the demo model, and a draft for it. The recipe is benchmarks/demo_model/."""
+"""The models that ship with Penstock: the demo model, its draft and its EAGLE head, made by benchmarks/demo_model/."""
 
 from pathlib import Path
 
@@ -13,3 +13,8 @@ def demo_folder() -> Path:
 def draft_folder() -> Path:
     """Hugging Face folder of the demo model's draft: the same tokenizer, a tenth of the compute."""
     return _HERE / "draft"
+
+
+def eagle_folder() -> Path:
+    """Folder of the demo model's EAGLE head: 0.7 million parameters over the demo model's own states and embeddings."""
+    return _HERE / "eagle"

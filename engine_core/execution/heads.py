@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine_core.execution.capacity import block_bytes
+from engine_core.execution.drafting import Draft
 from engine_core.execution.pages import Pages, zeros
 from engine_core.models.decoder import Decoder
 from engine_core.models.eagle import EagleHead
@@ -41,9 +43,12 @@ def attach(head: EagleHead, blocks: int, block_size: int, known: Tensor) -> tupl
     return WatchedModel(target, head, pages), PagedHead(head, pages)
 
 
-def state_bytes(head: EagleHead, block_size: int, item_bytes: int) -> int:
-    """Memory of one block's states."""
-    return block_size * head.spec.layers.hidden * item_bytes
+def draft_block_bytes(draft: Draft, block_size: int, item_bytes: int) -> int:
+    """What drafting adds to a block: keys and values, and of a head the states that it reads."""
+    found = block_bytes(draft.spec, block_size, item_bytes)
+    if isinstance(draft.model, EagleHead):
+        found += block_size * draft.spec.hidden * item_bytes
+    return found
 
 
 class WatchedModel:

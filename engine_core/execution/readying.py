@@ -9,6 +9,7 @@ from engine_core.execution.drafting import Draft
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import crowded_steps, warm_steps, worst_step
 from engine_core.models.decoder import Decoder
+from engine_core.models.eagle import EagleHead
 
 
 def compile_steps(
@@ -27,14 +28,17 @@ def compile_steps(
     if options.device.type == "cpu":
         return
     short = model.shallow()
-    runner = Runner(short, short.spec, replace(options, blocks=0), None if draft is None else shallow_draft(draft))
+    few = None if draft is None else shallow_draft(draft, short)
+    runner = Runner(short, short.spec, replace(options, blocks=0), few)
     sizes = runner.sizes
     plans = [worst_step(sizes, tokens), *crowded_steps(sizes, tokens), *warm_steps(sizes, tokens)]
     runner.compile(runner.drafted(plans), compilers)
 
 
-def shallow_draft(draft: Draft) -> Draft:
-    """The same with one layer of each kind."""
+def shallow_draft(draft: Draft, model: Decoder) -> Draft:
+    """The same with one layer of each kind, beside the model with one of each kind."""
+    if isinstance(draft.model, EagleHead):
+        return replace(draft, model=draft.model.over(model))
     assert isinstance(draft.model, Decoder)
     short = draft.model.shallow()
     return replace(draft, model=short, spec=short.spec)

@@ -53,6 +53,7 @@ class RunnerOptions:
     max_model_len: int
     max_num_seqs: int
     graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
+    synthetic_acceptance: float | None = None  # chance of every draft, for benchmarks: see kernels/acceptance.py
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Runner:
             draft = replace(draft, model=head)
         self._model = model
         self._forward = Forward(model, history, self._slots.block_tables, cache)
-        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None)
+        rate = options.synthetic_acceptance
+        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate)
         self._draft_tokens = 0 if draft is None else draft.tokens
         self._drafting: Drafting | None = None
         if draft is not None:
@@ -123,12 +125,16 @@ class Runner:
     def graphs(self) -> Graphs | None:
         return self._graphs
 
-    def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
-        """Trial steps with drafts made behind them, where there is a draft model."""
+    @property
+    def draft_graphs(self) -> DraftGraphs | None:
+        return None if self._drafting is None else self._drafting.graphs
+
     def graph_states(self) -> list[tuple[GraphSizes, int]]:
         """Sizes of the graphs there are, of the model and of the draft model, with the width of what each keeps."""
         return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]
 
+    def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
+        """Trial steps with drafts made behind them, where there is a draft model."""
         return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
 
     def reset(self) -> None:
@@ -262,13 +268,12 @@ class Runner:
     def statistics(self) -> RunnerStatistics:
         return RunnerStatistics(self._steps, self._tokens, self._sampled, self._rejected, self._failed)
 
-    def _rows_to_draft(self, drafting: bytes) -> DraftRows | None:
-        """Of a plan's column: the same object while it stays the same."""
     def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
         """Those of a step and those of drafting, as far as there are any."""
-        drafting = None if self._drafting is None else self._drafting.graphs
-        return tuple([graphs for graphs in (self._graphs, drafting) if graphs is not None])
+        return tuple([graphs for graphs in (self._graphs, self.draft_graphs) if graphs is not None])
 
+    def _rows_to_draft(self, drafting: bytes) -> DraftRows | None:
+        """Of a plan's column: the same object while it stays the same."""
         if not drafting:
             return None
         if self._draft_rows is None or self._draft_rows[0] != drafting:

@@ -26,7 +26,8 @@ class Sampler:
     """The model's head over the slots' parameters. Nothing waits for the device, so a graph may hold it.
 
     own_drafts: whether drafts may be the device's own. counting: whose penalty counts take up the tokens; by default
-    those of all slots whose requests have penalties.
+    those of all slots whose requests have penalties. rate: of drafts that are kept whatever the model says, for
+    benchmarks alone.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Sampler:
         *,
         own_drafts: bool = False,
         counting: SlotSampling | None = None,
+        rate: float | None = None,
     ) -> None:
         self._model = model
         self._sampling = sampling
         self._counting = sampling if counting is None else counting
         self._history = history
         self._own_drafts = own_drafts
+        self._rate = rate
 
     def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
         """One token for each line of `states  # [entries, hidden]`; the slots take over those that count.
@@ -55,5 +58,5 @@ class Sampler:
         logits = self._model.logits(states)  # [entries, vocabulary]
         tokens = sample_entries(logits, entries, sampling, history)
         scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs) if scored else None
-        accept(tokens, entries, self._counting, history)
+        accept(tokens, entries, self._counting, history, self._rate)
         return Sampled(tokens, scores)

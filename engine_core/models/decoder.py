@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Protocol
@@ -99,7 +99,7 @@ class Decoder:
         positions: Tensor,
         attention: AttentionBatch,
         cache: Sequence[Pages],
-        taps: Collection[int],
+        taps: Sequence[int],
     ) -> tuple[Tensor, list[Tensor]]:
         """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first."""
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
@@ -108,7 +108,7 @@ class Decoder:
         tapped = []
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True)):
             if layer in taps:
-                tapped.append(delta if residual is None else delta + residual)
+                tapped += [delta if residual is None else delta + residual] * taps.count(layer)
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
         return add_rms_norm(delta, residual, self.norm.weight, self.norm.eps)[0], tapped

@@ -17,8 +17,10 @@ pair, too, with a state of zeros, so that keys stand where the token stands and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -187,6 +189,13 @@ class EagleHead:
         self._placement = target.placement
         self._head = FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
         self._rope = rope_table(spec.layers, length, target.placement.device)  # fp32 [length, head_dim]
+
+    def over(self, target: Decoder) -> EagleHead:
+        """The same head over as few of the target's layers as `Decoder.shallow` keeps, all of its ears at the first."""
+        short = copy(self)
+        short.target = target
+        short.spec = msgspec.structs.replace(self.spec, taps=(0,) * len(self.spec.taps))
+        return short
 
     def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
         """What the head is told of the target: of its `hidden` and of its residual stream at `spec.taps`, each

@@ -82,7 +82,8 @@ def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) ->
     if drafts is not None:
         carriers = slots[drafts.rows]
         whole = drafts.counts == guesses.standing[carriers]  # the last draft made was never an input
-        guesses.lacking[carriers] += np.where(drafts.own, whole, drafts.counts)
+        seen = drafts.own & (not state.options.speculation.rereads)
+        guesses.lacking[carriers] += np.where(seen, whole, drafts.counts)
         room[drafts.rows[~drafts.own]] = 0  # their drafts come from elsewhere
         unused -= int(drafts.counts[drafts.own].sum())
     guesses.standing[slots] = 0

@@ -23,6 +23,11 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert self.max_step_drafts >= 0
 
     @property
+    def rereads(self) -> bool:
+        """Whether what drafts from the model's states goes over its accepted drafts again, once they are there."""
+        return self.method == "eagle"
+
+    @property
     def own_drafts(self) -> int:
         """Most drafts of a row that the executors make by themselves."""
         return self.num_speculative_tokens if self.method in DRAFTED else 0

@@ -8,6 +8,7 @@ import torch
 
 from engine_core import folder, loading
 from engine_core.execution.drafting import Draft
+from engine_core.loading.heads import load_head
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
@@ -22,13 +23,17 @@ OPTION = f"{FLAG} model"
 def load_draft(config: Config, model: Decoder, target: Path, length: int) -> Draft | None:
     """What the executors draft with, in the model's type on its device; None without such a method.
 
-    target: the model's folder. length: of the longest sequence. Raises ModelError for a wrong folder, ConfigError for a
-    draft model that does not go with the model.
+    target: the model's folder. length: of the longest sequence. Raises ModelError for a wrong folder and for an EAGLE
+    head of another model, ConfigError for a draft model that does not go with the model.
     """
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
         return None
     path = folder.resolve_draft(asked.model)
+    if asked.method == "eagle":
+        with torch.inference_mode():
+            head = load_head(path, model, length, config.model.load_format, config.model.seed + 1)
+        return Draft(head, head.spec.layers, asked.num_speculative_tokens, head.weight_bytes)
     spec = read_spec(path)
     check_draft(path, spec, target, model.spec, length)
     placement = model.placement

@@ -20,6 +20,7 @@ from engine_core.execution.capacity import (
 )
 from engine_core.execution.drafting import Draft
 from engine_core.execution.graphs import GraphSizes, graph_sizes
+from engine_core.execution.heads import draft_block_bytes
 from engine_core.execution.memory import available_memory, step_peak, used_memory
 from engine_core.execution.readying import compile_steps
 from engine_core.execution.runner import Runner, RunnerOptions
@@ -29,6 +30,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
+from protocol.speculation import read_speculative
 from protocol.steps import ExecutorReady
 from services import journal
 from services.executor.compilers import compilers
@@ -81,7 +83,11 @@ def start(config: Config, index: int) -> Engine:
             max_model_len=length,
             max_num_seqs=config.model.max_num_seqs,
             graphs=choose_graphs(config, spec, model, length, device),
+            synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
         )
+        if options.synthetic_acceptance is not None:
+            reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
+            journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
         notify("STATUS=compiling kernels")
         compile_steps(model, options, step_tokens(config.model, device), draft, processes)
     runner, shape = make_runner(config, model, spec, options, draft)
@@ -117,7 +123,7 @@ def start(config: Config, index: int) -> Engine:
 
 def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> dict[str, float]:
     """What the log says of a draft model: its weights, and its share of the cache."""
-    own = block_bytes(draft.spec, options.block_size, options.dtype.itemsize)
+    own = draft_block_bytes(draft, options.block_size, options.dtype.itemsize)
     return {"draft_weight_bytes": draft.weight_bytes, "draft_cache_share": round(own / shape.block_bytes, 4)}
 
 
@@ -126,11 +132,9 @@ def make_runner(
 ) -> tuple[Runner, CacheShape]:
     """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
     notify("STATUS=making the KV cache")
+    sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
-        block_bytes=sum(
-            block_bytes(one, options.block_size, options.dtype.itemsize)
-            for one in (spec, *(() if draft is None else (draft.spec,)))
-        ),
+        block_bytes=block_bytes(spec, *sizes) + (0 if draft is None else draft_block_bytes(draft, *sizes)),
         block_size=options.block_size,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.config import Config, check
 from protocol.errors import ConfigError
-from protocol.speculation import BOUNDS, FLAG, METHODS, NOT_BUILT, SpeculativeConfig, read_speculative
+from protocol.speculation import BOUNDS, FLAG, METHODS, WITH_MODEL, SpeculativeConfig, read_speculative
 
 NGRAM = {"method": "ngram"}
 
@@ -55,12 +55,21 @@ def test_one_end_of_the_lookup_draws_the_other_along() -> None:
     assert error.option == f"{FLAG} prompt_lookup_min"
 
 
-@pytest.mark.parametrize("method", NOT_BUILT)
-def test_known_methods_that_are_not_built_say_so(method: str) -> None:
-    error = refused(json.dumps({"method": method, "model": "of some folder"}))
-    assert error.option == f"{FLAG} method"
-    assert "not built yet" in error.allowed
-    assert all(built in error.allowed for built in METHODS)
+@pytest.mark.parametrize("method", WITH_MODEL)
+def test_methods_of_the_executors_need_a_model(method: str) -> None:
+    assert read_speculative(json.dumps({"method": method, "model": "folder"})).model == "folder"
+    error = refused(json.dumps({"method": method}))
+    assert error.option == f"{FLAG} model"
+    assert "needs one" in error.allowed
+
+
+def test_other_methods_have_none() -> None:
+    assert refused(json.dumps(NGRAM | {"model": "folder"})).option == f"{FLAG} model"
+    assert refused(json.dumps({"method": "eagle", "model": 7})).option == f"{FLAG} model"
+
+
+def test_a_method_that_nobody_knows_is_told_the_others() -> None:
+    assert all(method in refused('{"method": "medusa"}').allowed for method in METHODS)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from engine_core import loading
 from engine_core.execution.drafting import Draft
-from engine_core.execution.heads import state_bytes
+from engine_core.execution.heads import draft_block_bytes
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.loading.heads import load_head
 from engine_core.models import registry
@@ -197,5 +197,7 @@ def test_a_head_that_is_broken_costs_its_drafts_alone(model: Decoder, plain: lis
     assert same(bench, plain)
 
 
-def test_states_cost_one_layers_width(head: EagleHead) -> None:
-    assert state_bytes(head, 16, 2) == 16 * heads.HIDDEN * 2
+def test_a_block_holds_states_beside_keys_and_values(model: Decoder, head: EagleHead) -> None:
+    own = 2 * 16 * heads.KV_HEADS * heads.DIM * 2
+    assert draft_block_bytes(Draft(head, head.spec.layers, MOST), 16, 2) == own + 16 * heads.HIDDEN * 2
+    assert draft_block_bytes(Draft(model, head.spec.layers, MOST), 16, 2) == own
