@@ -1,10 +1,25 @@
-"""The GPU's driver, begun before torch is there."""
+"""The GPU's driver and Triton's part of it, begun before torch is there."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 LIBRARY = "libcuda.so.1"
+
+
+def begin_device(index: int) -> None:
+    """What needs nothing of torch and takes its time outside of Python, so that a thread does it beside the imports."""
+    if open_device(index):
+        open_compiler()
+
+
+def open_compiler() -> None:
+    """Have Triton's own module for the driver, which it compiles where its cache is empty. It imports no torch."""
+    with contextlib.suppress(ImportError):
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
 
 
 def open_device(index: int, library: str = LIBRARY) -> bool:

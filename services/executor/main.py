@@ -17,7 +17,7 @@ from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from services import journal
-from services.executor.device import open_device
+from services.executor.device import begin_device
 from services.notify import notify
 from services.process import ExitCode, Stop
 from services.wire import Port, Self
@@ -45,7 +45,7 @@ def run(config: Config, index: int) -> int:
     stop = Stop()
     if config.executor.device != "cpu":
         # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
-        Thread(target=open_device, args=(index,), daemon=True).start()
+        Thread(target=begin_device, args=(index,), daemon=True).start()
     from services.executor.start import start
 
     try:

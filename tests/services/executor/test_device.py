@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from services.executor.device import LIBRARY, open_device
+from services.executor import device as driver
+from services.executor.device import LIBRARY, begin_device, open_compiler, open_device
 
 
 def test_a_machine_without_the_driver() -> None:
@@ -15,6 +19,26 @@ def test_a_machine_without_the_driver() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the driver finds its GPU")
 def test_a_machine_without_a_gpu() -> None:
     assert not open_device(0, LIBRARY)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_without_a_gpu_nothing_is_compiled_for_it(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(driver, "open_device", lambda index: found)
+    monkeypatch.setattr(driver, "open_compiler", lambda: called.append("compiler"))
+    begin_device(0)
+    assert called == ["compiler"] * found
+
+
+def test_tritons_driver_is_imported_without_torch() -> None:
+    """Two threads that import from each other's halves would wait for one another."""
+    script = "import sys, triton.backends.nvidia.driver; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_executor_without_triton_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", None)
+    open_compiler()
 
 
 @pytest.mark.gpu
