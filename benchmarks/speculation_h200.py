@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ OUTPUT = 256  # tokens of an answer: enough to begin with no idea of the rate an
 WARMUP_OUTPUT = 128  # in which the server learns the rate, and its price
 SERVE = ("--load-format", "dummy", "--max-model-len", "4096", "--gpu-memory-utilization", "0.90")
 SMOKE_SERVE = ("--load-format", "dummy", "--device", "cpu", "--max-model-len", "512", "--cpu-threads", "1")
+HEARTBEAT = 0.1  # seconds
 COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 OFF = Variant("off", {"speculative": False})
 GOAL_SPEEDUP = 2.2  # at rate 0.8, one request open
@@ -101,15 +103,9 @@ def read_counters(text: str) -> dict[str, int]:
 
 
 def settled(url: str) -> dict[str, int]:
-    """The counters once two readings agree: they come with a heartbeat."""
-    before = counters(url)
-    for _ in range(20):
-        with urllib.request.urlopen(f"{url}/health", timeout=10):
-            now = counters(url)
-        if now == before:
-            return now
-        before = now
-    return before
+    """The counters after the next heartbeats, which bring them."""
+    time.sleep(3 * HEARTBEAT)
+    return counters(url)
 
 
 def run(server: Server, workload: Workload, *, drafting: bool) -> Figures:
@@ -213,7 +209,8 @@ def measure_all(options: argparse.Namespace) -> None:
         caches = {name: os.environ.get(name, place) for name in ("TRITON_CACHE_DIR", "XDG_CACHE_HOME")}
         for word in options.rates.split(","):
             rate = None if word == "off" else float(word)
-            extra = [] if rate is None else ["--speculative-config", speculative(draft, rate)]
+            extra = ["--status-interval", str(HEARTBEAT)]
+            extra += [] if rate is None else ["--speculative-config", speculative(draft, rate)]
             with serving([str(folder), *(SMOKE_SERVE if options.smoke else SERVE), *extra], caches) as server:
                 chip = device(server)
                 figures = tuple(
