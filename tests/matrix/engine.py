@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
+from engine_core.execution.drafting import Draft
 from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions
@@ -20,6 +21,7 @@ from engine_core.models.registry import build
 from engine_core.models.spec import ModelSpec, read_spec
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
+from engine_core.speculation.options import SpeculationOptions
 from protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from protocol.steps import StepPlan, StepResult
 
@@ -37,6 +39,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_model_len: int = 512
     graphs: bool = False  # on a GPU alone
+    own_drafts: int = 0  # that a draft model makes for a row
     expected_share: float = 1.0  # of what each request may still write; 0.0 admits too many and has to preempt
 
 
@@ -59,8 +62,20 @@ def network(folder: Path, dtype: torch.dtype, device: str) -> tuple[Decoder, Mod
 class Engine:
     """One cell's scheduler and runner, stepped until everything has ended."""
 
-    def __init__(self, cell: Cell, folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        draft: Path | None = None,
+    ) -> None:
         model, spec = network(folder, dtype, device)
+        drafter = None
+        if cell.own_drafts:
+            assert draft is not None
+            drafter = Draft(*network(draft, dtype, device), cell.own_drafts)
         self.cell = cell
         self.runner = Runner(
             model,
@@ -74,8 +89,9 @@ class Engine:
                 max_num_seqs=cell.max_num_seqs,
                 graphs=every_graph(cell, spec) if cell.graphs else None,
             ),
+            drafter,
         )
-        self.runner.compile(warm_steps(self.runner.sizes, cell.budget))
+        self.runner.compile(self.runner.drafted(warm_steps(self.runner.sizes, cell.budget)))
         self.runner.prepare()
         while self.runner.prepare_more():
             pass
@@ -90,6 +106,9 @@ class Engine:
                 prefix_caching=cell.prefix_caching,
                 policy="fcfs",
                 expected_share=cell.expected_share,
+                speculation=SpeculationOptions(
+                    method="draft_model" if cell.own_drafts else "none", num_speculative_tokens=max(1, cell.own_drafts)
+                ),
                 epoch=1,
             )
         )

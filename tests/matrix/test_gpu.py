@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from engine_core.embedded import demo_folder
+from engine_core.embedded import demo_folder, draft_folder
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.models.decoder import Decoder
 from engine_core.models.registry import build
@@ -75,6 +76,19 @@ def test_every_path_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None
         assert statistics.waiting == 0
         steps = engine.runner.statistics().steps - rehearsed
         assert min(statistics.forward_replays, statistics.sampling_replays) >= steps - 2
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", CELLS)
+def test_a_draft_model_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None:
+    cell = msgspec.structs.replace(CELLS[name], own_drafts=4)
+    engine = Engine(cell, demo_folder(), dtype=dtype, device="cuda", draft=draft_folder())
+    assert engine.answer(prompts()) == base(dtype)
+    found = engine.scheduler.statistics()
+    assert found.accepted_tokens > 0.8 * found.draft_tokens > 0
+    if engine.runner.draft_graphs is not None:
+        assert engine.runner.draft_graphs.waiting == 0
+        assert engine.runner.draft_graphs.replays > found.drafts / 64
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
