@@ -28,8 +28,19 @@ COMMANDS: Mapping[str, str] = {
     "executor": "one executor process: weights, forward pass, sampling",
     "engine": "every process but the api, for the program that starts it (the Python API does)",
     "config": "print the effective configuration as a file for --config",
+    "chat": "talk with a model in the terminal, or ask one question through a pipe",
+    "complete": "let a model go on from a text",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
+    "collect-env": "print what a report of a problem should say about this machine",
 }
-TAKES_MODEL = ("serve", "engine", "config")
+TAKES_MODEL = ("serve", "engine", "config", "chat", "complete", "run-batch")
+# Commands with arguments of their own, and the module of each.
+MODULES: Mapping[str, str] = {
+    "chat": "services.commands.chat",
+    "complete": "services.commands.complete",
+    "run-batch": "services.commands.run_batch",
+    "collect-env": "services.commands.collect_env",
+}
 MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
@@ -75,6 +86,9 @@ def run(words: list[str]) -> int:
         from services.engine import engine
 
         return engine(effective.config)
+    if command in MODULES:
+        code: int = importlib.import_module(MODULES[command]).run(namespace, effective)
+        return code
     return run_role(Role(command), namespace.index, effective.config)
 
 
@@ -94,8 +108,10 @@ def parser_of(command: str) -> options.Parser:
         parser.add_argument("--version", action="store_true", help="print the version and exit")
     elif command in TAKES_MODEL:
         parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="as --model")
-    else:
+    elif command not in MODULES:
         parser.add_argument("--index", metavar="N", default="0", help=f"number among its role's [0 to {MAX_INDEX}]")
+    if command in MODULES:
+        importlib.import_module(MODULES[command]).add_arguments(parser)
     options.add_options(parser)
     return parser
 

@@ -60,11 +60,14 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
             api=msgspec.structs.replace(config.api, port=held.getsockname()[1] if held else config.api.port),
         )
         chat = has_template(Path(config.model.model), config.tokenizer.chat_template)
-        launch = Launch(placed(config, directory), directory, entry, chat=chat)
+        owner = process.parent()
+        launch = Launch(placed(config, directory), directory, entry, chat=chat, owner=owner)
         try:
             return launch.run()
         finally:
             launch.close()
+            if owner is not None:
+                os.close(owner)
     finally:
         if held:
             held.close()

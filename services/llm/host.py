@@ -1,4 +1,4 @@
-"""The engine's processes as one: `penstock engine`, started as a command and watched from the program that wants it.
+"""A command's processes as one: `penstock engine` or `serve`, started and watched by the program that wants them.
 
 The command follows the program: however the program ends, the engine ends too (services/launch.py). Nothing is forked
 or imported twice, so a script needs no guard around its main part.
@@ -27,9 +27,9 @@ SOCKET = "program.sock"
 
 
 class Host:
-    """A started engine. `notices` and `pidfd` turn readable when there is something to `hear`."""
+    """A started engine or server. `notices` and `pidfd` turn readable when there is something to `hear`."""
 
-    def __init__(self, config: Config, entry: Path = ENTRY) -> None:
+    def __init__(self, config: Config, command: str = "engine", entry: Path = ENTRY) -> None:
         given = config.run.run_dir
         if given:
             self.directory = rundir.prepared(Path(given))
@@ -42,10 +42,11 @@ class Host:
         self.config = msgspec.structs.replace(config, run=run)
         self.notices = NoticeSocket(self.directory / SOCKET)
         self.ready = False
+        self.url = ""  # of a server that is ready
         self.failure: PenstockError | None = None  # why it ended; None while it runs and when it was told to end
         self._told = False
         self._process = subprocess.Popen(
-            [sys.executable, str(entry), "engine", *options.arguments(self.config)],
+            [sys.executable, str(entry), command, *options.arguments(self.config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=self._environment(),
@@ -60,6 +61,7 @@ class Host:
         for notice in self.notices.receive():
             if notice.pid == self.pid:
                 self.ready = self.ready or notice.ready
+                self.url = notice.fields.get("X_PENSTOCK_URL", self.url)
                 fault = notice.fields.get(faults.FIELD, fault)
         if fault and self.failure is None:
             self.failure = faults.read(fault)
@@ -85,6 +87,7 @@ class Host:
 
     def _environment(self) -> dict[str, str]:
         environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
+        environ |= options.environment(self.config)
         environ |= {VARIABLE: str(self.notices.path), process.PARENT: str(os.getpid())}
         if self._temporary:
             environ[rundir.TEMPORARY] = str(self.directory)

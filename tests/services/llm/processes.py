@@ -1,10 +1,9 @@
-"""What is left of an engine: processes by their command lines, and run directories."""
+"""What is left of an engine: processes by their command lines, and its run directory."""
 
 from __future__ import annotations
 
 import os
 import select
-import tempfile
 import time
 from pathlib import Path
 
@@ -32,10 +31,6 @@ def engine_process(run_dir: str, command: str) -> int:
         if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
     return found
-
-
-def run_dirs() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("penstock-*"))
 
 
 def gone(run_dir: str) -> None:

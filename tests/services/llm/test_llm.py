@@ -1,11 +1,13 @@
-"""`LLM` with the embedded model: right answers, in order, none lost, and nothing left behind."""
+"""`LLM` (llm.py, batch.py) with the embedded model: right answers, in order, none lost, and nothing left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredO
 from protocol.errors import InvalidRequest, ModelError, NotBuilt
 from services.llm.host import Host
 from tests.e2e import canary
-from tests.services.llm.processes import engine_processes, gone, run_dirs
+from tests.services.llm.processes import engine_processes, gone
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=canary.LONGEST)
 QUESTION = [{"role": "user", "content": "What is 128 + 457?"}]
@@ -165,6 +167,13 @@ def test_nothing_runs_on_after_an_interrupt(llm: LLM, monkeypatch: pytest.Monkey
     assert llm._engine.statistics().unfinished == 0
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("model", "options", "kind", "said"),
     [
@@ -175,21 +184,19 @@ def test_nothing_runs_on_after_an_interrupt(llm: LLM, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_wrong_option_starts_nothing(
-    model: str, options: dict[str, Any], kind: type[Exception], said: str
+    model: str, options: dict[str, Any], kind: type[Exception], said: str, place: Path
 ) -> None:
-    before = run_dirs()
     with pytest.raises(kind, match=said):
         LLM(model, **options)
-    assert run_dirs() == before
+    assert list(place.iterdir()) == []
 
 
-def test_what_a_process_fails_with_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_fails_with_is_raised(place: Path) -> None:
     """A KV cache too small for the model is known by the executor alone."""
-    before = run_dirs()
     with pytest.raises(ConfigError) as raised:
         LLM(kv_cache_memory=1, log_level="error")
     assert raised.value.option == "--kv-cache-memory"
-    assert run_dirs() == before
+    assert list(place.iterdir()) == []
 
 
 def test_it_ends_with_its_object() -> None:

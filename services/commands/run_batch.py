@@ -1,0 +1,223 @@
+"""`penstock run-batch`: a file of requests in, a file of answers out. Every line of the input has one in the output.
+
+Source: OpenAI API reference, "The request input object" and "The request output object" of batches. Answers stand in
+the order in which they were complete, as there; `custom_id` tells whose each one is. Each is written as soon as it is
+there, so an interrupted run keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import ConfigError, InvalidRequest, LinkError, RequestError
+from services.api.decoding import decode
+from services.api.errors import ErrorDetail
+from services.commands import target
+from services.commands.client import Answer, Client
+from services.commands.target import Target
+from services.meter import Meter
+from services.options import Effective
+from services.process import ExitCode
+
+STANDARD = "-"
+ATTEMPTS = 8  # at a server that is full or not ready
+RETRY = 1.0  # seconds, where the server does not say
+BUSY = (429, 503)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the input."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: Literal["POST"]
+    url: Annotated[str, Meta(pattern=r"^/v1/[\x21-\x7e]+$", max_length=256)]
+    body: dict[str, Any]
+
+
+class BatchResponse(msgspec.Struct, frozen=True):
+    """What the server answered, whatever its status."""
+
+    status_code: int
+    request_id: str
+    body: dict[str, Any]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the output. `error` stands where no server was asked or none answered."""
+
+    id: str
+    custom_id: str | None
+    response: BatchResponse | None = None
+    error: ErrorDetail | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.response is not None and self.response.status_code == 200
+
+
+class Name(msgspec.Struct, frozen=True):
+    """What can be read of a line that is wrong."""
+
+    custom_id: str | None = None
+
+
+LINE = msgspec.json.Decoder(Line)
+NAME = msgspec.json.Decoder(Name)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one JSON object per line: "
+                        "custom_id, method, url, body; - is standard input")  # fmt: skip
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers; - is standard output")
+    parser.add_argument("--concurrency", type=int, default=128, metavar="N", help="requests open at once")
+    parser.add_argument("--quiet", action="store_true", help="tell nothing of how far it is")
+    target.add_arguments(parser)
+
+
+def run(namespace: argparse.Namespace, effective: Effective) -> int:
+    """Answer every line; 0 when all of them were served, 1 when some were not, which the output says of each."""
+    if namespace.concurrency < 1:
+        raise ConfigError("--concurrency", namespace.concurrency, "it must be at least 1")
+    with ExitStack() as stack:
+        lines = stack.enter_context(opened(namespace.input_file, "rb", "--input-file")).read().splitlines()
+        out = stack.enter_context(opened(namespace.output_file, "wb", "--output-file"))
+        where = stack.enter_context(target.reached(namespace, effective))
+        count = sum(bool(line.strip()) for line in lines)
+        meter = stack.enter_context(Meter("run-batch", count, shown=not namespace.quiet))
+        bad = 0
+        for done, outcome in enumerate(outcomes(where, lines, namespace.concurrency), 1):
+            out.write(msgspec.json.encode(outcome) + b"\n")
+            out.flush()
+            bad += not outcome.good
+            meter.show(done, f"{bad} not served")
+        meter.conclude(f"{bad} not served")
+    return ExitCode.FAILED if bad else ExitCode.ORDERLY
+
+
+def opened(name: str, mode: Literal["rb", "wb"], option: str) -> BinaryIO:
+    """A file, or a standard stream. Raises ConfigError."""
+    if name == STANDARD:
+        return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+    try:
+        return Path(name).open(mode)
+    except OSError as error:
+        raise ConfigError(option, name, f"it cannot be opened: {error.strerror}") from error
+
+
+def outcomes(where: Target, lines: Iterable[bytes], concurrency: int) -> Iterator[Outcome]:
+    """One outcome per line that is not blank, as they come; at most `concurrency` requests are open."""
+    seen: set[str] = set()
+    clients = Clients(where)
+    with ThreadPoolExecutor(concurrency, "run-batch") as threads:
+        open_ones: set[Future[Outcome]] = set()
+        try:
+            for number, raw in enumerate(lines, 1):
+                if not raw.strip():
+                    continue
+                try:
+                    line = checked(raw, number, seen)
+                except RequestError as error:
+                    yield refused(raw, error)
+                    continue
+                open_ones.add(threads.submit(answered, clients, line))
+                if len(open_ones) >= concurrency:
+                    done, open_ones = wait(open_ones, return_when=FIRST_COMPLETED)
+                    yield from (each.result() for each in done)
+            while open_ones:
+                done, open_ones = wait(open_ones, return_when=FIRST_COMPLETED)
+                yield from (each.result() for each in done)
+        finally:
+            clients.close()
+            threads.shutdown(wait=True, cancel_futures=True)
+
+
+def checked(raw: bytes, number: int, seen: set[str]) -> Line:
+    """The line, which nobody had before. Raises InvalidRequest naming its number and what is wrong."""
+    try:
+        line = decode(raw, LINE)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"line {number}: {error.message}", param=error.param, code=error.code) from error
+    if line.custom_id in seen:
+        message = f"line {number}: an earlier line has the custom_id {line.custom_id!r} too"
+        raise InvalidRequest(message, param="custom_id", code="duplicate_custom_id")
+    if line.body.get("stream"):
+        message = f"line {number}: body.stream: a batch has no streams"
+        raise InvalidRequest(message, param="body.stream", code="invalid_value")
+    seen.add(line.custom_id)
+    return line
+
+
+def refused(raw: bytes, error: RequestError) -> Outcome:
+    """The outcome of a line that no server was asked about."""
+    try:
+        name = NAME.decode(raw).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        name = None
+    return failed(name, error)
+
+
+def failed(name: str | None, error: RequestError) -> Outcome:
+    detail = ErrorDetail(error.message, error.type, error.param, error.code)
+    return Outcome(id=new_id(), custom_id=name, error=detail)
+
+
+def new_id() -> str:
+    return "batch_req_" + secrets.token_hex(12)
+
+
+def answered(clients: Clients, line: Line) -> Outcome:
+    """What the server says to a line. One that is busy is asked again, one that is gone is an error."""
+    body = msgspec.json.encode(line.body)
+    try:
+        for attempt in range(ATTEMPTS):
+            answer = clients.mine().ask(line.url, body)
+            if answer.status not in BUSY or attempt == ATTEMPTS - 1:
+                break
+            if clients.closed.wait(answer.retry_after or RETRY):
+                break
+    except LinkError as error:
+        return Outcome(
+            id=new_id(), custom_id=line.custom_id,
+            error=ErrorDetail(str(error), "server_error", None, "unreachable"),
+        )  # fmt: skip
+    return told(line, answer)
+
+
+def told(line: Line, answer: Answer) -> Outcome:
+    response = BatchResponse(answer.status, answer.request_id, answer.body)
+    return Outcome(id=new_id(), custom_id=line.custom_id, response=response)
+
+
+class Clients:
+    """A connection per thread. `closed` is set when nobody waits for answers any more."""
+
+    def __init__(self, where: Target) -> None:
+        self.closed = threading.Event()
+        self._where = where
+        self._own = threading.local()
+        self._all: list[Client] = []
+
+    def mine(self) -> Client:
+        """This thread's."""
+        found: Client | None = getattr(self._own, "client", None)
+        if found is None:
+            found = self._own.client = self._where.client()
+            self._all.append(found)
+        return found
+
+    def close(self) -> None:
+        """End every connection."""
+        self.closed.set()
+        for client in self._all:
+            client.close()
