@@ -37,6 +37,7 @@ SLOTS = 256
 STEP_TOKENS = 8192
 WARM = 8  # steps before the clock runs
 TRACED = 28  # steps under the profiler, those included
+Event = tuple[str, float, float]  # what ran on the device, its begin and its end in microseconds
 WAYS = {
     "greedy": Sampling(temperature=0.0),
     "sampled": Sampling(temperature=0.8, top_p=0.95, top_k=40),
@@ -65,11 +66,16 @@ class Load:
     context: int
     steps: int
     way: Sampling
+    shared: int = 0  # blocks that all of them begin with
 
     @property
     def blocks(self) -> int:
-        """Of one request, at the end."""
-        return -(-(self.context + self.steps + 1) // BLOCK)
+        """Of one request's own, at the end."""
+        return -(-(self.context + BLOCK + self.steps + 1) // BLOCK) - self.shared
+
+    def table(self, slot: int, first: int, end: int) -> list[int]:
+        """Blocks first .. end - 1 of a request."""
+        return [1 + block + (0 if block < self.shared else slot * self.blocks) for block in range(first, end)]
 
 
 def plans(load: Load) -> Iterator[StepPlan]:
@@ -78,14 +84,13 @@ def plans(load: Load) -> Iterator[StepPlan]:
     for slot in range(load.batch):
         known = load.context + slot % BLOCK + 1  # blocks end at different steps
         held.append(-(-known // BLOCK))
-        first = 1 + slot * (load.blocks + 1)
         starts.append(
             SlotStart(
                 slot=slot,
                 token_ids=np.full(known, 7, "<i4").tobytes(),
                 prompt_tokens=known,
                 computed=known - 1,
-                blocks=np.arange(first, first + held[slot], dtype="<i4").tobytes(),
+                blocks=np.array(load.table(slot, 0, held[slot]), "<i4").tobytes(),
                 sampling=load.way,
                 seed=slot,
             )
@@ -96,7 +101,7 @@ def plans(load: Load) -> Iterator[StepPlan]:
         for slot in range(load.batch):
             position = load.context + slot % BLOCK + step
             if position // BLOCK >= held[slot]:
-                pairs += [slot, 1 + slot * (load.blocks + 1) + held[slot]]
+                pairs += [slot, *load.table(slot, held[slot], held[slot] + 1)]
                 held[slot] += 1
         blocks = np.array(pairs, "<i4").tobytes()
         yield StepPlan(
@@ -141,8 +146,8 @@ def measure(runner: Runner, load: Load) -> Figure:
     )
 
 
-def traced(runner: Runner, load: Load) -> list[tuple[str, float, float]]:
-    """Kernels of the load's steps under the profiler: name, begin and end in microseconds."""
+def traced(runner: Runner, load: Load) -> list[Event]:
+    """Kernels of the load's steps under the profiler."""
     stream = list(plans(load))
     flight: deque[Any] = deque()
     profile: Any = None
@@ -159,11 +164,20 @@ def traced(runner: Runner, load: Load) -> list[tuple[str, float, float]]:
     torch.cuda.synchronize()
     profile.stop()
     runner.collect(runner.launch(stream[-1]))
-    return [
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type.name == "CUDA" and event.time_range.end > event.time_range.start
-    ]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        return read_trace(Path(file.name).read_bytes())
+
+
+def read_trace(trace: bytes) -> list[Event]:
+    """What the device did, in a trace as Chrome reads them; a kernel's name ends with the shape of its grid."""
+    found = []
+    for event in msgspec.json.decode(trace)["traceEvents"]:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            grid = "x".join(str(side) for side in event["args"].get("grid", ()))
+            name = f"{event['name']} {grid}".strip()
+            found.append((name, float(event["ts"]), float(event["ts"]) + float(event["dur"])))
+    return sorted(found, key=lambda event: event[1])
 
 
 def idle_share(spans: Sequence[tuple[float, float]]) -> float:
@@ -179,16 +193,22 @@ def idle_share(spans: Sequence[tuple[float, float]]) -> float:
     return 1.0 - covered / whole if whole else 0.0
 
 
-def by_kernel(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, int, float]]:
-    """Name, calls and microseconds in all, the longest first."""
-    found: dict[str, tuple[int, float]] = {}
-    for name, begin, end in events:
-        calls, taken = found.get(name, (0, 0.0))
-        found[name] = calls + 1, taken + end - begin
-    return sorted(((name, *rest) for name, rest in found.items()), key=lambda row: -row[2])
+def by_kernel(events: Iterable[Event]) -> list[tuple[str, int, float, float]]:
+    """Name, calls, microseconds from begin to end, and from the end before to the end; the most of these first.
+
+    Kernels begin before the one in front of them has ended, so that the time between ends is what each one costs: its
+    sum is the whole time, and the time that nothing ran is the next kernel's.
+    """
+    found: dict[str, tuple[int, float, float]] = {}
+    reach: float | None = None
+    for name, begin, end in sorted(events, key=lambda event: event[2]):
+        calls, taken, cost = found.get(name, (0, 0.0, 0.0))
+        found[name] = calls + 1, taken + end - begin, cost + end - (begin if reach is None else reach)
+        reach = end
+    return sorted(((name, *rest) for name, rest in found.items()), key=lambda row: -row[3])
 
 
-def steady(events: Sequence[tuple[str, float, float]], steps: int) -> list[tuple[str, float, float]]:
+def steady(events: Sequence[Event], steps: int) -> list[Event]:
     """Events of the middle steps: the profiler's own start and end cost time that no server spends."""
     if not events:
         return []
@@ -240,7 +260,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shape", default="0.6b", choices=list(SHAPES))
     parser.add_argument("--batch", type=int, action="append", default=None)
-    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--context", type=int, action="append", default=None, help="one, or one for each batch")
+    parser.add_argument("--shared", type=int, default=0, help="leading tokens that all requests have in common")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=40960)
     parser.add_argument("--blocks", type=int, default=16384)
@@ -253,13 +274,15 @@ def main() -> None:
     ready = time.perf_counter() - began
     print(f"{options.shape} {torch.cuda.get_device_name()} ready in {ready:.1f} s, {runner.statistics()}")
     print("batch context  step_ms  busy_ms launch_us collect_us   idle")
-    for batch in options.batch or [1, 8, 64, 256]:
-        load = Load(batch, options.context, options.steps, WAYS[options.way])
+    batches, contexts = options.batch or [1, 8, 64, 256], options.context or [512]
+    for batch, context in zip(batches, contexts * len(batches) if len(contexts) == 1 else contexts, strict=True):
+        load = Load(batch, context, options.steps, WAYS[options.way], options.shared // BLOCK)
         figure = measure(runner, load)
         middle = steady(traced(runner, replace(load, steps=TRACED)), TRACED - WARM)
         print(line(msgspec.structs.replace(figure, idle=idle_share([event[1:] for event in middle]))))
-        for name, calls, taken in by_kernel(middle)[: options.kernels]:
-            print(f"      {taken / 1e3:9.3f} ms {calls:6d} calls  {name[:90]}")
+        for name, calls, taken, cost in by_kernel(middle)[: options.kernels]:
+            share = cost / sum(event[3] for event in by_kernel(middle))
+            print(f"      {share:6.1%} {calls:6d} x {cost / calls:7.2f} us ({taken / calls:7.2f})  {name[:90]}")
 
 
 if __name__ == "__main__":

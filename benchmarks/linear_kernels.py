@@ -31,12 +31,14 @@ from benchmarks.linear_shapes import MODELS, Model, Product, candidates, product
 from kernels.activation import silu_mul
 from kernels.attention import AttentionBatch, paged_attention
 from kernels.linear import gated_linear, linear
-from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
+from kernels.linear_hopper import multiply_ring
+from kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling
 from kernels.linear_triton import multiply_described, multiply_tiles, multiply_vector
 from kernels.norm import add_rms_norm
 from kernels.qkv import rotate_and_store
 from kernels.rope import Rotation
 
+Way = Tiling | VectorTiling | RingTiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (1024, 8192)
 CONTEXT, BLOCK = 64, 16  # keys of each row of a decode step: products are the matter here
@@ -90,13 +92,15 @@ def text(one: Figure) -> str:
     )
 
 
-def call(product: Product, x: Tensor, weight: Tensor, tiling: Tiling | VectorTiling | None) -> Tensor:
+def call(product: Product, x: Tensor, weight: Tensor, tiling: Way | None) -> Tensor:
     """The product in one way; None: cuBLAS."""
     if tiling is None:
         found = functional.linear(x, weight)
         return silu_mul(found) if product.gated else found
     if isinstance(tiling, VectorTiling):
         return multiply_vector(x, weight, None, tiling, gated=product.gated)
+    if isinstance(tiling, RingTiling):
+        return multiply_ring(x, weight, None, tiling, gated=product.gated)
     fused = product.gated and tiling.gated
     found = (multiply_described if tiling.described else multiply_tiles)(x, weight, None, tiling, gated=fused)
     return silu_mul(found) if product.gated and not fused else found
@@ -148,7 +152,7 @@ def measure(
     for tiling in dict.fromkeys(ways):
         name = "cuBLAS" if tiling is None else describe(tiling)
 
-        def one(at: int, tiling: Tiling | VectorTiling | None = tiling) -> Tensor:
+        def one(at: int, tiling: Way | None = tiling) -> Tensor:
             return call(product, x, weights[at % copies], tiling)
 
         try:
@@ -160,9 +164,11 @@ def measure(
             continue
 
 
-def describe(tiling: Tiling | VectorTiling) -> str:
+def describe(tiling: Way) -> str:
     if isinstance(tiling, VectorTiling):
         return f"vector {tiling.outputs}x{tiling.inputs} w{tiling.warps}"
+    if isinstance(tiling, RingTiling):
+        return f"ring w{tiling.warps} s{tiling.stages}"
     marks = "".join(
         mark
         for mark, there in (("s", tiling.swapped), ("d", tiling.described), ("f", tiling.flat), ("g", tiling.gated))
@@ -262,7 +268,7 @@ def sequences(clock: Clock, model: Model, batches: Sequence[int]) -> Iterator[tu
             yield rows, name, clock.time(way, 1), distance
 
 
-def compile_part(part: list[tuple[int, bool, Tiling | VectorTiling]]) -> None:
+def compile_part(part: list[tuple[int, bool, Way]]) -> None:
     """Compile on a process of its own, into Triton's cache on disk."""
     for rows, gated, tiling in part:
         product = Product("", 512, 512, gated)
@@ -274,11 +280,11 @@ def compile_part(part: list[tuple[int, bool, Tiling | VectorTiling]]) -> None:
 
 def compile_all(batches: Sequence[int]) -> None:
     """Every candidate once, many at a time."""
-    jobs: dict[tuple[bool, Tiling | VectorTiling, bool], tuple[int, bool, Tiling | VectorTiling]] = {}
+    jobs: dict[tuple[bool, Way, bool], tuple[int, bool, Way]] = {}
     for rows in batches:
         for gated in (False, True):
             for tiling in candidates(rows, gated):
-                fused = gated and (isinstance(tiling, VectorTiling) or tiling.gated)
+                fused = gated and (not isinstance(tiling, Tiling) or tiling.gated)
                 jobs.setdefault((fused, tiling, rows == 1), (rows, fused, tiling))
     parts = [list(jobs.values())[at::PROCESSES] for at in range(PROCESSES)]
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:

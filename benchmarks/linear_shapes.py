@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from kernels.linear_tilings import Tiling, VectorTiling
+from kernels.linear_tilings import RING_ROWS, RingTiling, Tiling, VectorTiling
 
 
 class Model(NamedTuple):
@@ -58,13 +58,18 @@ def work(product: Product, rows: int, itemsize: int = 2) -> tuple[int, int]:
     return itemsize * size, 2 * rows * product.outputs * product.inputs
 
 
-def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling]:
+def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling | RingTiling]:
     """Tilings worth trying for so many rows."""
     tiles = few_rows(8 if rows <= 8 else 16) if rows <= 16 else some_rows(rows) if rows <= 512 else many_rows()
     if gated:  # both products in one kernel, or the gate in a kernel of its own
         fused = [tile for tile in tiles if tile.gated and 2 * tile.rows * tile.outputs <= 64 * 256]
         tiles = [*fused, *(replace(tile, gated=False) for tile in tiles)]
-    return list(dict.fromkeys([*(vectors() if rows == 1 else ()), *tiles]))
+    rings = rings_of() if rows <= RING_ROWS else []
+    return list(dict.fromkeys([*(vectors() if rows == 1 else ()), *rings, *tiles]))
+
+
+def rings_of() -> list[RingTiling]:
+    return [RingTiling(RING_ROWS, warps, stages) for warps in (1, 2, 4) for stages in (2, 3, 4, 6, 8)]
 
 
 def vectors() -> list[VectorTiling]:

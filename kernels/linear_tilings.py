@@ -12,6 +12,10 @@ import torch
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
 PROCESSORS = 132  # of an H200
+MEMORY = 227 << 10  # bytes of shared memory that the programs of a processor may have
+RING_ROWS = 8  # rows up to which weights are fetched ahead: with more, the rows are too much of what is fetched
+RING_INPUTS = 256  # of a turn
+RING_STAGES = 8
 SMALLER_TILES = 0.87  # speed of tiles of 128 by 128 relative to those of 128 by 256, where both fill the device
 
 
@@ -41,17 +45,28 @@ class Tiling:
     ahead: bool = True  # may begin before the kernel before it has ended, see `kernels.launch`
 
 
+@dataclass(frozen=True)
+class RingTiling:
+    """How a product of few rows is cut whose weights are fetched ahead. Powers of 2."""
+
+    rows: int  # all of them, at least 8
+    warps: int  # each of which computes 16 outputs
+    stages: int  # turns of RING_INPUTS that are held
+
+
 SINGLE = Tiling(16, 64, 32, 4, 2)  # of single precision, which is for tests: nobody serves it on a GPU for speed
 
 
 def choose_tiling(
     rows: int, width: int, inputs: int, dtype: torch.dtype, *, gated: bool, invariant: bool
-) -> Tiling | VectorTiling | None:
+) -> Tiling | VectorTiling | RingTiling | None:
     """How to multiply `[rows, inputs]` with a weight of `width` outputs, or twice as many if `gated`; None: cuBLAS."""
     if dtype.itemsize > 2:
         return SINGLE if invariant else None
     if rows == 1 and not invariant:
         return vector_tiling(width, inputs, gated=gated)
+    if rows <= RING_ROWS and not invariant and (gated or width < WIDE):
+        return ring_tiling(width, inputs, gated=gated)
     if rows <= 64:
         return low_tiling(rows, width, gated=gated)
     if invariant:
@@ -70,6 +85,14 @@ def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
     if width > 2048:
         return VectorTiling(1, 1024, 4) if width <= inputs else VectorTiling(8, 512, 4)
     return VectorTiling(2, 2048, 8)
+
+
+def ring_tiling(width: int, inputs: int, *, gated: bool) -> RingTiling:
+    """Of 2 to 8 rows: as long a ring as lets all programs stand on the device at once, where that is two turns."""
+    programs = -(-width // (16 * PROCESSORS))  # of a processor
+    turn = 2 * RING_INPUTS * (RING_ROWS + (32 if gated else 16))
+    stages = min(MEMORY // programs // turn, -(-inputs // RING_INPUTS), RING_STAGES)
+    return RingTiling(RING_ROWS, 1, max(stages, 2))
 
 
 def low_tiling(rows: int, width: int, *, gated: bool) -> Tiling:

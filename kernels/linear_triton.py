@@ -1,16 +1,19 @@
 """Products with a weight in Triton, for the shapes at which they measure better than cuBLAS, or must be invariant.
 
-One row is multiplied by the plain arithmetic units, which keep up with the memory then. More rows go through the matrix
-units in tiles: few rows by loads of their own, many by the tensor memory accelerator, whose programs take tile after
-tile. No tile cuts the inputs, and a matrix instruction adds them to the sums in order, 16 at a time, whatever its size:
-so a row's result is the same to the last bit in every tiling, alone or among others. Tests hold that, and
-`invariant` products are made of tiles alone.
+One row is multiplied by the plain arithmetic units, which keep up with the memory then. Up to 8 rows are
+`kernels.linear_hopper`'s. More rows go through the matrix units in tiles: few rows by loads of their own, many by the
+tensor memory accelerator, whose programs take tile after tile. No tile cuts the inputs, and a matrix instruction adds
+them to the sums in order, 16 at a time, whatever its size: so a row's result is the same to the last bit in every
+tiling, alone or among others. Tests hold that, and `invariant` products are made of tiles alone.
 
 The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `silu_mul` is a
 kernel of its own, so that it is the same to the bit.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import triton
@@ -21,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activation import silu_mul
 from kernels.launch import overlaps, processors
-from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
+from kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling, low_tiling
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
@@ -34,11 +37,28 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, inv
         return silu_mul(found) if gated else found
     if isinstance(tiling, VectorTiling):
         return multiply_vector(x, weight, bias, tiling, gated=gated)
+    if isinstance(tiling, RingTiling):
+        ring = ring_product(x.device)
+        if ring is not None and describable(x) and describable(weight):
+            return ring(x, weight, bias, tiling, gated=gated)
+        tiling = low_tiling(len(x), width, gated=gated)
     fused = gated and tiling.gated
     described = tiling.described and describable(x) and describable(weight)
     product = multiply_described if described else multiply_tiles
     found = product(x, weight, bias, tiling, gated=fused)
     return silu_mul(found) if gated and not fused else found
+
+
+@lru_cache(maxsize=64)
+def ring_product(device: torch.device) -> Callable[..., Tensor] | None:
+    """`kernels.linear_hopper.multiply_ring`, if the device and this Triton are such as it takes."""
+    if not overlaps(device):
+        return None
+    try:
+        from kernels.linear_hopper import multiply_ring
+    except ImportError:  # a Triton without Gluon
+        return None
+    return multiply_ring
 
 
 def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: VectorTiling, *, gated: bool) -> Tensor:

@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from kernels.linear import gated_linear, linear
-from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
+from kernels.linear_tilings import (
+    MEMORY,
+    PROCESSORS,
+    RING_INPUTS,
+    WIDE,
+    RingTiling,
+    Tiling,
+    VectorTiling,
+    choose_tiling,
+)
 from kernels.linear_triton import multiply
 from kernels.norm import add_rms_norm
 
@@ -46,9 +57,9 @@ def test_one_row_of_16_bits_is_a_vector() -> None:
             assert choose_tiling(1, width, inputs, torch.float32, gated=gated, invariant=False) is None
 
 
-def test_up_to_64_rows_both_ways_are_one() -> None:
-    """Beyond, and with one row, an invariant product may take another form than the fastest."""
-    for rows in (2, 8, 16, 17, 32, 64):
+def test_from_9_to_64_rows_both_ways_are_one() -> None:
+    """Beyond, and with few rows, an invariant product may take another form than the fastest."""
+    for rows in (9, 16, 17, 32, 64):
         for width, inputs in SHAPES:
             for gated in (False, True):
                 plain, fixed = (
@@ -56,6 +67,22 @@ def test_up_to_64_rows_both_ways_are_one() -> None:
                     for invariant in (False, True)
                 )
                 assert plain == fixed
+
+
+def test_weights_of_2_to_8_rows_are_fetched_ahead() -> None:
+    """All programs of a product stand on the device at once, where two turns of each fit."""
+    for rows in (2, 5, 8):
+        for (width, inputs), gated in itertools.product(SHAPES, (False, True)):
+            if gated or width < WIDE:
+                found = choose_tiling(rows, width, inputs, torch.float16, gated=gated, invariant=False)
+                assert isinstance(found, RingTiling)
+                assert rows <= found.rows
+                size = 2 * RING_INPUTS * found.stages * (found.rows + 16 * found.warps * (2 if gated else 1))
+                assert size <= MEMORY
+                programs = -(-width // (16 * found.warps * PROCESSORS))
+                assert found.stages == 2 or size * programs <= MEMORY
+    assert isinstance(choose_tiling(8, 128256, 4096, torch.bfloat16, gated=False, invariant=False), Tiling)
+    assert choose_tiling(8, 4096, 4096, torch.float32, gated=False, invariant=False) is None
 
 
 def test_long_products_of_many_rows_begin_when_their_turn_comes() -> None:
