@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +16,8 @@ from protocol.errors import InvalidRequest
 from protocol.messages import Grammar, ToolUse
 
 BUDGET = "thinking_token_budget"
-FREE: Format = {"type": "any_text"}
-GAP: Format = {"type": "regex", "pattern": r"\s{0,4}"}  # between the reasoning and what follows it
+FREE: Mapping[str, Any] = {"type": "any_text"}
+GAP: Mapping[str, Any] = {"type": "regex", "pattern": r"\s{0,4}"}  # between the reasoning and what follows it
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,14 +89,14 @@ def reasoned(body: Format | None, dialect: Dialect, opening: Opening) -> Format:
         reasoning = calls.text(markers.closing) if opening.inside else None
     else:
         reasoning = calls.tag(begin, thought, markers.closing)
-    rest = [FREE] if body is None else [GAP, body]
+    rest = [dict(FREE)] if body is None else [dict(GAP), body]
     if reasoning is None:
         return calls.sequence(*rest[-1:])
     if opening.inside:
         return calls.sequence(reasoning, *rest)
     if body is None:
-        return calls.sequence({"type": "optional", "content": reasoning}, FREE)
-    return calls.sequence({"type": "optional", "content": calls.sequence(reasoning, GAP)}, body)
+        return calls.sequence({"type": "optional", "content": reasoning}, dict(FREE))
+    return calls.sequence({"type": "optional", "content": calls.sequence(reasoning, dict(GAP))}, body)
 
 
 def whole(body: Format, grammar: Grammar | None, use: ToolUse | None) -> Grammar:

@@ -67,6 +67,7 @@ class Rows:
         self.finish.append(delta.finish)
 
     def pack(self) -> TextBatch:
+        """The batch."""
         return TextBatch(
             ids=pack("q", self.ids),
             choices=pack("H", self.choices),

@@ -30,6 +30,7 @@ class Kept:
         self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
     def add(self, delta: Delta, token_ids: Sequence[int] = ()) -> None:
+        """Keep what a delta brought; `token_ids` are its tokens, where they were asked for."""
         if self._pieces:
             self._pieces += content(delta.text)
         else:

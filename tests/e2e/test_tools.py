@@ -63,9 +63,7 @@ class Said:
 
     def same(self, other: Said) -> bool:
         calls = [[(call["name"], call["arguments"]) for call in said.calls] for said in (self, other)]
-        mine, others = (
-            (said.content, said.reasoning, said.finish) for said in (self, other)
-        )
+        mine, others = ((said.content, said.reasoning, said.finish) for said in (self, other))
         return mine == others and calls[0] == calls[1]
 
 
@@ -317,8 +315,8 @@ def test_developer_messages_and_parts(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
          "tool_choice.function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}, "strict": True}}]},
-         "tools"),
+        ({"tools": [{"type": "function",
+                     "function": {"name": "f", "parameters": {"type": "nonsense"}, "strict": True}}]}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"extra_body": {"chat_template": "x"}}, "chat_template"),
         ({"extra_body": {"thinking_token_budget": 2, "max_thinking_tokens": 3}}, "max_thinking_tokens"),

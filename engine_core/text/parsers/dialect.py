@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -39,14 +39,14 @@ class CallFormat(enum.Enum):
 
 
 # Names of `--reasoning-parser` → markers, and whether an output begins within them whatever the prompt ends with.
-REASONING = {
+REASONING: Mapping[str, tuple[Markers, bool]] = {
     "think": (THINK, False),
     "qwen3": (THINK, False),
     "deepseek_r1": (THINK, True),
     "mistral": (BRACKETS, False),
     "reasoning": (WORDS, False),
 }
-MARKS = {
+MARKS: Mapping[CallFormat, tuple[str, ...]] = {
     CallFormat.HERMES: ("<tool_call>", "</tool_call>"),
     CallFormat.LLAMA: (PYTHON_TAG,),
     CallFormat.MISTRAL: (TOOL_CALLS, ARGS, CALL_ID),

@@ -43,6 +43,7 @@ class HermesParser:
         return self._place is Place.CALL and self._call.stage is Stage.ARGUMENTS
 
     def push(self, text: str) -> list[Piece]:
+        """As `CallParser.push`."""
         out: list[Piece] = []
         while text:
             match self._place:
@@ -57,6 +58,7 @@ class HermesParser:
         return out
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         match self._place:
             case Place.TEXT:
                 held = self._text.release()

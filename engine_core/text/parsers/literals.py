@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,10 +13,14 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
-WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
-SIGNS = {"(": "[", ")": "]"}  # a tuple is a list
+WORDS: Mapping[str, str] = {
+    "True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"
+}  # fmt: skip
+SIGNS: Mapping[str, str] = {"(": "[", ")": "]"}  # a tuple is a list
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'}
+ESCAPED: Mapping[str, str] = {
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'
+}  # fmt: skip
 
 
 def as_json(literal: str) -> str | None:
@@ -75,6 +80,7 @@ def value_end(text: str, at: int, end: int) -> int | None:
 
 
 def token_json(found: re.Match[str]) -> str | None:
+    """One token of Python as one of JSON."""
     match found.lastgroup:
         case "text":
             return msgspec.json.encode(unquoted(found["text"])).decode()

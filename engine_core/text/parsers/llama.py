@@ -46,6 +46,7 @@ class LlamaParser:
         return self._place is Place.CALL and self._call.stage is Stage.ARGUMENTS
 
     def push(self, text: str) -> list[Piece]:
+        """As `CallParser.push`."""
         out: list[Piece] = []
         while text:
             match self._place:
@@ -58,6 +59,7 @@ class LlamaParser:
         return out
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         match self._place:
             case Place.LEAD:
                 return [] if self._called else content(self._before + self._lead.held)

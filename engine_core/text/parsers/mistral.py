@@ -55,6 +55,7 @@ class MistralParser:
         return inside or self._place is Place.ARGUMENTS
 
     def push(self, text: str) -> list[Piece]:
+        """As `CallParser.push`."""
         out: list[Piece] = []
         while text:
             match self._place:
@@ -71,6 +72,7 @@ class MistralParser:
         return out
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         match self._place:
             case Place.TEXT:
                 held = self._text.release()

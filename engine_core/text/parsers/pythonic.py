@@ -52,6 +52,7 @@ class PythonicParser:
         self._end = ValueEnd(PYTHON_SIGNS)
 
     def push(self, text: str) -> list[Piece]:
+        """As `CallParser.push`."""
         out: list[Piece] = []
         while text:
             match self._place:
@@ -71,6 +72,7 @@ class PythonicParser:
         return out
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         if self._place in (Place.BEHIND, Place.END):
             return []
         return content(self._before + self._lead.held + self._name + self._held)

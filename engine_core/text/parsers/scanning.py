@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 BLANKS = " \t\r\n"
 MOST_BLANKS = 64  # characters before a marker that belong to it
-INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+INSIDE: Mapping[str, re.Pattern[str]] = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 JSON_SIGNS = re.compile(r'["{}\[\]]')
 PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
 

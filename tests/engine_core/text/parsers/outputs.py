@@ -17,7 +17,8 @@ NAMES = frozenset(("f", "get_weather", "a.b-c"))
 TEXTS = st.text(st.sampled_from("ab {}[]()<>\"'\\\n,:;=/|_tol"), max_size=12)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.text("ab\"'\\\n{}[]é<", max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", min_size=1, max_size=3), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text("ab", min_size=1, max_size=3), inner, max_size=3),
     max_leaves=6,
 )
 ARGUMENTS = st.dictionaries(st.text("abc", min_size=1, max_size=4), VALUES, max_size=3)
@@ -59,9 +60,10 @@ WRITERS: dict[tuple[CallFormat, str], Callable[[Sequence[Call]], str]] = {
     (CallFormat.PYTHONIC, "list"): pythonic,
 }
 MARKS = (
-    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"name": "f", "parameters": ',
-    '{"arguments": {}, "name": "f"}', '"name"', "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "[f(", "f(a=1)",
-    "<|python_start|>", "<|python_end|>", "{", "}", "]", ")", "; ", ", ", "\n\n", " ", '"', "\\", "'",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": ',
+    '{"name": "f", "parameters": ', '{"arguments": {}, "name": "f"}', '"name"', "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    "<|python_tag|>", "[f(", "f(a=1)", "<|python_start|>", "<|python_end|>", "{", "}", "]", ")", "; ", ", ", "\n\n",
+    " ", '"', "\\", "'",
 )  # fmt: skip
 SOUPS = st.lists(st.sampled_from(MARKS) | TEXTS, max_size=14).map("".join)
 
