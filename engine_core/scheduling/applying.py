@@ -28,7 +28,6 @@ def apply(state: State, result: StepResult) -> None:
     flight = state.flights.popleft()
     assert flight.step == result.step, "results come in the order of the plans"
     state.applied = flight.step
-    state.lent.discard(flight.step)
     keep_scores(flight, result)
     land_drafts(state, flight, result.busy)
     take(state, flight, result)

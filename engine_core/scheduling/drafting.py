@@ -29,6 +29,8 @@ def equip(state: State, choice: Choice) -> None:
     found = proposers(request, options) if request.message.speculate else ()
     if choice.guide is not None or found:
         choice.drafter = Drafter(found, request.ending, Acceptance(state.acceptance))
+    if choice.guide is not None and choice.drafter is not None:
+        choice.drafter.forced = choice.guide.forced()
 
 
 def proposers(request: Request, options: SpeculationOptions) -> tuple[Proposer, ...]:
@@ -50,8 +52,6 @@ def draft_rows(state: State, lane: Lane, budget: int) -> Drafts | None:
     for row, most in zip(rows.tolist(), room.tolist(), strict=True):
         choice = lane.choices[row]
         if most > 0 and choice.drafter is not None:
-            if choice.guide is not None:
-                choice.drafter.forced = choice.guide.forced() if choice.drafter.awake and not state.lent else []
             draft = choice.drafter.draft(choice.tokens, options.num_speculative_tokens, most)
             if draft is not None:
                 found.append((row, choice.drafter, draft))

@@ -41,6 +41,8 @@ def follow(state: State, result: StepResult) -> None:
         found = judge(choice, len(choice.tokens), tokens)
         if found is not None:
             state.judged[guided.row] = found
+        elif choice.drafter is not None and choice.guide is not None:
+            choice.drafter.forced = choice.guide.forced() if choice.drafter.awake else []
 
 
 def judge_rows(

@@ -3,7 +3,7 @@
 Every plan with masked rows gets exactly one `MaskWork`, in the order of the plans; the executors sample nothing of the
 masked rows before it has come. It leaves out what needs no mask: rows whose choice has ended since, and rows that are
 free as yet, so it may be empty. While it is being worked on, the guides in it are not to be called: the scheduler next
-does so when it is told that the masks are made, or when the step's result comes.
+does so when that step's result comes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def mask_work(state: State) -> MaskWork | None:
     if not state.unmasked or state.unmasked[0].behind > state.followed:
         return None
     flight = state.unmasked.popleft()
-    state.lent.add(flight.step)
     ending = {id(found.choice) for found in state.judged.values()} if state.followed > state.applied else ()
     rows = []
     for guided in flight.guided:

@@ -105,13 +105,8 @@ class Scheduler:
     def mask_work(self) -> MaskWork | None:
         """What the masks of the next step that waits for some are made from, as soon as every token before it is known:
         call it after each `plan` and each `follow` or `apply` until it gives None. Its guides are the caller's until
-        `masked`."""
+        the step's result is followed or applied."""
         return mask_work(self._state)
-
-    def masked(self, step: int) -> None:
-        """The masks of a step are made. Before that nobody knows what its guides force next, and the plan that is made
-        goes without."""
-        self._state.lent.discard(step)
 
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
@@ -137,7 +132,6 @@ class Scheduler:
                     choice.drafter.flying.clear()
         state.followed = state.applied = state.planned
         state.judged.clear()
-        state.lent.clear()
         for choice in [choice for choice in state.slots.choices if choice is not None]:
             preempt(state, choice)
         state.fence.clear()

@@ -123,7 +123,6 @@ class State:
     coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
     flights: deque[Flight] = field(default_factory=deque)
     unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
-    lent: set[int] = field(default_factory=set)  # steps whose guides are somebody else's, who makes their masks
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
     kept_up: bool = False  # a draft model keeps up with the last plan's chunks, which takes time

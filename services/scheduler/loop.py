@@ -34,7 +34,7 @@ TICK = 0.2  # seconds between ticks of the ports
 CHECK_STEPS = 256  # steps between checks of the block accounts' sums; every block is checked whenever it rests
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
-PATIENCE = 0.02  # seconds that the next plan waits for the masks of the step under way, which are wanted before it
+PATIENCE = 0.0003  # seconds that the next plan waits for masks, which go first; a crowd's are filled meanwhile
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
@@ -303,8 +303,6 @@ class Loop:
     def _send_masks(self) -> None:
         """Masks of an epoch that is over are for nobody."""
         for masks in self._masker.finished():
-            if self._brain is not None:
-                self._brain.masked(masks.step)
             if self.executors.complete and masks.epoch == self.executors.epoch:
                 self._steps.send_each(self.executors.peers, masks)
 

@@ -32,7 +32,7 @@ from services.wire import Port, Self
 log = logging.getLogger(__name__)
 
 GUIDE_THREADS = 2  # that make automata; a slow one does not hold up the next
-SWITCH = 0.0005  # seconds until a thread that has made masks gets the interpreter from the loop
+SWITCH = 0.0002  # seconds until a thread that has made masks gets the interpreter from the loop
 
 
 def run(config: Config, index: int) -> int:

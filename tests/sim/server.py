@@ -109,7 +109,6 @@ class Server:
         self.desk.collect(self.scheduler)
         while self.desk:
             masks = self.desk.make()
-            self.scheduler.masked(masks.step)
             self.results += self.executor.mask(masks)
 
     def apply(self) -> None:

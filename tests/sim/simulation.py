@@ -164,7 +164,6 @@ class Simulation:
                 self._interfere()
         while self.desk and (not self.results or self.rng.random() < 0.5):
             masks = self.desk.make()
-            self.scheduler.masked(masks.step)
             self.results += self.executor.mask(masks)
             busy = True
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"

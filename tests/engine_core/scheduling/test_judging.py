@@ -27,14 +27,12 @@ def guide_of(server: Server) -> FakeGuide:
 
 
 def begun(automaton: Automaton = FREE, **sampling: object) -> Server:
-    """A server with one guided request and two steps in flight, the first of which has had its masks."""
+    """A server with one guided request and two steps in flight, the first of which has its masks."""
     server = Server()
     server.submit(PROMPT, automaton=automaton, **sampling)  # type: ignore[arg-type]
     for _ in range(2):
         server.scheduler.plan(0.0)
-    work = server.scheduler.mask_work()
-    assert work is not None
-    server.scheduler.masked(work.step)
+    assert server.scheduler.mask_work() is not None
     return server
 
 
@@ -98,25 +96,21 @@ def test_a_result_of_another_epoch_moves_no_guide() -> None:
     assert server.scheduler.mask_work() is None
 
 
-def test_nothing_forced_is_drafted_while_masks_are_being_made() -> None:
-    """The guides are with whoever makes them; a plan does not wait for that."""
-    found = []
-    for returned in (True, False):
-        drafted = 0
-        for source in range(40):
-            server = begun(Automaton(source=f"{source} 30 0"), max_tokens=30)
-            token = sorted(guide_of(server).allowed() - {EOS})[0]
-            server.scheduler.follow(result(1, [token]))
-            work = server.scheduler.mask_work()
-            assert work is not None
-            server.scheduler.apply(result(1, [token]), 0.0)
-            if returned:
-                server.scheduler.masked(work.step)
-            plan = server.scheduler.plan(0.0)
-            drafted += plan is not None and bool(plan.drafts)
-        found.append(drafted)
-    assert found[0] > 1
-    assert found[1] == 0
+def test_what_a_guide_forces_is_known_before_it_is_lent() -> None:
+    """A plan that is made while masks are being made has drafts all the same."""
+    drafted = 0
+    for source in range(60):
+        server = begun(Automaton(source=f"{source} 30 0"), max_tokens=30)
+        token = sorted(guide_of(server).allowed() - {EOS})[0]
+        server.scheduler.follow(result(1, [token]))
+        work = server.scheduler.mask_work()
+        assert work is not None
+        for row in work.rows:
+            row.guide.lent = True  # type: ignore[attr-defined]
+        server.scheduler.apply(result(1, [token]), 0.0)
+        plan = server.scheduler.plan(0.0)
+        drafted += plan is not None and bool(plan.drafts)
+    assert drafted > 1
 
 
 def test_who_can_end_by_an_end_of_sequence() -> None:
