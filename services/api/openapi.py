@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol.config import ApiConfig
 from protocol.version import VERSION
-from services.api import refusals
+from services.api import bounds, refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
 from services.api.errors import ErrorResponse, send_json
 from services.api.grammar import ResponseFormat, StructuredOutputs
@@ -32,20 +33,36 @@ JSON = "application/json"
 STREAM = "text/event-stream"
 
 
+MOST: Mapping[str, str] = {"integer": "maximum", "array": "maxItems", "object": "maxProperties"}
+STREAM_QUERY: Mapping[str, Any] = {
+    "name": "stream", "in": "query", "description": "as the field of the body, where that is silent",
+    "schema": {"type": "boolean"},
+}  # fmt: skip
+EVENT: Mapping[str, Any] = {
+    "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
+    "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],
+}  # fmt: skip
+REQUEST_ID: Mapping[str, Any] = {
+    "description": "the client's own X-Request-Id if it is printable and short, else one of the server's",
+    "schema": {"type": "string"},
+}
+
+
 class Operation(msgspec.Struct, frozen=True):
     """One method of one path."""
 
     method: str
     path: str
     summary: str
-    answer: type | None  # None: plain text
+    answer: type | None  # None: text of the kind `media`
     body: type | None = None
     streams: bool = False
     open: bool = False  # needs no key
     statuses: tuple[int, ...] = ()
+    media: str = "text/plain"
 
 
-GENERATION_STATUSES = (400, 404, 413, 415, 429, 500, 503)
+GENERATION_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503)
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a chat", ChatAnswer, ChatRequest, True, False,
               GENERATION_STATUSES),
@@ -62,12 +79,14 @@ OPERATIONS = (
     Operation("get", "/health/ready", "Requests are taken", StatusAnswer, open=True, statuses=(503,)),
     Operation("get", "/version", "Penstock's version", VersionAnswer),
     Operation("get", "/metrics", "Prometheus text", None),
+    Operation("get", "/", "A page to talk to the model", None, open=True, media="text/html"),
 )  # fmt: skip
 
 STATUS_TEXTS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
     404: "Nothing has this name",
+    408: "The body came too slowly; see --body-timeout",
     413: "The body is larger than --max-body-bytes",
     415: "The body is not JSON",
     429: "Too many requests are unfinished; see Retry-After",
@@ -80,18 +99,18 @@ class Description:
     """The endpoint; the document is made once."""
 
     def __init__(self, service: Service) -> None:
-        self._body = msgspec.json.encode(document(locked=bool(service.config.api.api_key)))
+        self._body = msgspec.json.encode(document(service.config.api, locked=service.keys.locked))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, self._body)
 
 
-def document(*, locked: bool) -> dict[str, Any]:
-    """The whole description. `locked`: every route but the open ones needs the key."""
+def document(options: ApiConfig, *, locked: bool) -> dict[str, Any]:
+    """The whole description, with the limits of `options`. `locked`: every route but the open ones needs the key."""
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = described(operation, locked)
-    components: dict[str, Any] = {"schemas": schemas()}
+    components: dict[str, Any] = {"schemas": schemas(options), "headers": {"request": REQUEST_ID}}
     if locked:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
@@ -103,11 +122,11 @@ def document(*, locked: bool) -> dict[str, Any]:
 
 
 def described(operation: Operation, locked: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {operation.media: {"schema": {"type": "string"}}}
     if operation.answer is not None:
         content = {JSON: {"schema": reference(operation.answer)}}
     if operation.streams:
-        content[STREAM] = {"schema": {"type": "string", "description": "events of `data: CHUNK`, then `data: [DONE]`"}}
+        content[STREAM] = {"schema": EVENT}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     closed = locked and not operation.open
     for status in sorted({*operation.statuses, *((401,) if closed else ())}):
@@ -115,6 +134,8 @@ def described(operation: Operation, locked: bool) -> dict[str, Any]:
         responses[str(status)] = {
             "description": STATUS_TEXTS[status], "content": {JSON: {"schema": reference(failure)}}
         }  # fmt: skip
+    for response in responses.values():
+        response["headers"] = {"X-Request-Id": {"$ref": "#/components/headers/request"}}
     found: dict[str, Any] = {
         "operationId": operation.summary.lower().replace(" ", "_").replace("'", ""),
         "summary": operation.summary,
@@ -124,6 +145,8 @@ def described(operation: Operation, locked: bool) -> dict[str, Any]:
         found["security"] = [{"key": []}]
     if "{name}" in operation.path:
         found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if operation.streams:
+        found["parameters"] = [STREAM_QUERY]
     if operation.body is not None:
         found["requestBody"] = {"required": True, "content": {JSON: {"schema": reference(operation.body)}}}
     return found
@@ -133,7 +156,7 @@ def reference(kind: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def schemas() -> dict[str, Any]:
+def schemas(options: ApiConfig) -> dict[str, Any]:
     """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
     kinds = {operation.body for operation in OPERATIONS} | {operation.answer for operation in OPERATIONS}
     roots = sorted((kind for kind in kinds if kind is not None), key=name_of)
@@ -151,7 +174,17 @@ def schemas() -> dict[str, Any]:
         for name, form in (("response_format", ResponseFormat), ("structured_outputs", StructuredOutputs)):
             schema["properties"][name] = {"anyOf": [reference(form), {"type": "null"}], "default": None}
         schema["description"] = f"{schema.get('description', '')} {effects} {refused}".strip()
+        for name in bounds.OPTIONS.keys() & schema["properties"].keys():
+            bound(schema["properties"][name], bounds.limit(name, options))
     return components
+
+
+def bound(schema: dict[str, Any], most: int) -> None:
+    """Let the numbers, lists and objects that `schema` allows hold no more than `most`."""
+    for form in schema.get("anyOf", [schema]):
+        word = MOST.get(form.get("type", ""))
+        if word:
+            form[word] = most
 
 
 def free(kind: type) -> dict[str, Any]:

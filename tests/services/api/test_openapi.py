@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from protocol import limits
+from protocol.config import ApiConfig
 from services.api import refusals
 from services.api.openapi import OPERATIONS, document
 from services.api.requests import ChatRequest
@@ -20,14 +25,14 @@ async def test_the_description_names_every_route_and_every_reference_resolves() 
                 answer = await http.request(method, path.replace("{name}", "demo"), content=b"?")
                 assert answer.status_code in (200, 400)
                 assert str(answer.status_code) in operation["responses"]
-    assert found == document(locked=True)
+    assert found == document(ApiConfig(), locked=True)
     assert found["openapi"] == "3.1.0"
     assert len(OPERATIONS) == sum(len(methods) for methods in found["paths"].values())
     names = [operation["operationId"] for methods in found["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))
-    schemas = found["components"]["schemas"]
     for reference in references(found):
-        assert reference.removeprefix("#/components/schemas/") in schemas
+        _, _, kind, name = reference.split("/")
+        assert name in found["components"][kind]
 
 
 def references(value: Any) -> list[str]:
@@ -38,8 +43,35 @@ def references(value: Any) -> list[str]:
 
 
 def test_the_description_is_made_of_the_types_that_decode() -> None:
-    chat = document(locked=False)["components"]["schemas"]["ChatRequest"]
+    chat = document(ApiConfig(), locked=False)["components"]["schemas"]["ChatRequest"]
     assert set(chat["properties"]) == set(ChatRequest.__struct_fields__)
     assert chat["required"] == ["messages"]
     assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
     assert all(name in chat["description"] for name in (*refusals.REFUSED, *refusals.WITHOUT_EFFECT))
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_checker_finds_nothing_wrong(locked: bool) -> None:
+    assert list(OpenAPIV31SpecValidator(document(ApiConfig(), locked=locked)).iter_errors()) == []
+
+
+def test_the_description_holds_the_limits_of_the_options() -> None:
+    few = document(ApiConfig(max_n=3, max_stop_strings=2, max_logit_bias=4, max_logprobs=1), locked=False)
+    for kind, options, expected in (("ChatRequest", few, (3, 2, 4, 1)), ("CompletionRequest", few, (3, 2, 4, 1))):
+        properties = options["components"]["schemas"][kind]["properties"]
+        assert properties["n"]["anyOf"][0]["maximum"] == expected[0]
+        (stops,) = [form for form in properties["stop"]["anyOf"] if form.get("type") == "array"]
+        assert stops["maxItems"] == expected[1]
+        assert properties["logit_bias"]["anyOf"][0]["maxProperties"] == expected[2]
+        assert properties["prompt_logprobs"]["anyOf"][0]["maximum"] == expected[3]
+    usual = document(ApiConfig(), locked=False)["components"]["schemas"]["ChatRequest"]["properties"]
+    assert usual["n"]["anyOf"][0]["maximum"] == limits.MAX_N
+    assert usual["logprobs"]["anyOf"][0] == {"type": "boolean"}
+
+
+def test_answers_name_the_request_and_streams_may_be_asked_for_in_the_query() -> None:
+    paths = document(ApiConfig(), locked=False)["paths"]
+    for methods in paths.values():
+        for operation in methods.values():
+            assert all("X-Request-Id" in response["headers"] for response in operation["responses"].values())
+    assert paths["/v1/chat/completions"]["post"]["parameters"][0]["name"] == "stream"
