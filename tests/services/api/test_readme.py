@@ -1,0 +1,126 @@
+"""The README's tables of endpoints and parameters say what the code does (app.py, requests.py, refusals.py)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.routing import Route
+
+from protocol.config import ApiConfig, Field, fields
+from services.api import refusals
+from services.api.app import Routes
+from services.api.requests import ChatRequest, CompletionRequest
+from tests.rules.source import ROOT
+from tests.services.api.pipe import FakePort, service, silent
+
+QUOTED = re.compile(r"`([^`]+)`")
+REFUSED = "Refused with a 400, unless the value asks for nothing"
+
+
+def chapter() -> str:
+    text = (ROOT / "README.md").read_text()
+    return text[text.index("\n## Endpoints\n") : text.index("\n## Structured output\n")]
+
+
+def table(head: str) -> list[list[str]]:
+    """Cells of the rows of the table whose head begins so."""
+    lines = chapter().split("\n")
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
+
+
+def names(text: str) -> list[str]:
+    """What stands in backquotes, but for what stands in brackets behind it."""
+    return QUOTED.findall(re.sub(r"\([^)]*\)", "", text))
+
+
+def row(label: str) -> set[str]:
+    (found,) = [cells[1] for cells in table("Parameters") if cells[0] == label]
+    listed = names(found)
+    assert len(listed) == len(set(listed))
+    return set(listed)
+
+
+def difference(told: set[str], true: set[str]) -> str:
+    return f"only in the README: {sorted(told - true)}; missing there: {sorted(true - told)}"
+
+
+def test_every_parameter_that_is_served_stands_in_its_row() -> None:
+    chat, completion = set(ChatRequest.__struct_fields__), set(CompletionRequest.__struct_fields__)
+    structured, without = row("structured output"), row("accepted without effect")
+    both = (chat & completion) - structured - without
+    for told, true in (
+        (row("of both"), both),
+        (row("of chats"), chat - completion - without),
+        (row("of completions"), completion - chat - without),
+    ):
+        assert told == true, difference(told, true)
+    assert structured <= chat & completion
+
+
+def test_every_parameter_without_effect_is_listed() -> None:
+    told, true = row("accepted without effect"), set(refusals.WITHOUT_EFFECT)
+    assert told == true, difference(told, true)
+
+
+def test_every_refused_parameter_has_a_reason() -> None:
+    rows = table(REFUSED)
+    told = {name for cells in rows for name in names(cells[0])}
+    true = set(refusals.REFUSED)
+    assert told == true, difference(told, true)
+    assert all(len(cells[1]) >= 8 for cells in rows)
+
+
+def test_every_route_is_listed() -> None:
+    told = {name for cells in table("Endpoint") for name in names(cells[0])}
+    routes = [route for route in Routes(service(FakePort(silent)))._router.routes if isinstance(route, Route)]
+    true = {
+        f"{method} {route.path.replace(':path', '')}"
+        for route in routes
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert told == true, difference(told, true)
+
+
+def of_the_api() -> list[Field]:
+    return [field for field in fields() if field.section == "api"]
+
+
+@pytest.mark.parametrize("head", ["Who may call", "Limit"])
+def test_options_that_are_named_exist(head: str) -> None:
+    flags = {field.flag for field in fields()}
+    for cells in table(head):
+        named = [name for name in QUOTED.findall(cells[-1]) if name.startswith("--")]
+        assert named
+        assert set(named) <= flags
+
+
+def test_every_limit_of_the_api_is_listed() -> None:
+    told = {name for cells in table("Limit") for name in QUOTED.findall(cells[-1])}
+    limits = {field.flag for field in of_the_api() if field.name.startswith("max_") or field.name.endswith("_timeout")}
+    assert limits <= told, difference(told, limits)
+
+
+def test_the_defaults_that_are_told_are_the_defaults() -> None:
+    options = ApiConfig()
+    told = {cells[0]: cells[1] for cells in table("Limit")}
+    assert told["request line and headers"] == f"{options.max_header_bytes >> 10} KiB, {options.header_timeout:g} s"
+    body = f"{options.max_body_bytes >> 20} MiB, {options.body_timeout:g} s, {options.max_json_depth} levels of JSON"
+    assert told["body"] == body
+    assert told["idle connection"] == f"{options.keep_alive_timeout:g} s"
+    assert told["unfinished requests"].startswith(f"{options.max_queued_requests:,} ")
+    most = (options.max_n, options.max_logprobs, options.max_stop_strings, options.max_logit_bias)
+    assert told["`n`; log-probabilities; stop strings; `logit_bias`"] == "; ".join(f"{value:,}" for value in most)
+
+
+def test_the_picture_is_there_and_small() -> None:
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", chapter())
+    assert (ROOT / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (ROOT / picture).stat().st_size < 200_000
