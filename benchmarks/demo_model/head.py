@@ -4,8 +4,8 @@
 
 The head is that of EAGLE (https://arxiv.org/abs/2401.15077), written under the names of published heads: from a token
 and the teacher's last hidden state at the position before it, the next such state, which the teacher's output embedding
-reads. It learns the teacher's distribution where the teacher has to speak, and its states; then the same once more from
-its own states in place of the teacher's, as it will meet them behind its own drafts. The text is made while the
+reads. It learns the teacher's distribution where the teacher has to speak, and its states; then the same again from its
+own states in place of the teacher's, as it will meet them behind its own drafts. The text is made while the
 training runs, and each batch, with what the teacher said of it, is learned from a few times.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from benchmarks.demo_model import folder
@@ -30,7 +30,7 @@ from benchmarks.demo_model.network import Mask, Mlp, Network, Norm, Shape, docum
 from benchmarks.demo_model.optimizer import Optimizer
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 288
-OWN_SHARE = 0.5  # of the loss from its own states
+SHARES = (1.0, 0.8, 0.6, 0.4)  # of the loss from the teacher's states, then from its own, again and again
 STATE_SHARE = 0.5  # of the distance between states
 
 
@@ -140,8 +140,8 @@ def shifted(states: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     return before.masked_fill(first[..., None], 0.0)
 
 
-def learn(head: Head, teacher: Network, given: Lesson) -> tuple[torch.Tensor, list[float]]:
-    """The loss, and how often the best token is the teacher's: from its states, and from the head's own."""
+def learn(head: Head, teacher: Network, given: Lesson, turns: int) -> tuple[torch.Tensor, list[float]]:
+    """The loss, and how often the best token is the teacher's: from its states, then from the head's own."""
     tokens = given.ids.shape[1]
     cos, sin, mask = teacher.cos[:tokens], teacher.sin[:tokens], dense_mask(given.documents)
     output = teacher.embed_tokens.weight
@@ -150,7 +150,7 @@ def learn(head: Head, teacher: Network, given: Lesson) -> tuple[torch.Tensor, li
         wanted = functional.linear(given.states[given.spoken], output)  # [spoken, vocabulary]
         chances, best = wanted.softmax(-1), wanted.argmax(-1)
     loss, found, states = torch.zeros((), device=output.device), [], given.states
-    for share in (1.0, OWN_SHARE):
+    for share in SHARES[:turns]:
         states = head(embedded, shifted(states, given.documents), cos, sin, mask)
         said = functional.linear(states[given.spoken], output)
         distance = functional.smooth_l1_loss(states[given.spoken], given.states[given.spoken])
@@ -187,7 +187,7 @@ def fit(arguments: argparse.Namespace, teacher: Network, head: Head) -> None:
     while done < 1.0:
         known.append(lesson(teacher, next(batches), device))
         for given in (known[-1], *chance.choices(known, k=arguments.again)):
-            loss, found = learn(head, teacher, given)
+            loss, found = learn(head, teacher, given, arguments.turns)
             loss.backward()
             optimizer.step(arguments.rate * min(1.0, (step + 1) / 20, 2 * (1.0 - done) + 0.01))
             step += 1
@@ -208,12 +208,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows of a batch (default: %(default)s)")
     parser.add_argument("--context", type=int, default=512, help="tokens of a row (default: %(default)s)")
     parser.add_argument("--again", type=int, default=2, help="older batches learned from per new one")
+    parser.add_argument("--turns", type=int, default=3, help="drafts to learn to make (default: %(default)s)")
+    parser.add_argument("--start", type=Path, help="a folder to start from instead of random weights")
     parser.add_argument("--rate", type=float, default=4e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights and data (default: %(default)s)")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     teacher = folder.read(arguments.teacher).to(device).requires_grad_(False)
-    head = Head(teacher.shape, arguments.seed).to(device)
+    head = Head(teacher.shape, arguments.seed)
+    if arguments.start is not None:
+        head.load_state_dict(load_file(str(arguments.start / "model.safetensors")))
+    head.to(device)
     print(json.dumps({"parameters": sum(one.numel() for one in head.parameters()), "device": str(device)}), flush=True)
     fit(arguments, teacher, head)
 

@@ -79,11 +79,11 @@ def test_names_are_those_of_published_heads(teacher: Network, tmp_path: Path) ->
 def test_a_head_learns(teacher: Network) -> None:
     given = lesson_of(teacher, 1, 24)
     head = Head(teacher.shape, 1)
-    before, found = learn(head, teacher, given)
-    assert len(found) == 2
+    before, found = learn(head, teacher, given, 3)
+    assert len(found) == 3
     optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
     for _ in range(15):
-        loss, _ = learn(head, teacher, given)
+        loss, _ = learn(head, teacher, given, 3)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -92,6 +92,6 @@ def test_a_head_learns(teacher: Network) -> None:
 
 def test_a_short_training_leaves_a_folder(teacher: Network, tmp_path: Path) -> None:
     arguments = argparse.Namespace(teacher=demo_folder(), out=tmp_path / "head", minutes=1e-4, rows=1, context=128,
-                                   again=1, rate=1e-3, seed=1)  # fmt: skip
+                                   again=1, rate=1e-3, seed=1, turns=2)  # fmt: skip
     fit(arguments, teacher, Head(teacher.shape, 1))
     assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
