@@ -35,7 +35,7 @@ def as_json(literal: str) -> str | None:
         part = token_json(found)
         if part is None:
             return None
-        if part in "]}" and parts[-1:] == [","]:  # a trailing comma is none
+        if part in "]}" and parts[-1:] == [","] and parts[-2:-1] not in ([], ["["], ["{"]):  # a trailing comma is none
             parts.pop()
         parts.append(part)
     text = "".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ def parsed(machine: OutputParser, cuts: Sequence[str]) -> tuple[Piece, ...]:
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
     ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 def content_of(pieces: Sequence[Piece]) -> str:

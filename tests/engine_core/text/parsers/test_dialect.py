@@ -1,0 +1,91 @@
+"""A template tells how its model writes calls and reasoning; options say it where it does not."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+
+from engine_core.embedded import demo_folder
+from engine_core.text.parsers.dialect import (
+    BRACKETS,
+    MARKS,
+    REASONING,
+    THINK,
+    CallFormat,
+    Parsing,
+    call_parser,
+    read_dialect,
+    told_calls,
+    told_reasoning,
+)
+from engine_core.text.template import read_template
+from engine_core.text.vocabulary import read_vocabulary
+from protocol.config import Option, TokenizerConfig
+from tests.engine_core.text.vocabularies import vocabulary
+
+TEMPLATES = {
+    "qwen": "<tool_call>\n{\"name\": \"' + call.name + '\", \"arguments\": ",
+    "qwen_coder": "<tool_call>\n<function=' + call.name + '>",
+    "mistral": "{{ bos_token }}[AVAILABLE_TOOLS]...[TOOL_CALLS]",
+    "llama": '<|start_header_id|>... respond in the format {"name": function name, "parameters": dictionary}',
+    "llama4": "<|header_start|> put it in the format of [func_name1(params_name1=params_value1), func_name2()]",
+    "plain": "{% for message in messages %}{{ message.content }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("qwen", CallFormat.HERMES), ("qwen_coder", None), ("mistral", CallFormat.MISTRAL), ("llama", CallFormat.LLAMA),
+     ("llama4", CallFormat.PYTHONIC), ("plain", None)],
+)  # fmt: skip
+def test_the_template_tells_the_format_of_calls(name: str, expected: CallFormat | None) -> None:
+    assert told_calls(TEMPLATES[name]) is expected
+
+
+def test_the_template_tells_the_markers() -> None:
+    assert told_reasoning("x </think> y") == THINK
+    assert told_reasoning("[THINK]x[/THINK]") == BRACKETS
+    assert told_reasoning("none") is None
+
+
+def test_options_override_the_template() -> None:
+    found = read_dialect(TEMPLATES["qwen"], vocabulary("byte_level"), "mistral", "deepseek_r1")
+    assert (found.calls, found.listed, found.reasoning, found.begins_inside) == (CallFormat.MISTRAL, True, THINK, True)
+    assert found.closing is None
+    nothing = read_dialect(TEMPLATES["qwen"] + "</think>", vocabulary("byte_level"), "none", "none")
+    assert (nothing.calls, nothing.reasoning) == (None, None)
+
+
+def test_the_embedded_model() -> None:
+    found = read_vocabulary(demo_folder())
+    dialect = read_dialect(read_template(demo_folder(), found.names).source, found)
+    assert (dialect.calls, dialect.reasoning, dialect.begins_inside) == (CallFormat.HERMES, THINK, False)
+    assert dialect.closing == 4091
+    assert dialect.call_marks == frozenset()  # they are no special tokens, so nothing skips them
+
+
+def test_special_tokens_that_parsers_must_see() -> None:
+    found = vocabulary("byte_level")
+    special = next(iter(found.special))
+    named = msgspec.structs.replace(THINK, opening=found.token(special))
+    assert named.opening
+    assert read_dialect("", found, "hermes").call_marks <= found.special
+
+
+@pytest.mark.parametrize("field", ["tool_call_parser", "reasoning_parser"])
+def test_the_options_name_what_there_is(field: str) -> None:
+    hint = typing.get_type_hints(TokenizerConfig, include_extras=True)[field]
+    option = next(part for part in typing.get_args(hint) if isinstance(part, Option))
+    known = {each.value for each in CallFormat} if field == "tool_call_parser" else set(REASONING)
+    assert set(option.choices) == known | {"auto", "none"}
+
+
+def test_every_format_has_a_parser_and_marks() -> None:
+    for calls in CallFormat:
+        assert call_parser(calls, frozenset()).flush() == []
+        assert MARKS[calls]
+    made = Parsing(reasoning=THINK, calls=CallFormat.HERMES).parser()
+    assert not made.plain
+    assert Parsing().parser().plain

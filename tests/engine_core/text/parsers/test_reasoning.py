@@ -1,0 +1,46 @@
+"""Reasoning at the beginning of an output, opened by the model or by the prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.text.parsers.dialect import BRACKETS, THINK
+from engine_core.text.parsers.reasoning import ReasoningParser
+from protocol.messages import Piece
+from tests.engine_core.text.parsers.outputs import content_of, parsed, parser, reasoning_of
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content"),
+    [
+        ("<think>\nwhy\n</think>\n\nso", False, "why", "so"), ("why\n</think>\n\nso", True, "why", "so"),
+        ("<think>why</think>so", True, "why", "so"), ("so <think>why</think>", False, "", "so <think>why</think>"),
+        ("<think>\n\n</think>\n\nso", False, "", "so"), ("<think>why", False, "why", ""), ("why", True, "why", ""),
+        ("<thi", False, "", "<thi"), ("<thi", True, "<thi", ""), ("\n<think>\nwhy</think>", False, "why", ""),
+        (" so", False, "", " so"), ("<think>a </thin</think> b", False, "a </thin", "b"), ("", True, "", ""),
+        ("</think>so", True, "", "so"), ("<think>a</think>b</think>", False, "a", "b</think>"),
+    ],
+)  # fmt: skip
+def test_texts(text: str, inside: bool, reasoning: str, content: str) -> None:
+    for cuts in ([text], list(text)):
+        pieces = parsed(parser(None, inside=inside), cuts)
+        assert (reasoning_of(pieces), content_of(pieces)) == (reasoning, content)
+
+
+def test_other_markers() -> None:
+    machine, out = ReasoningParser(BRACKETS, inside=False), list[Piece]()
+    assert machine.push("[THINK]why[/THINK]so", out) == "so"
+    assert [piece.text for piece in out] == ["why"]
+    assert machine.over
+
+
+def test_when_it_thinks() -> None:
+    machine, out = ReasoningParser(THINK, inside=False), list[Piece]()
+    assert (machine.thinking, machine.over) == (False, False)
+    machine.push("<think>", out)
+    assert machine.thinking
+    machine.push("</think>", out)
+    assert (machine.thinking, machine.over) == (False, False)
+    machine.push("so", out)
+    assert machine.over
+    assert ReasoningParser(THINK, inside=True).thinking
