@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 
 from benchmarks.generate_baseline import Figures
-from benchmarks.load.client import target
-from benchmarks.load.run import ROOT
-from benchmarks.load.workload import Workload
 from benchmarks.serve import HEADING, Result, commit, length, line, machine, measure, served_model
 from benchmarks.server import serving
 from engine_core import folder
 from engine_core.models.spec import read_spec
+from services.bench.client import target
+from services.bench.run import ROOT
+from services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_embedded.json"
 

@@ -19,8 +19,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.load.workload import Workload, requests
 from benchmarks.serve import length
+from services.bench.workload import Workload, requests
 
 Batch = list[tuple[list[int], int]]  # token ids and how many to generate
 

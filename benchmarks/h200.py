@@ -29,14 +29,14 @@ from typing import Any
 import msgspec
 
 from benchmarks import limits, offline, rows
-from benchmarks.load.client import target
-from benchmarks.load.run import ROOT, ClientDied
-from benchmarks.load.workload import Workload
 from benchmarks.rows import ALL, FEATURES, OFFLINE, SERVING, STARTS, WARMUP_OUTPUT, WORKLOADS, Record, Row
 from benchmarks.serve import HEADING, Result, commit, line, machine, measure
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
 from engine_core.models.spec import ModelSpec, read_spec
+from services.bench.client import target
+from services.bench.run import ROOT, ClientDied
+from services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 SERVE = ("--load-format", "dummy", "--max-model-len", "40960", "--gpu-memory-utilization", "0.90")

@@ -22,15 +22,15 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.load.client import target
-from benchmarks.load.run import ROOT, run
-from benchmarks.load.summary import Summary, summarize
-from benchmarks.load.workload import Workload
 from benchmarks.serve import commit, machine
 from benchmarks.server import cpu_seconds, end
 from benchmarks.shapes import SHAPES, make_folder
 from protocol.config import ApiConfig
 from services.address import hold
+from services.bench.client import target
+from services.bench.run import ROOT, run
+from services.bench.summary import Summary, summarize
+from services.bench.workload import Workload
 from services.notify import NoticeSocket
 
 START_LIMIT = 60.0  # seconds

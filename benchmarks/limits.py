@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from benchmarks.load.workload import Workload, lengths
 from engine_core.models.spec import ModelSpec
+from services.bench.workload import Workload, lengths
 
 TWO_BYTES = 2  # of a bf16 number
 

@@ -18,16 +18,14 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.load.client import Record
-from benchmarks.load.run import ROOT
-from benchmarks.load.summary import summarize
-from benchmarks.load.workload import ROWS, Request, Workload, requests
-from benchmarks.serve import Result
-from benchmarks.server import children, cpu_seconds
+from benchmarks.load.workload import ROWS
 from benchmarks.shapes import SHAPES, make_folder
-from penstock import LLM, RequestOutput, SamplingParams
+from penstock import LLM
 from protocol.config import fields
 from services import options
+from services.bench.offline import Offline, measure
+from services.bench.run import ROOT
+from services.bench.workload import Workload
 
 ROW = "offline_256"
 DUMMY: Mapping[str, Any] = {"load_format": "dummy", "max_model_len": 40960}
@@ -35,72 +33,6 @@ DUMMY: Mapping[str, Any] = {"load_format": "dummy", "max_model_len": 40960}
 
 class OfflineFailed(Exception):
     """The command that measures the Python API ended without its figures."""
-
-
-class Body(msgspec.Struct, frozen=True):
-    """What a request of the load asks for."""
-
-    prompt: list[int]
-    max_tokens: int
-    temperature: float
-    ignore_eos: bool
-
-
-class Offline(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `generate`, and CPU seconds of every process while it ran, the program's own as `program`."""
-
-    result: Result
-    cpu_seconds: dict[str, float]
-    device: str
-
-
-def asked(load: Sequence[Request]) -> tuple[list[list[int]], list[SamplingParams]]:
-    """The prompts and parameters of a load's requests."""
-    bodies = [msgspec.json.decode(request.body, type=Body) for request in load]
-    params = [
-        SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature, ignore_eos=body.ignore_eos)
-        for body in bodies
-    ]
-    return [body.prompt for body in bodies], params
-
-
-def record(request: Request, output: RequestOutput, start: float, end: float) -> Record:
-    """What became of one request; one whose length is wrong has failed."""
-    tokens = sum(len(choice.token_ids) for choice in output.outputs)
-    wrong = request.output_tokens >= 0 and tokens != request.output_tokens
-    return Record(
-        request.index, request.variant, start, end=end, tokens=tokens, prompt_tokens=len(output.prompt_token_ids),
-        cached_tokens=output.num_cached_tokens or 0, error="token count" if wrong else "",
-        detail=f"{tokens} of {request.output_tokens}" if wrong else "",
-    )  # fmt: skip
-
-
-def measure(llm: LLM, workload: Workload) -> Offline:
-    """Warm the engine up, give it the load in one call, and return the figures."""
-    prompts, params = asked(list(requests(workload, warmup=True)))
-    llm.generate(prompts, params, use_tqdm=False)
-    load = list(requests(workload))
-    prompts, params = asked(load)
-    before, own = spent(), time.process_time()
-    start = time.monotonic()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    end = time.monotonic()
-    own = time.process_time() - own
-    after = spent()
-    records = [record(request, output, start, end) for request, output in zip(load, outputs, strict=True)]
-    roles = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in after.items()}
-    result = Result(workload=workload, summary=summarize(records), variants={}, processes=0, client_cpu_seconds=own)
-    device = llm.status.device if llm.status is not None else ""
-    return Offline(result=result, cpu_seconds={**roles, "program": round(own, 3)}, device=device)
-
-
-def spent() -> dict[str, float]:
-    """CPU seconds so far of the engine that this program started."""
-    found: dict[str, float] = {}
-    for launcher in children(os.getpid()):
-        for role, seconds in cpu_seconds(launcher).items():
-            found[role] = found.get(role, 0.0) + seconds
-    return found
 
 
 def in_its_own_process(
@@ -155,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--shape", default="0.6b", help="shape of the model, with dummy weights: " + ", ".join(SHAPES))
     found.add_argument("--row", default=ROW, help="load: " + ", ".join(row.name for row in ROWS))
     found.add_argument("--requests", type=int, default=0, help="so many, with warm-up; 0: as the row has")
+    found.add_argument("--temperature", type=float, help="another than the row's")
     found.add_argument("--rounds", type=int, default=1, help="loads one after the other, each with its own prompts")
     found.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="further options of LLM")
     found.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
@@ -173,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workload = msgspec.structs.replace(workload, vocab=shape.vocab // 2, warmup_output=32)
     if asked_for.requests:
         workload = msgspec.structs.replace(workload, requests=asked_for.requests, warmup=asked_for.requests)
+    if asked_for.temperature is not None:
+        workload = msgspec.structs.replace(workload, temperature=asked_for.temperature)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="penstock-offline-") as place:
         start = time.monotonic()

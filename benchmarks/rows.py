@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.load.summary import Summary
-from benchmarks.load.workload import ROWS, Workload
+from benchmarks.load.workload import ROWS
 from benchmarks.serve import Result
+from services.bench.summary import Summary
+from services.bench.workload import Workload
 
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in ROWS}
 WARMUP_OUTPUT = 64  # tokens: enough for every form of step to have run

@@ -9,19 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.load.run import ROOT
-from protocol.links import Role
+from services.bench.processes import cpu_seconds
+from services.bench.run import ROOT
 from services.notify import NoticeSocket
 
 START_LIMIT = 180.0  # seconds
 END_LIMIT = 30.0
 TAIL = 40  # lines of the log that are shown
-ROLES = frozenset(role.value.encode() for role in Role)
 
 
 class Server:
@@ -49,29 +47,6 @@ class Server:
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds of user and system that each role's processes have taken since they started."""
         return cpu_seconds(self._process.pid)
-
-
-def cpu_seconds(launcher: int) -> dict[str, float]:
-    """CPU seconds by role of the processes that a launcher started, and its own. Source: proc(5), utime and stime."""
-    found: defaultdict[str, float] = defaultdict(float)
-    tick = os.sysconf("SC_CLK_TCK")
-    for pid in (launcher, *children(launcher)):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has just ended
-        role = next((word.decode() for word in words if word in ROLES), "launcher")
-        found[role] += (int(fields[11]) + int(fields[12])) / tick
-    return dict(found)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process started and that run."""
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 @contextmanager

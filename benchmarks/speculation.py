@@ -28,10 +28,10 @@ import msgspec
 from benchmarks.cpu_embedded import cpu_model, versions, write
 from benchmarks.demo_model.lexicon import pseudo_word
 from benchmarks.h200 import device
-from benchmarks.load.run import ROOT
 from benchmarks.serve import commit, machine
 from benchmarks.server import serving
 from engine_core.embedded import draft_folder, eagle_folder
+from services.bench.run import ROOT
 
 RESULTS = Path(__file__).parent / "results"
 OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "speculation_cpu.json",

@@ -27,11 +27,11 @@ import msgspec
 
 from benchmarks.h200 import RESULTS as H200_RESULTS
 from benchmarks.h200 import VOCAB_MARGIN, device, versions
-from benchmarks.load.client import target
-from benchmarks.load.workload import Variant, Workload
 from benchmarks.serve import commit, machine, measure
 from benchmarks.server import Server, serving
 from benchmarks.shapes import EIGHT, SMOKE, Shape, make_folder
+from services.bench.client import target
+from services.bench.workload import Variant, Workload
 
 RESULTS = H200_RESULTS / "speculation"
 RATES = (0.0, 0.5, 0.8, 1.0)

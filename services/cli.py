@@ -31,14 +31,21 @@ COMMANDS: Mapping[str, str] = {
     "chat": "talk with a model in the terminal, or ask one question through a pipe",
     "complete": "let a model go on from a text",
     "run-batch": "answer a file of requests in OpenAI's batch format",
+    "bench serve": "give a load to a server that runs, or to one that is started for it",
+    "bench offline": "give a load to the Python API",
+    "bench start": "how long a server takes to be ready",
     "collect-env": "print what a report of a problem should say about this machine",
 }
-TAKES_MODEL = ("serve", "engine", "config", "chat", "complete", "run-batch")
+BENCHES = ("bench serve", "bench offline", "bench start")
+TAKES_MODEL = ("serve", "engine", "config", "chat", "complete", "run-batch", *BENCHES)
 # Commands with arguments of their own, and the module of each.
 MODULES: Mapping[str, str] = {
     "chat": "services.commands.chat",
     "complete": "services.commands.complete",
     "run-batch": "services.commands.run_batch",
+    "bench serve": "services.bench.serve",
+    "bench offline": "services.bench.offline",
+    "bench start": "services.bench.start",
     "collect-env": "services.commands.collect_env",
 }
 MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
@@ -64,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(words: list[str]) -> int:
+    if words[:1] == ["bench"]:
+        words = [" ".join(words[:2]), *words[2:]]  # a command of two words
     command = words[0] if words else "--help"
     if command in ("-h", "--help"):
         parser_of("").print_help()
@@ -87,7 +96,7 @@ def run(words: list[str]) -> int:
 
         return engine(effective.config)
     if command in MODULES:
-        code: int = importlib.import_module(MODULES[command]).run(namespace, effective)
+        code: int = importlib.import_module(MODULES[command]).command(namespace, effective)
         return code
     return run_role(Role(command), namespace.index, effective.config)
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.load.client import target
 from benchmarks.load.fake import Behaviour, Fake
-from benchmarks.load.run import run
-from benchmarks.load.summary import summarize
-from benchmarks.load.workload import Workload
+from services.bench.client import target
+from services.bench.run import run
+from services.bench.summary import summarize
+from services.bench.workload import Workload
 
 
 class Ceiling(msgspec.Struct, frozen=True):

@@ -1,1 +1,1 @@
-"""What the command line does beside serving. Each module has `add_arguments` and `run`; services/cli.py calls them."""
+"""What the command line does beside serving. services/cli.py calls `add_arguments` and `command` of each."""

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_arguments(parser)
 
 
-def run(namespace: argparse.Namespace, effective: Effective) -> int:
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Answer one question or hold a conversation; the exit code."""
     question = terminal.piped(namespace.prompt, sys.stdin)
     if question == "":

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
-def run(namespace: argparse.Namespace, effective: Effective) -> int:
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Print what can be found out; what cannot is said to be missing."""
     found = environment(effective, os.environ)
     if namespace.json:

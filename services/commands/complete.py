@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_arguments(parser)
 
 
-def run(namespace: argparse.Namespace, effective: Effective) -> int:
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Complete one text, or each line that is typed; the exit code."""
     text = terminal.piped(namespace.prompt, sys.stdin)
     if text == "":

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
 
 
-def run(namespace: argparse.Namespace, effective: Effective) -> int:
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Answer every line; 0 when all of them were served, 1 when some were not, which the output says of each."""
     if namespace.concurrency < 1:
         raise ConfigError("--concurrency", namespace.concurrency, "it must be at least 1")

@@ -72,7 +72,7 @@ def quiet(effective: Effective) -> Config:
 @contextmanager
 def started(config: Config) -> Iterator[str]:
     """`penstock serve` on a free port of this machine; its URL. Raises what it failed with."""
-    free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0)
+    free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0, uds="")
     host = Host(msgspec.structs.replace(config, api=free), command="serve")
     print(f"starting {config.model.model or 'the embedded model'} …", file=sys.stderr, flush=True)
     try:

@@ -10,10 +10,10 @@ import msgspec
 
 from benchmarks.cpu_embedded import Comparison, compare, plan, table, versions, write
 from benchmarks.generate_baseline import Figures
-from benchmarks.load.client import Record
-from benchmarks.load.summary import summarize
-from benchmarks.load.workload import Workload
 from benchmarks.serve import Result
+from services.bench.client import Record
+from services.bench.summary import summarize
+from services.bench.workload import Workload
 
 
 def comparison() -> Comparison:

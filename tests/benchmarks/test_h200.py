@@ -11,14 +11,14 @@ import pytest
 
 from benchmarks import h200, rows
 from benchmarks.h200 import ROW_LIMIT, Run, main, parser, per_token, prepared, recorded
-from benchmarks.load.client import Record as Sent
-from benchmarks.load.summary import summarize
-from benchmarks.load.workload import Workload
 from benchmarks.rows import ALL, WORKLOADS
 from benchmarks.serve import Result
 from benchmarks.server import Server
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from engine_core.models.spec import read_spec
+from services.bench.client import Record as Sent
+from services.bench.summary import summarize
+from services.bench.workload import Workload
 
 
 def run(tmp_path: Path, *arguments: str) -> Run:

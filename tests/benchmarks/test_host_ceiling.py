@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.host_ceiling import ROLES, Load, main, ready, text
-from benchmarks.load.client import Record
-from benchmarks.load.summary import summarize
+from services.bench.client import Record
+from services.bench.summary import summarize
 from services.notify import NoticeSocket
 
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from benchmarks import rows
-from benchmarks.load.client import Record as Sent
-from benchmarks.load.summary import Summary, summarize
-from benchmarks.load.workload import Workload
 from benchmarks.rows import ALL, FEATURES, SERVING, STARTS, TOKENS, WORKLOADS, Record, Row, Target
 from benchmarks.serve import Result
+from services.bench.client import Record as Sent
+from services.bench.summary import Summary, summarize
+from services.bench.workload import Workload
 
 MODELS = [("8b", "8B"), ("0.6b", "0.6B")]
 

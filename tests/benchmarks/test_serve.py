@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load.client import target
 from benchmarks.load.fake import Behaviour, Fake
-from benchmarks.load.run import ClientDied, run
-from benchmarks.load.workload import FREE, JSON, ROWS, Workload
+from benchmarks.load.workload import JSON, ROWS
 from benchmarks.serve import length, main, measure, parser, workloads
+from services.bench.client import target
+from services.bench.run import ClientDied, run
+from services.bench.workload import FREE, Workload
 
 
 class Running:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import server
-from benchmarks.server import Server, children, cpu_seconds, end, ready_url, serving
+from benchmarks.server import Server, end, ready_url, serving
+from services.bench.processes import children, cpu_seconds
 from services.notify import NoticeSocket
 
 SAYS = """

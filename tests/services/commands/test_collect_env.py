@@ -47,9 +47,9 @@ def test_what_matters_is_there(found: dict[str, dict[str, str]]) -> None:
 
 
 def test_text_and_json(found: dict[str, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
-    collect_env.run(argparse.Namespace(json=True), effective())
+    collect_env.command(argparse.Namespace(json=True), effective())
     assert set(json.loads(capsys.readouterr().out)) == set(found)
-    collect_env.run(argparse.Namespace(json=False), effective())
+    collect_env.command(argparse.Namespace(json=False), effective())
     text = capsys.readouterr().out
     assert "penstock:\n  version: " in text
     assert "secret" not in text

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.load.workload import FIRST_ID, FREE, JSON, ROWS, Workload, arrivals, lengths, requests
+from benchmarks.load.workload import JSON, ROWS
+from services.bench.workload import FIRST_ID, FREE, Workload, arrivals, lengths, requests
 
 MIXED = Workload(requests=23, concurrency=8, input=(5, 40), output=(3, 9), prefix=16, prefixes=3, variants=(JSON, FREE))
 
@@ -95,7 +96,7 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 def test_rows_are_those_of_the_reference() -> None:
     rows = {row.name: row for row in ROWS}
-    assert len(rows) == len(ROWS) == 21
+    assert len(rows) == len(ROWS) == 22
     shape = {name: (row.input[1], row.output[1], row.requests, row.concurrency) for name, row in rows.items()}
     assert shape["bs64"] == (512, 256, 128, 64)
     assert shape["thr_c256"] == (1024, 256, 512, 256)
@@ -104,4 +105,5 @@ def test_rows_are_those_of_the_reference() -> None:
     assert (rows["mixed_256"].input, rows["mixed_256"].output) == ((100, 1024), (100, 1024))
     assert (rows["prefix4k"].prefix, rows["prefix4k"].input, rows["prefix4k"].output) == (4096, (128, 128), (64, 64))
     assert [variant.name for variant in rows["half_json_c64"].variants] == ["json", "free"]
-    assert all(row.prefixes == 1 and row.ignore_eos and row.temperature == 0 for row in ROWS)
+    assert all(row.prefixes == 1 and row.ignore_eos for row in ROWS)
+    assert {row.name: row.temperature for row in ROWS if row.temperature} == {"offline_256": 0.6}

@@ -9,14 +9,14 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
 
-from benchmarks.load.response import Malformed, Response
-from benchmarks.load.workload import Request
+from services.bench.response import Malformed, Response
+from services.bench.workload import Request
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -92,12 +92,21 @@ def target(base_url: str, api_key: str = "") -> Target:
     return Target(parts.hostname, parts.port or 80, parts.path.rstrip("/").removesuffix("/v1"), api_key)
 
 
+class Tally:
+    """Chunks that brought tokens, of all connections of a load."""
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        self.events = 0
+
+
 class Connection(asyncio.Protocol):
     """One connection; it carries one request at a time and is kept while the server keeps it."""
 
-    def __init__(self, on_event: Callable[[], None]) -> None:
+    def __init__(self, tally: Tally) -> None:
         self.open = False
-        self._on_event = on_event
+        self._tally = tally
         self._decoder = msgspec.json.Decoder(Chunk)
         self._transport: asyncio.Transport | None = None
         self._response = Response()
@@ -185,7 +194,7 @@ class Connection(asyncio.Protocol):
                 record.events += 1
                 record.last = now
                 self._ids += len(choice.token_ids or ())
-                self._on_event()
+                self._tally.events += 1
             elif choice.finish_reason is not None and record.events:
                 record.last = now
         if chunk.usage is not None:
@@ -235,7 +244,7 @@ class Load:
 
     def __init__(self, where: Target, endpoint: str, timeout: float) -> None:
         self.records: list[Record] = []
-        self.events = 0
+        self.tally = Tally()
         self.open = 0
         self._where, self._endpoint, self._timeout = where, endpoint, timeout
         self._idle: deque[Connection] = deque()
@@ -302,8 +311,5 @@ class Load:
 
     async def _connection(self) -> Connection:
         loop, where = asyncio.get_running_loop(), self._where
-        _, connection = await loop.create_connection(lambda: Connection(self._count), where.host, where.port)
+        _, connection = await loop.create_connection(lambda: Connection(self.tally), where.host, where.port)
         return connection
-
-    def _count(self) -> None:
-        self.events += 1

@@ -9,9 +9,9 @@ import time
 import msgspec
 import pytest
 
-from benchmarks.load.client import Connection, Load, Record, Target, judge, target
 from benchmarks.load.fake import Behaviour, Fake
-from benchmarks.load.workload import Request, Workload, requests
+from services.bench.client import Connection, Load, Record, Tally, Target, judge, target
+from services.bench.workload import Request, Workload, requests
 
 SMALL = Workload(requests=12, concurrency=3, input=(4, 9), output=(2, 20), warmup=0)
 
@@ -158,11 +158,11 @@ def test_a_request_on_the_wire() -> None:
 
 
 async def test_chat_chunks_count_from_the_first_content() -> None:
-    seen = []
-    connection = Connection(lambda: seen.append(1))
+    tally = Tally()
+    connection = Connection(tally)
     connection.connection_made(asyncio.Transport())
     connection._record = record = Record(0, 0)
     parts = ['{"role":"assistant","content":""}', '{"content":"Hi"}', '{"reasoning_content":"so"}', "{}"]
     body = "".join(f'data: {{"choices":[{{"delta":{part}}}]}}\n\n' for part in parts)
     connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n" + body.encode())
-    assert (record.events, len(seen), record.error) == (2, 2, "")
+    assert (record.events, tally.events, record.error) == (2, 2, "")

@@ -1,0 +1,1 @@
+"""Measuring a server, the Python API and a start: what `penstock bench` runs and benchmarks/ is made with."""

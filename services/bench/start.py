@@ -1,0 +1,51 @@
+"""`penstock bench start`: how long a server takes from its first process to readiness, several times in a row."""
+
+from __future__ import annotations
+
+import argparse
+import select
+import time
+
+import msgspec
+
+from protocol.config import Config
+from protocol.errors import ConfigError
+from services.commands.target import quiet
+from services.llm.host import Host
+from services.options import Effective
+from services.process import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="starts, one after the other [default 3]")
+
+
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
+    """Start, measure and end a server so many times. The first start fills caches that the others find.
+
+    Raises ConfigError, and what a server failed to start with.
+    """
+    if namespace.runs < 1:
+        raise ConfigError("--runs", namespace.runs, "it must be at least 1")
+    taken = []
+    for number in range(1, namespace.runs + 1):
+        taken.append(seconds(quiet(effective)))
+        print(f"start {number}: ready after {taken[-1]:.2f} s", flush=True)
+    print(f"fastest {min(taken):.2f} s, slowest {max(taken):.2f} s", flush=True)
+    return ExitCode.ORDERLY
+
+
+def seconds(config: Config) -> float:
+    """From the start of the launcher to readiness."""
+    free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0, uds="")
+    began = time.monotonic()
+    host = Host(msgspec.structs.replace(config, api=free), command="serve")
+    try:
+        while not host.ready:
+            select.select([host.notices.fileno(), host.pidfd], [], [])
+            host.hear()
+            if host.failure is not None:
+                raise host.failure
+        return time.monotonic() - began
+    finally:
+        host.end()

@@ -1,0 +1,132 @@
+"""Workloads as data, and the requests that a workload stands for.
+
+A workload and its seed fix every request to the last token id, so two servers are given the same load.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+FIRST_ID = 10  # ids below are special tokens in most vocabularies
+WORDS = (
+    *("water", "river", "stone", "light", "early", "seven", "paper", "green", "carry", "under", "table", "north"),
+    *("because", "between", "morning", "country", "turbine", "measure", "against", "nothing", "through", "another"),
+)
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """What some of a workload's requests ask for beyond the others; results are given per variant."""
+
+    name: str = "all"
+    body: dict[str, Any] = {}
+
+
+FREE = Variant("free")
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One load. Ranges are inclusive; a fixed length has equal ends.
+
+    `concurrency` alone: so many requests are open at any time. `rate`: requests arrive as a Poisson process of so many
+    per second, whatever is open, unless `concurrency` caps it.
+    """
+
+    name: str = "custom"
+    requests: int = 64
+    concurrency: int = 0
+    rate: float = 0.0
+    input: tuple[int, int] = (128, 128)  # prompt tokens (words, for text prompts) beside the shared prefix
+    output: tuple[int, int] = (128, 128)  # max_tokens
+    prefix: int = 0  # shared tokens in front of each prompt
+    prefixes: int = 1  # how many different prefixes are shared
+    warmup: int = 8
+    warmup_output: int = 1 << 20  # most tokens of a warm-up's answer
+    variants: tuple[Variant, ...] = (Variant(),)
+    endpoint: str = "completions"  # or chat, which takes text
+    text: bool = False
+    vocab: int = 1000  # random ids are below
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One request, encoded."""
+
+    index: int
+    variant: int
+    due: float  # seconds after the start; 0 in a closed loop
+    prompt_tokens: int  # -1 where the server alone knows
+    output_tokens: int  # -1 where the model may stop earlier
+    body: bytes
+
+
+def arrivals(workload: Workload) -> list[float]:
+    """When each request is due, in seconds after the start."""
+    if not workload.rate:
+        return [0.0] * workload.requests
+    chance, now, due = random.Random(f"arrivals {workload.seed}"), 0.0, []
+    for _ in range(workload.requests):
+        now += chance.expovariate(workload.rate)
+        due.append(now)
+    return due
+
+
+def lengths(workload: Workload) -> list[tuple[int, int]]:
+    """Prompt tokens beside the shared prefix, and output tokens, of each request."""
+    found = []
+    for index in range(workload.requests):
+        chance = request_chance(workload, index)
+        output = chance.randint(*workload.output)
+        found.append((chance.randint(*workload.input), output))
+    return found
+
+
+def request_chance(workload: Workload, index: int, *, warmup: bool = False) -> random.Random:
+    """Where a request's lengths and ids come from, in this order: output, prompt, ids. No two workloads share any:
+    what one left in a prefix cache is of no use to another."""
+    return random.Random(f"{'warmup' if warmup else 'request'} {workload.name} {workload.seed} {index}")
+
+
+def prompt(workload: Workload, chance: random.Random, count: int) -> list[Any]:
+    if workload.text or workload.endpoint == "chat":
+        return chance.choices(WORDS, k=count)
+    return [chance.randrange(FIRST_ID, workload.vocab) for _ in range(count)]
+
+
+def requests(workload: Workload, model: str = "", *, warmup: bool = False, extra: Mapping[str, Any] | None = None,
+             worker: int = 0, workers: int = 1) -> Iterator[Request]:  # fmt: skip
+    """The requests of one of `workers` client processes; a request does not depend on how many there are."""
+    count = workload.warmup if warmup else workload.requests
+    due = [0.0] * count if warmup else arrivals(workload)
+    shared = [prompt(workload, random.Random(f"prefix {workload.seed} {n}"), workload.prefix)
+              for n in range(workload.prefixes if workload.prefix else 0)]  # fmt: skip
+    for index in range(worker, count, workers):
+        chance = request_chance(workload, index, warmup=warmup)
+        variant = index % len(workload.variants)
+        tokens = chance.randint(*workload.output)
+        if warmup:
+            tokens = min(tokens, workload.warmup_output)
+        content = (shared[index % len(shared)] if shared else []) + prompt(
+            workload, chance, chance.randint(*workload.input)
+        )
+        body: dict[str, Any] = {"model": model} if model else {}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens}
+        body |= {"temperature": workload.temperature, "ignore_eos": workload.ignore_eos}
+        ids = not workload.text and workload.endpoint != "chat"
+        if workload.endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": " ".join(content)}]
+        else:
+            body["prompt"] = content if ids else " ".join(content)
+        yield Request(
+            index=index,
+            variant=variant,
+            due=due[index],
+            prompt_tokens=len(content) if ids else -1,
+            output_tokens=tokens if workload.ignore_eos else -1,
+            body=msgspec.json.encode(body | dict(extra or {}) | workload.variants[variant].body),
+        )

@@ -1,0 +1,86 @@
+"""`penstock bench` (serve.py, offline.py, start.py, processes.py): each once with the embedded model, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from services.bench.processes import children, cpu_seconds
+from services.bench.serve import length, said
+from services.bench.worker import Progress
+from tests.e2e.server import Server
+from tests.services.commands.run import penstock
+
+LOAD = ("--requests", "4", "--concurrency", "2", "--input", "8", "--output-tokens", "4:6", "--warmup", "1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    from tests.e2e.server import serving
+
+    with serving(tmp_path_factory.mktemp("server"), "--api-key", "open") as server:
+        yield server
+
+
+def test_a_server_under_load(server: Server, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    done = penstock("bench", "serve", "--url", server.url, *LOAD, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert "out tok/s" in done.stdout
+    found = json.loads(output.read_text())
+    assert (found["summary"]["completed"], found["summary"]["failed"]) == (4, 0)
+    assert found["workload"]["output"] == [4, 6]
+
+
+def test_a_load_that_fails_says_so(server: Server) -> None:
+    done = penstock("bench", "serve", "--url", server.url, *LOAD, "--temperature", "9")
+    assert done.returncode == 1
+    assert "4 × http 400" in done.stderr
+
+
+def test_cpu_seconds_are_told_by_role(server: Server) -> None:
+    found = cpu_seconds(server.process.pid)
+    assert {"api", "tokenizer", "scheduler", "executor", "launcher"} <= set(found)
+    assert found["executor"] > 0
+    assert server.process.pid in children(os.getpid())
+    assert children(2**22 + 1) == []
+
+
+def test_the_python_api_under_load() -> None:
+    done = penstock("bench", "offline", "--max-num-seqs", "4", *LOAD)
+    assert done.returncode == 0, done.stderr
+    assert "executor" in done.stdout.splitlines()[-1]
+    assert "out tok/s" in done.stdout
+
+
+def test_a_start() -> None:
+    done = penstock("bench", "start", "--runs", "1", "--max-num-seqs", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("start 1: ready after ")
+    assert "fastest" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("bench",), 2, "the commands are"),
+        (("bench", "nothing"), 2, "'bench nothing' is not allowed"),
+        (("bench", "start", "--runs", "0"), 2, "--runs"),
+        (("bench", "offline", "--rate", "3"), 2, "--rate"),
+        (("bench", "serve", "--input", "9:3"), 2, "--input"),
+        (("bench", "serve", "--url", "http://127.0.0.1:1"), 5, "http://127.0.0.1:1"),
+        (("bench", "serve", "--url", "https://127.0.0.1:1"), 2, "without TLS"),
+    ],
+)
+def test_a_mistake_is_one_line(words: tuple[str, ...], code: int, said: str) -> None:
+    done = penstock(*words)
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+def test_lengths_and_words() -> None:
+    assert (length("8"), length("8:16")) == ((8, 8), (8, 16))
+    assert said(Progress(finished=1, failed=2, events=30, open=3), 2.0) == "3 open, 2 failed, 15 tok/s so far"
