@@ -23,6 +23,8 @@ from protocol.messages import (
     EngineStatus,
     Finish,
     Message,
+    ParsedRow,
+    Piece,
     PositionLogprobs,
     SubmitText,
     TextBatch,
@@ -56,6 +58,7 @@ class Row(msgspec.Struct, kw_only=True):
     choice: int = 0
     finish: Finish = Finish.NONE
     extra: dict[str, Any] = {}
+    pieces: tuple[Piece, ...] = ()
 
 
 def status(**changes: Any) -> EngineStatus:
@@ -117,6 +120,7 @@ def batch(rows: Sequence[tuple[int, Row]]) -> TextBatch:
         tokens=struct.pack(f"<{count}i", *(row.tokens for _, row in rows)),
         finish=bytes(row.finish for _, row in rows),
         extras=tuple(TextExtra(row=index, **row.extra) for index, (_, row) in enumerate(rows) if row.extra),
+        parsed=tuple(ParsedRow(index, row.pieces) for index, (_, row) in enumerate(rows) if row.pieces),
     )
 
 

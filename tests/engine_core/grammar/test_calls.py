@@ -1,0 +1,115 @@
+"""Calls as structural tags: in each model's own spelling, with arguments that follow their schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_core.grammar.calls import NO_PARAMETERS, Function, calls_alone, calls_in_text, read_functions
+from engine_core.text.parsers.dialect import CallFormat, Dialect
+from protocol.errors import InvalidRequest
+from tests.engine_core.grammar.vocabulary import automaton, ids, tokens
+
+PERSON: Any = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+F = Function("f", PERSON, True, "tools[0].function")
+G = Function("g", NO_PARAMETERS, False, "tools[1].function")
+ALL = [Dialect(calls=calls) for calls in CallFormat] + [Dialect(calls=CallFormat.MISTRAL, listed=True)]
+SPELLING = {
+    CallFormat.HERMES: '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+    CallFormat.LLAMA: '{{"name": "{name}", "parameters": {arguments}}}',
+    CallFormat.MISTRAL: "[TOOL_CALLS]{name}[ARGS]{arguments}",
+}
+
+
+def written(dialect: Dialect, name: str, arguments: dict[str, Any]) -> str:
+    if dialect.calls is CallFormat.PYTHONIC:
+        keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+        return f"[{name}({keywords})]"
+    if dialect.listed:
+        return "[TOOL_CALLS] " + json.dumps([{"name": name, "arguments": arguments}])
+    assert dialect.calls is not None
+    return SPELLING[dialect.calls].format(name=name, arguments=json.dumps(arguments))
+
+
+def accepts(form: dict[str, Any], text: str) -> bool:
+    matcher = tokens().matcher(automaton("structural_tag", json.dumps({"format": form})).source)
+    return all(matcher.consume_token(token) for token in ids(text)) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("dialect", ALL, ids=str)
+def test_a_call_that_must_be(dialect: Dialect) -> None:
+    form = calls_alone(dialect, [F, G], several=True)
+    assert accepts(form, written(dialect, "f", {"a": "x"}))
+    assert accepts(form, written(dialect, "f", {"a": "x", "b": 3}))
+    assert accepts(form, written(dialect, "g", {}))
+    for wrong in (written(dialect, "f", {"a": 3}), written(dialect, "f", {}), written(dialect, "h", {}), "hello", ""):
+        assert not accepts(form, wrong)
+
+
+@pytest.mark.parametrize("dialect", ALL, ids=str)
+def test_calls_among_text(dialect: Dialect) -> None:
+    form = calls_in_text(dialect, [F, G], several=True)
+    assert accepts(form, "hello there")
+    assert accepts(form, written(dialect, "f", {"a": "x", "c": True}))
+    assert not accepts(form, written(dialect, "f", {"a": 3}))
+    assert not accepts(form, written(dialect, "h", {}))
+
+
+@pytest.mark.parametrize("dialect", ALL, ids=str)
+def test_one_call_or_several(dialect: Dialect) -> None:
+    one = written(dialect, "g", {})
+    several = {
+        CallFormat.HERMES: f"{one}\n{one}", CallFormat.LLAMA: f"{one}; {one}", CallFormat.MISTRAL: one + one,
+        CallFormat.PYTHONIC: "[g(), g()]",
+    }  # fmt: skip
+    assert dialect.calls is not None
+    text = several[dialect.calls]
+    if dialect.listed:
+        text = '[TOOL_CALLS] [{"name": "g", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    for make in (calls_alone, calls_in_text):
+        assert accepts(make(dialect, [G], several=True), text)
+        assert not accepts(make(dialect, [G], several=False), text)
+        assert accepts(make(dialect, [G], several=False), one)
+
+
+def test_optional_arguments_in_python() -> None:
+    loose = msgspec.structs.replace(F, parameters={key: PERSON[key] for key in ("type", "properties")})
+    form = calls_alone(Dialect(calls=CallFormat.PYTHONIC), [loose], several=False)
+    for text in ("[f()]", '[f(a="x")]', "[f(b=3)]", "[f(c=true)]", "[f(b=3, c=false)]", '[f(a="x", c=true)]'):
+        assert accepts(form, text)
+    for text in ("[f(, b=3)]", "[f(b=3, b=3)]", "[f(c=true, b=3)]", "[f(3)]"):
+        assert not accepts(form, text)
+
+
+def test_a_strict_schema_that_python_cannot_hold() -> None:
+    strict = msgspec.structs.replace(F, parameters={**PERSON, "minProperties": 1})
+    with pytest.raises(InvalidRequest) as caught:
+        calls_alone(Dialect(calls=CallFormat.PYTHONIC), [strict], several=False)
+    assert caught.value.param == "tools[0].function.parameters"
+    loose = msgspec.structs.replace(strict, strict=False)
+    assert calls_alone(Dialect(calls=CallFormat.PYTHONIC), [loose], several=False)
+
+
+def test_schemas_that_are_not_strict_are_held_as_far_as_they_can_be() -> None:
+    odd: Any = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]}
+    loose = Function("f", odd, False, "tools[0].function")
+    form = calls_alone(Dialect(calls=CallFormat.HERMES), [loose], several=False)
+    assert accepts(form, written(Dialect(calls=CallFormat.HERMES), "f", {"x": [1]}))
+
+
+def test_functions_of_a_request() -> None:
+    tools: list[Any] = [{"function": {"name": name}} for name in "fgh"]
+    tools[0]["function"]["parameters"] = PERSON
+    found = read_functions(tools, ("g", "f"), ("f",))
+    assert [(each.name, each.strict, each.place) for each in found] == [
+        ("f", True, "tools[0].function"), ("g", False, "tools[1].function")
+    ]  # fmt: skip
+    assert found[1].parameters == NO_PARAMETERS

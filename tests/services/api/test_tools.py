@@ -1,0 +1,183 @@
+"""Tools of a chat: what the tokenizer is told, what is refused, and how calls and reasoning look to the client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import openai.types.chat as chat
+import pytest
+
+from protocol import limits
+from protocol.messages import Finish, Piece, PieceKind, SubmitText, ToolUse
+from tests.services.api.pipe import FakePort, Row, answering, client, position, service, silent, words
+from tests.services.api.shapes import check, check_chat_chunks, check_error, events
+
+CHAT = "/v1/chat/completions"
+ASK: Any = [{"role": "user", "content": "a"}]
+C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}, **more}}
+
+
+F, G = tool("f"), tool("g", strict=True)
+
+
+async def sent(**body: Any) -> SubmitText:
+    port = FakePort(answering(words("ok")))
+    async with client(service(port)) as http:
+        answer = await http.post(CHAT, json={"messages": ASK, **body})
+    assert answer.status_code == 200, answer.text
+    (found,) = port.of(SubmitText)
+    assert isinstance(found, SubmitText)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("choice", "use"),
+    [
+        ("auto", ToolUse(names=("f", "g"), strict=("g",))),
+        ("required", ToolUse(names=("f", "g"), required=True, strict=("g",))),
+        ({"type": "function", "function": {"name": "f"}},
+         ToolUse(names=("f",), required=True, parallel=False, bound=True, strict=("g",))),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F]}},
+         ToolUse(names=("f",), bound=True, strict=("g",))),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [G, F, G]}},
+         ToolUse(names=("g", "f"), required=True, bound=True, strict=("g",))),
+    ],
+)  # fmt: skip
+async def test_choices(choice: Any, use: ToolUse) -> None:
+    found = await sent(tools=[F, G], tool_choice=choice)
+    assert found.tool_use == use
+    assert json.loads(found.tools or b"") == [F, G]
+
+
+async def test_no_tools_no_use() -> None:
+    for body in ({}, {"tools": []}, {"tools": None}, {"tool_choice": "none"}, {"tool_choice": "auto"},
+                 {"tools": [F], "tool_choice": "none"}, {"parallel_tool_calls": False}):  # fmt: skip
+        found = await sent(**body)
+        assert (found.tools, found.tool_use) == (None, None)
+    serial = await sent(tools=[F], parallel_tool_calls=False)
+    assert serial.tool_use is not None
+    assert not serial.tool_use.parallel
+
+
+async def test_reasoning_is_handed_on() -> None:
+    assert (await sent()).reasoning.split
+    found = (await sent(reasoning_effort="low", thinking_token_budget=7, separate_reasoning=False)).reasoning
+    assert (found.effort, found.budget, found.split) == ("low", 7, False)
+    assert (await sent(max_thinking_tokens=0)).reasoning.budget == 0
+    assert (await sent(max_thinking_tokens=3, thinking_token_budget=3)).reasoning.budget == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": 5}, "tools"), ({"tools": [5]}, "tools[0]"), ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"), ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("x" * (limits.MAX_TOOL_NAME + 1))]}, "tools[0].function.name"),
+        ({"tools": [tool("f", parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [F, G, F]}, "tools[2].function.name"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [F] * (limits.MAX_TOOLS + 1)}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [F], "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice.function.name"),
+        ({"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [G]}}},
+         "tool_choice.allowed_tools.tools[0].function.name"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"), ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": 1, "max_thinking_tokens": 2}, "max_thinking_tokens"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ],
+)  # fmt: skip
+async def test_wrong(body: dict[str, Any], param: str) -> None:
+    port = FakePort(silent)
+    async with client(service(port)) as http:
+        answer = await http.post(CHAT, json={"messages": ASK, **body})
+    assert answer.status_code == 400
+    check_error(answer.json(), "invalid_request_error", param)
+    assert port.sent == []
+
+
+ROWS: Sequence[Row] = (
+    Row(extra={"prompt_tokens": 5, "cached_tokens": 0}, pieces=(Piece(R, "wh"),)),
+    Row(pieces=(Piece(R, "y"), Piece(C, "Let me "))),
+    Row(text="see."),
+    Row(pieces=(Piece(CALL, "f"), Piece(A, '{"a":'))),
+    Row(pieces=(Piece(A, " 1}"), Piece(CALL, "g"), Piece(A, "{}"))),
+    Row(finish=Finish.CALLS, extra={"reasoning_tokens": 2}),
+)
+
+
+def speaking(rows: Sequence[Row]) -> FakePort:
+    return FakePort(answering(lambda request: [[row] for row in rows]))
+
+
+async def test_calls_and_reasoning_in_a_message() -> None:
+    async with client(service(speaking(ROWS))) as http:
+        answer = (await http.post(CHAT, json={"messages": ASK})).json()
+        hidden = (await http.post(CHAT, json={"messages": ASK, "include_reasoning": False})).json()
+    check(chat.ChatCompletion, answer)
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (message["content"], message["reasoning_content"], message["reasoning"]) == ("Let me see.", "why", "why")
+    assert {call["type"] for call in message["tool_calls"]} == {"function"}
+    calls = [call["function"] for call in message["tool_calls"]]
+    assert calls == [{"name": "f", "arguments": '{"a": 1}'}, {"name": "g", "arguments": "{}"}]
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
+    assert "reasoning" not in hidden["choices"][0]["message"]
+
+
+async def test_content_is_null_where_there_are_calls_alone() -> None:
+    for rows, content in ((ROWS[3:], None), ([Row(pieces=(Piece(R, "why"),), finish=Finish.LENGTH)], "")):
+        async with client(service(speaking(rows))) as http:
+            answer = (await http.post(CHAT, json={"messages": ASK})).json()
+        check(chat.ChatCompletion, answer)
+        assert answer["choices"][0]["message"]["content"] == content
+
+
+async def test_calls_and_reasoning_in_a_stream() -> None:
+    async with client(service(speaking(ROWS))) as http:
+        text = (await http.post(CHAT, json={"messages": ASK, "stream": True})).text
+    chunks = events(text)
+    check_chat_chunks(chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert [call["index"] for call in calls] == [0, 0, 0, 1, 1]
+    assert [call.get("id", "")[:5] for call in calls] == ["call_", "", "", "call_", ""]
+    assert calls[0]["function"] == {"name": "f", "arguments": ""}
+    assert calls[1] == {"index": 0, "function": {"arguments": '{"a":'}}
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "why"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_stream_without_reasoning_and_with_logprobs() -> None:
+    rows = [
+        Row(extra={"prompt_tokens": 5, "logprobs": (position("why", 1, 0),)}, pieces=(Piece(R, "why"),)),
+        Row(extra={"logprobs": (position("f", 2, 3),)}, pieces=(Piece(CALL, "f"), Piece(A, "{}"))),
+        Row(finish=Finish.CALLS),
+    ]
+    async with client(service(speaking(rows))) as http:
+        body = {"messages": ASK, "stream": True, "include_reasoning": False, "logprobs": True}
+        chunks = events((await http.post(CHAT, json=body)).text)
+    check_chat_chunks(chunks)
+    assert not any("reasoning" in chunk["choices"][0]["delta"] for chunk in chunks)
+    tokens = [
+        entry["token"] for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert tokens == ["why", "f"]
+
+
+async def test_deltas_of_a_slow_client_merge_in_order() -> None:
+    async with client(service(FakePort(answering(lambda request: [list(ROWS)])))) as http:
+        chunks = events((await http.post(CHAT, json={"messages": ASK, "stream": True})).text)
+    check_chat_chunks(chunks)
+    kinds = [next(iter(chunk["choices"][0]["delta"]), "") for chunk in chunks]
+    assert kinds == ["role", "reasoning_content", "content", *["tool_calls"] * 4, ""]
