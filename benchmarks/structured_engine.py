@@ -78,7 +78,14 @@ class Engine:
     """A model's runner, which is made once, and a scheduler for each batch of requests."""
 
     def __init__(
-        self, folder: Path, tokens: GrammarTokens, cell: Cell, *, load_format: str = "auto", draft: Path | None = None
+        self,
+        folder: Path,
+        tokens: GrammarTokens,
+        cell: Cell,
+        *,
+        load_format: str = "auto",
+        draft: Path | None = None,
+        draft_format: str = "",
     ) -> None:
         self.cell = cell
         self._tokens = tokens
@@ -86,15 +93,16 @@ class Engine:
         self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
         load(self._model, folder, load_format, 0)
         self._draft: Draft | None = None
+        draft_format = draft_format or load_format
         if cell.method == "draft_model":
             assert draft is not None
             spec = read_spec(draft)
             drafter = build(spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
-            load(drafter, draft, load_format, 1)
+            load(drafter, draft, draft_format, 1)
             self._draft = Draft(drafter, spec, cell.draft_tokens)
         if cell.method == "eagle":
             assert draft is not None
-            head = load_head(draft, self._model, MAX_MODEL_LEN, load_format, 1)
+            head = load_head(draft, self._model, MAX_MODEL_LEN, draft_format, 1)
             self._draft = Draft(head, head.spec.layers, cell.draft_tokens)
         self.scheduled: SchedulerStatistics | None = None  # of the last batch
         self.masked: Masked | None = None

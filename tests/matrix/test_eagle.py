@@ -1,0 +1,138 @@
+"""Drafts of an EAGLE head in the cells of the matrix: the same tokens as without any, greedy and sampled, free and
+under a grammar, beside forced runs and predictions. fp32 on a CPU, the embedded model and its head.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks.structured_engine import Ask, Cell, Engine
+from engine_core.embedded import demo_folder, eagle_folder
+from engine_core.models.spec import read_spec
+from protocol.messages import Sampling
+from tests.engine_core.grammar.vocabulary import END, OTHER_END, ids, tokens
+from tests.engine_core.models import eagle_heads
+from tests.matrix.test_speculation import (
+    ALONE,
+    CHAT,
+    COMPANY,
+    TINY,
+    Outputs,
+    asks,
+    label,
+    misremembered,
+    outputs,
+    texts,
+)
+
+PAIRS = (0, 3, 5, 6)  # cells of COMPANY in which every two values meet
+CELLS = [
+    *(pytest.param(cell, marks=() if at in PAIRS else pytest.mark.long) for at, cell in enumerate(COMPANY)),
+    pytest.param(ALONE[0], marks=pytest.mark.long),
+    ALONE[1],
+]
+ROWS = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def engine(cell: Cell, head: Path | None = None, **fields: object) -> Engine:
+    cell = msgspec.structs.replace(cell, method="eagle", **fields)
+    return Engine(demo_folder(), tokens(), cell, draft=head or eagle_folder())
+
+
+@pytest.fixture(scope="module")
+def expected() -> Outputs:
+    """What is said without drafts, one request after the other, one step at a time."""
+    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
+
+
+@pytest.fixture(scope="module")
+def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head of the third version: it guesses nothing right."""
+    spec = read_spec(demo_folder())
+    assert spec.hidden != eagle_heads.HIDDEN
+    config = eagle_heads.head_config(
+        spec.vocab_size, True, hidden_size=spec.hidden, draft_vocab_size=512, head_dim=16,
+        eagle_aux_hidden_state_layer_ids=[1, 3, 5],
+    )  # fmt: skip
+    folder = eagle_heads.write_head(tmp_path_factory.mktemp("third"), config, {})
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=label)
+def test_a_head_changes_no_token(cell: Cell, expected: Outputs) -> None:
+    found = engine(cell)
+    assert outputs(found, asks()) == expected
+    assert found.scheduled is not None
+    assert found.scheduled.accepted_tokens > 0.15 * found.scheduled.draft_tokens > 0
+
+
+@pytest.mark.parametrize("tokens_each", [1, 2, 7])
+def test_nor_do_fewer_or_more_drafts(tokens_each: int, expected: Outputs) -> None:
+    found = engine(Cell(max_num_seqs=16), draft_tokens=tokens_each)
+    assert outputs(found, asks()) == expected
+    assert found.scheduled is not None
+    assert found.scheduled.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("cell", TINY, ids=label)
+def test_preemption_changes_no_token(cell: Cell, expected: Outputs) -> None:
+    """Predictions are asked first; where they are lost the head goes on, from states that were computed again."""
+    predicting = [
+        msgspec.structs.replace(ask, prediction=misremembered(expected[number, 0]) if number % 2 else ())
+        for number, ask in enumerate(asks())
+    ]
+    found = engine(cell)
+    assert outputs(found, predicting) == expected
+    assert found.scheduled is not None
+    assert found.scheduled.preemptions > 0, "the pool was meant to be too small"
+    assert found.scheduled.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("cell", [COMPANY[0], COMPANY[-1], TINY[-1]], ids=label)
+def test_a_head_that_hears_three_depths_changes_no_token(cell: Cell, expected: Outputs, third: Path) -> None:
+    cell = msgspec.structs.replace(cell, method="eagle")
+    found = Engine(demo_folder(), tokens(), cell, draft=third, load_format="auto", draft_format="dummy")
+    assert outputs(found, asks()) == expected
+    assert found.scheduled is not None
+    assert found.scheduled.draft_tokens > 0
+
+
+def test_a_crowd_of_rows() -> None:
+    """Greedy, sampled and several choices side by side in each step."""
+    cell = Cell(max_num_seqs=64)
+    sampling = Sampling(temperature=0.0, max_tokens=24, eos_token_ids=(END, OTHER_END))
+    found = texts()
+    many = [
+        Ask(
+            token_ids=tuple(ids(CHAT.format(found[number % len(found)]))),
+            sampling=msgspec.structs.replace(sampling, temperature=0.7 * (number % 2), seed=number),
+            n=1 + (number % 16 == 3),
+        )
+        for number in range(ROWS)
+    ]
+    plain = outputs(Engine(demo_folder(), tokens(), msgspec.structs.replace(cell, drafts=False)), many)
+    drafted = engine(cell)
+    assert outputs(drafted, many) == plain
+    assert drafted.scheduled is not None
+    assert drafted.scheduled.accepted_tokens > 0.15 * drafted.scheduled.draft_tokens > 0
+
+
+def test_what_the_embedded_model_says_takes_far_fewer_steps(expected: Outputs) -> None:
+    steps = {}
+    for method in ("none", "eagle"):
+        cell = Cell(max_num_seqs=1, method=method)
+        found = Engine(demo_folder(), tokens(), cell, draft=eagle_folder() if method != "none" else None)
+        assert outputs(found, asks()[6:8]) == {(at, 0): expected[6 + at, 0] for at in range(2)}
+        assert found.scheduled is not None
+        steps[method] = found.scheduled.step
+    assert steps["eagle"] < 0.7 * steps["none"]
