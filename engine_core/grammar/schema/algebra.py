@@ -14,7 +14,6 @@ from engine_core.grammar.schema.bounds import MAX_INPLACE, Allowance
 from engine_core.grammar.schema.cells import (
     ANY,
     FULL,
-    NEVER,
     Cell,
     Every,
     Inverse,
@@ -231,14 +230,17 @@ class Algebra:
                 return True
             if cell.names and any(self.empty(named(cell, name)) for name in cell.required):
                 return True
-            if cell.fewest > len(cell.required) and any(layer.rest == NEVER for layer in cell.layers):
-                if any(layer.patterns for layer in cell.layers):
-                    return False
+            if cell.fewest > len(cell.required) and self._closed(cell):
                 known = records.terms_of(cell, records.known_names(cell))
                 return sum(not self.empty(term) for term in known.values()) < cell.fewest
         except PatternError:
             return False
         return False
+
+    def _closed(self, cell: Record) -> bool:
+        """Whether no key that the cell does not name can have a value."""
+        patterns = [term for layer in cell.layers for _, term in layer.patterns]
+        return self.empty(every(*(layer.rest for layer in cell.layers))) and all(map(self.empty, patterns))
 
 
 def named(cell: Record, name: str) -> Term:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.grammar.schema import records, series, texts
+from engine_core.grammar.schema import records, rewrite, series, texts
 from engine_core.grammar.schema.algebra import Algebra, CircularTerm, meet, others
 from engine_core.grammar.schema.assertions import constant, constants
 from engine_core.grammar.schema.bounds import MAX_STEPS, Allowance, check_size, children
@@ -295,3 +295,40 @@ def test_equal_numbers_are_one_constant() -> None:
     assert constant(1) == constant(1.0)
     assert constant(1) != constant(True)
     assert constants(["a", "b", "a", 1]) == (Text(among=("a", "b")), constant(1))
+
+
+LOOP = {"$ref": "#/$defs/loop"}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {"type": "object", "properties": {"next": LOOP}, "required": ["next"]},
+        {"type": "array", "items": LOOP, "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "integer"}, LOOP], "minItems": 2},
+        {"type": "object", "additionalProperties": LOOP, "minProperties": 1},
+        {"type": "object", "properties": {"a": LOOP}, "additionalProperties": LOOP, "minProperties": 1},
+        {"type": "object", "patternProperties": {"^x": LOOP}, "additionalProperties": LOOP, "minProperties": 1},
+        {"anyOf": [{"type": "array", "items": LOOP, "minItems": 3}, {"type": "object", "required": ["a"],
+         "additionalProperties": LOOP}]},
+    ],
+)  # fmt: skip
+def test_recursion_without_a_base_is_refused(loop: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedSchema, match="no value can match") as caught:
+        rewrite({**LOOP, "$defs": {"loop": loop}})
+    assert caught.value.status == 400
+    assert rewrite({"type": "array", "items": LOOP, "$defs": {"loop": loop}}).schema, "the empty list needs none of it"
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {"type": "object", "additionalProperties": LOOP},
+        {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": LOOP, "minProperties": 1},
+        {"type": "object", "patternProperties": {"^x": LOOP, "^y": {"type": "null"}}, "additionalProperties": False,
+         "minProperties": 1},
+        {"anyOf": [{"type": "null"}, {"type": "array", "items": LOOP, "minItems": 2}]},
+    ],
+)  # fmt: skip
+def test_recursion_with_a_base_is_written(loop: dict[str, object]) -> None:
+    assert "$ref" in str(rewrite({**LOOP, "$defs": {"loop": loop}}).schema)
