@@ -69,6 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: list[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None  # keep so many of the prompt's last tokens; -1: what leaves room
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
@@ -86,8 +87,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 ALIKE = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
-    "logit_bias", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens", "structured_outputs", "whitespace",
-    "lenient", "speculative",
+    "logit_bias", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
+    "structured_outputs", "whitespace", "lenient", "speculative",
 )  # fmt: skip
 
 

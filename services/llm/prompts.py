@@ -101,7 +101,9 @@ def orders(
     ranks = ranked(priority, len(prompts))
     for number, prompt in enumerate(prompts):
         if prompt.prompt_token_ids is not None:
-            check_ids(prompt.prompt_token_ids, f"prompts[{number}]", model)
+            given = each[number]
+            cut = given is not None and bool(given.truncate_prompt_tokens)
+            check_ids(prompt.prompt_token_ids, f"prompts[{number}]", model, any_length=cut)
     drafts = [Draft(one, model) for one in distinct(each)]
     by_identity = {id(draft.given): draft for draft in drafts}
     return (
@@ -163,8 +165,11 @@ def finished(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
 def chat_order(messages: object, params: SamplingParams | None, model: ServedModel, **more: Any) -> Order:
     """A conversation's. `more` are further fields of a chat request. Raises InvalidRequest or NotBuilt."""
     tools = more.pop("tools", None)
-    request = chat_request(params, messages, **more)
+    # What the model says comes whole: neither its reasoning nor its calls are taken out of the text.
+    request = chat_request(params, messages, separate_reasoning=False, **more)
     submit = chat_submission(request, 0, model, choices(request, 1), TraceContext())
+    whole = msgspec.structs.replace(submit.reasoning, split=False)  # an output here is text, reasoning included
+    submit = msgspec.structs.replace(submit, reasoning=whole)
     if tools:
         submit = msgspec.structs.replace(submit, tools=tools_of(msgspec.Raw(encoded(tools))))
     if request.seed is None:

@@ -99,6 +99,13 @@ def test_structured_output(llm: LLM) -> None:
     assert output.outputs[0].text in ("yes", "no")
 
 
+def test_a_prompt_may_be_cut_to_its_end(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True, truncate_prompt_tokens=3)
+    outputs = llm.generate([[5] * 5000 + [7, 8, 9], "one two three four five six"], params, use_tqdm=False)
+    assert outputs[0].prompt_token_ids == [7, 8, 9]
+    assert len(outputs[1].prompt_token_ids) == 3
+
+
 def test_ids_without_text(llm: LLM) -> None:
     (output,) = llm.generate([5, 6], SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False), use_tqdm=False)
     assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 4)
