@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol import limits
 from protocol.config import ApiConfig
 from protocol.version import VERSION
-from services.api import bounds, refusals
+from services.api import bounds, query, refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
 from services.api.errors import ErrorResponse, send_json
 from services.api.grammar import ResponseFormat, StructuredOutputs
@@ -28,6 +29,7 @@ from services.api.requests import (
 )
 from services.api.service import Service
 from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer
+from services.api.tools import Tool, ToolChoice
 
 JSON = "application/json"
 STREAM = "text/event-stream"
@@ -36,7 +38,7 @@ STREAM = "text/event-stream"
 MOST: Mapping[str, str] = {"integer": "maximum", "array": "maxItems", "object": "maxProperties"}
 STREAM_QUERY: Mapping[str, Any] = {
     "name": "stream", "in": "query", "description": "as the field of the body, where that is silent",
-    "schema": {"type": "boolean"},
+    "schema": {"enum": [*query.YES, *query.NO]},
 }  # fmt: skip
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
@@ -160,12 +162,13 @@ def schemas(options: ApiConfig) -> dict[str, Any]:
     """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
     kinds = {operation.body for operation in OPERATIONS} | {operation.answer for operation in OPERATIONS}
     roots = sorted((kind for kind in kinds if kind is not None), key=name_of)
-    roots += [ErrorResponse, ChatMessage, ResponseFormat, StructuredOutputs]
+    roots += [ErrorResponse, ChatMessage, ResponseFormat, StructuredOutputs, Tool, ToolChoice]
     _, found = msgspec.json.schema_components(roots, ref_template="#/components/schemas/{name}", schema_hook=free)
     components: dict[str, Any] = dict(found)
     messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
     arguments = {"anyOf": [{"type": "object"}, {"type": "null"}], "default": None}
     components["ChatRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
+    components["ChatRequest"]["properties"] |= tool_properties()
     components["TokenizeRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
     effects = "Accepted without effect: " + ", ".join(refusals.WITHOUT_EFFECT) + "."
     refused = "Refused, not built yet: " + ", ".join(refusals.REFUSED) + "."
@@ -185,6 +188,16 @@ def bound(schema: dict[str, Any], most: int) -> None:
         word = MOST.get(form.get("type", ""))
         if word:
             form[word] = most
+
+
+def tool_properties() -> dict[str, Any]:
+    """`tools` and `tool_choice` as `services.api.tools` decodes them."""
+    words = {"enum": ["none", "auto", "required"]}
+    tools = {"type": "array", "items": reference(Tool), "maxItems": limits.MAX_TOOLS}
+    return {
+        "tools": {"anyOf": [tools, {"type": "null"}], "default": None},
+        "tool_choice": {"anyOf": [words, reference(ToolChoice), {"type": "null"}], "default": None},
+    }
 
 
 def free(kind: type) -> dict[str, Any]:
