@@ -96,7 +96,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()  # of positions start+1 .. start+count of the chunk that are prompt
     drafts: bytes = b""  # int32 [drafts of the told rows, row after row]
-    busy: float = 0.0  # seconds of device work, and of drafting after the step before
+    busy: float = 0.0  # seconds of device work
+    drafting: float = 0.0  # seconds of drafting behind the step before
     waited: float = 0.0  # seconds the executor stood idle before this step, or in it until its masks had come
 
 

@@ -31,6 +31,7 @@ from engine_core.execution.results import Launched, Output, PromptScores, entry_
 from engine_core.execution.rows import Column, HostRows, StepInputs, entry_columns, input_columns, step_inputs
 from engine_core.execution.sampler import Sampled, Sampler
 from engine_core.execution.slots import SlotSizes, SlotTable
+from engine_core.execution.timing import step_times
 from engine_core.execution.transfer import Download, Upload
 from engine_core.execution.trial import with_drafting
 from engine_core.models.eagle import EagleHead
@@ -243,12 +244,11 @@ class Runner:
         )
 
     def collect(self, launched: Launched) -> StepResult:
-        """The result of a step, waiting for it. `busy` and `waited` are the device's own, 0 on a CPU."""
-        busy = waited = 0.0
+        """The result of a step, waiting for it. Its times are the device's own, 0 on a CPU."""
         if launched.done is not None:
             launched.done.synchronize()
-            busy, waited = device_times(launched, self._last)
-            self._last = replace(launched, fetched=NOTHING, held=NOTHING)
+        times = step_times(launched, self._last)
+        self._last = replace(launched, fetched=NOTHING, held=NOTHING)
         fetched = launched.fetched
         tokens = np.zeros(0, np.int32) if fetched.tokens is None else fetched.tokens.numpy()
         if len(tokens) and tokens.min() < 0:
@@ -261,8 +261,9 @@ class Runner:
             logprobs=tuple(entry_logprobs(launched, tokens)),
             prompt_logprobs=tuple(prompt_logprobs(fetched.prompts)),
             drafts=told_drafts(launched),
-            busy=busy,
-            waited=waited,
+            busy=times.busy,
+            waited=times.waited,
+            drafting=times.drafting,
         )
 
     def statistics(self) -> RunnerStatistics:
@@ -320,23 +321,3 @@ class Runner:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def device_times(launched: Launched, last: Launched | None) -> tuple[float, float]:
-    """Seconds that a step that is over took on a GPU, the drafting of its drafts included, and those that the device
-    stood idle before it or waited for its masks. `last`: the step before."""
-    assert launched.began is not None
-    assert launched.ended is not None
-    busy: float = launched.began.elapsed_time(launched.ended) / 1e3
-    waited = 0.0
-    if launched.halves is not None:
-        computed, went_on = launched.halves
-        waited = computed.elapsed_time(went_on) / 1e3
-        busy -= waited
-    if last is None or last.ended is None:
-        return busy, waited
-    before = last.ended
-    if last.drafted is not None:
-        began, before = last.drafted
-        busy += began.elapsed_time(before) / 1e3
-    return busy, waited + max(0.0, before.elapsed_time(launched.began) / 1e3)

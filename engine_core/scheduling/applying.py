@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
-from engine_core.scheduling.guessing import tell_guesses
+from engine_core.scheduling.guessing import land_drafting, tell_guesses
 from engine_core.scheduling.judging import follow, judge_rows
 from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
@@ -30,6 +30,7 @@ def apply(state: State, result: StepResult) -> None:
     state.applied = flight.step
     keep_scores(flight, result)
     land_drafts(state, flight, result.busy)
+    land_drafting(state, flight, result.drafting)
     take(state, flight, result)
     for fenced in state.fence.open(flight.step):
         release(state, fenced)

@@ -132,7 +132,7 @@ def count_drafts(
 
 def land_drafts(state: State, flight: Flight, seconds: float) -> None:
     """The step's result is being applied: what it had in flight is known now, and how long it took."""
-    if (flight.drafting or state.guesses.most) and flight.timed and not flight.chunks and seconds > 0.0:
+    if (flight.drafting or state.guesses.most) and not flight.chunks and seconds > 0.0:
         rows = len(flight.lane.slots)
         state.cost.tell(rows, rows + (0 if flight.drafts is None else flight.drafts.total), seconds)
     for choice in flight.drafting:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.scheduling.slots import Ints, Lane
-from engine_core.scheduling.state import Chunk, Drafts, Flight, State, Told
+from engine_core.scheduling.state import Chunk, Drafts, Flight, Made, State, Told
 from protocol.steps import OWN_DRAFT, StepResult
 
 Flags = npt.NDArray[np.bool_]
@@ -67,7 +67,6 @@ class Asked:
     columns: bytes = b""  # of `StepPlan.drafting`
     told: tuple[Told, ...] = ()
     short: Ints = field(default_factory=nobody)  # slots, each as often as it needs a new block for its drafts
-    timed: bool = True  # whether the step's time is its own: that of its positions and of the drafts it verifies
 
 
 def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) -> Asked:
@@ -77,7 +76,6 @@ def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) ->
     """
     guesses, slots = state.guesses, lane.slots
     room = (state.slots.limit - state.slots.planned)[slots] - 2
-    unused = int(guesses.standing[slots].sum())
     guesses.lacking[slots] += 1
     if drafts is not None:
         carriers = slots[drafts.rows]
@@ -85,18 +83,16 @@ def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) ->
         seen = drafts.own & (not state.options.speculation.rereads)
         guesses.lacking[carriers] += np.where(seen, whole, drafts.counts)
         room[drafts.rows[~drafts.own]] = 0  # their drafts come from elsewhere
-        unused -= int(drafts.counts[drafts.own].sum())
     guesses.standing[slots] = 0
     options = state.options
     most = min(options.speculation.max_step_drafts, options.max_num_batched_tokens - len(slots))
     forget_told(state, lane, room)
     lengths = guesses.ask(slots, room, most, state.cost, state.planned)
     short = claim_blocks(state, slots, lengths)
-    timed = not (state.kept_up or unused or chunks)
-    state.kept_up = bool(chunks)
+    state.made = None if chunks else Made(int(np.count_nonzero(lengths)), int(lengths.max(initial=0)))
     guesses.standing[slots] = lengths
     told = hear(state, lane, lengths)
-    return Asked(drafting_columns(state, lane, lengths, chunks), told, short, timed)
+    return Asked(drafting_columns(state, lane, lengths, chunks), told, short)
 
 
 def forget_told(state: State, lane: Lane, room: Ints) -> None:
@@ -171,6 +167,12 @@ def fill_told(flight: Flight, result: StepResult) -> None:
         told.ids[:] = ids[place : place + len(told.ids)]
         place += told.count
     assert place == len(ids), "the drafts of every row that is told"
+
+
+def land_drafting(state: State, flight: Flight, seconds: float) -> None:
+    """How long the drafting behind the step before took is known with the step's result."""
+    if flight.made is not None and flight.made.turns and seconds > 0.0:
+        state.guesses.cost.tell(flight.made.rows, flight.made.turns, seconds)
 
 
 def tell_guesses(state: State, flight: Flight, drafts: Drafts, kept: Flags, counts: Counts) -> None:

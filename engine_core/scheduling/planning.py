@@ -184,10 +184,12 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
     chunks = [close_chunk(state, chunk, step) for chunk in outline.chunks]
     drafting = launch_drafts(state, lane, drafts) if slots.drafters else ()
-    asked = ask(state, lane, drafts, outline.chunks) if state.guesses.most else Asked()
+    made, asked = state.made, Asked()
+    if state.guesses.most:
+        asked = ask(state, lane, drafts, outline.chunks)
     if len(asked.short):
         grow_rows(state, outline, asked.short)
-    flight = Flight(step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, asked.timed, behind=behind)
+    flight = Flight(step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, made, behind=behind)
     state.flights.append(flight)
     if guided:
         state.unmasked.append(flight)

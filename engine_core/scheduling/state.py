@@ -64,6 +64,14 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """What executors draft behind a step, where they do nothing else there."""
+
+    rows: int
+    turns: int  # drafts of the row that has the most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """A planned step whose result has not come: its rows in the order of the result."""
 
@@ -74,7 +82,7 @@ class Flight:
     drafting: tuple[Choice, ...] = ()  # those of its rows that have a drafter
     guided: tuple[GuidedRow, ...] = ()
     told: tuple[Told, ...] = ()
-    timed: bool = True  # its time is that of its rows and drafts
+    made: Made | None = None  # the drafting behind the step before
     behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
 
 
@@ -125,7 +133,7 @@ class State:
     unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
-    kept_up: bool = False  # a draft model keeps up with the last plan's chunks, which takes time
+    made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step

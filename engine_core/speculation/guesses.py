@@ -1,10 +1,11 @@
 """Drafts that the executors make by themselves: how many a slot gets, and what became of them. Columns over the slots.
 
 What a draft says is not known here, only how often drafts came true: the first of a row, and one behind another that
-did. Executors are asked for drafts a step ahead of the one that verifies them, as many as make that step give the most
-tokens per second; its time, as measured, has the time of drafting in it. Where drafts do not pay nothing is drafted,
-and so nothing would be learned: now and then a few rows that have waited longest are tried with a single draft, as long
-as trials take a small share of the time. Trials are left out where no draft could pay, however well it guessed.
+did. Executors are asked for drafts a step ahead of the one that verifies them: as many as make that step, with the time
+of drafting, give the most tokens per second. Where drafts do not pay nothing is drafted, and so nothing would be
+learned; nor is anything learned of a second draft where there is but one. So now and then the few rows that have waited
+longest are tried with one more, as long as trials take a small share of the time. Trials are left out where they could
+not pay, however well they guessed.
 
 The draft model's keys and values are the executors' too. What a slot's lack is counted here, so that drafting begins
 with the positions that the draft model has not seen.
@@ -16,19 +17,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.speculation.acceptance import ALL, OWN, WEIGHT
+from engine_core.speculation.acceptance import ALL, WEIGHT
 from engine_core.speculation.cost import StepCost
+from engine_core.speculation.draft_cost import DraftCost
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+KEPT = 31 / 32  # what one trial leaves of a slot's earlier ones
 FIRST, NEXT = 0, 1  # lines of the odds: the first draft of a row, one behind a draft that came true
-TRIAL_SHARE = 0.01  # of the time, for trials of rows that have no drafts
+ENOUGH = 2  # drafts of a row that teach both
+FINE = 8  # turns; beyond them whole, half and quarter drafts are compared
+TRIAL_SHARE = 0.0075  # of the time, for trials
 TRIAL_ROWS = 8  # of a step
 TRIAL_STEPS = 16  # between trials, at least
 
 
 class GuessStatistics(msgspec.Struct, frozen=True):
-    """Chances over all choices, and how many rows were tried without a hope."""
+    """Chances over all choices, and how many rows were given drafts to learn from."""
 
     first: float
     next: float
@@ -43,10 +48,13 @@ class Guesses:
         self.standing = np.zeros(slots, np.int64)  # drafts behind the slot's tokens once its planned steps have run
         self.lacking = np.zeros(slots, np.int64)  # positions that the draft model has not seen then, at most
         self._wanted = np.zeros(slots, np.bool_)  # the slot's choice may have drafts
-        self._asked = np.zeros(slots, np.int64)  # step after which drafts were last made
+        self._learned = np.zeros(slots, np.int64)  # step after which there was something to learn of the slot
         self._prior = np.full((2, slots), 0.5)
         self._hits, self._trials = np.zeros((2, slots)), np.zeros((2, slots))
         self._all_hits, self._all_trials = np.zeros(2), np.zeros(2)
+        self.cost = DraftCost()
+        self._places = np.arange(most)[None, :]
+        self._turns = sorted({*range(1, min(most, FINE) + 1), *(most >> shift for shift in range(3))} - {0})
         self._saved = 0.0  # seconds that may go into the next trial
         self._tried_at = 0  # step
         self._tried = 0  # rows
@@ -55,7 +63,7 @@ class Guesses:
         """Another choice has the slot. What its cached blocks hold the draft model is taken to have seen."""
         self.standing[slot] = self.lacking[slot] = 0
         self._wanted[slot] = wanted and self.most > 0
-        self._asked[slot] = 0
+        self._learned[slot] = 0
         self._prior[:, slot] = self._of_all()
         self._hits[:, slot] = self._trials[:, slot] = 0.0
 
@@ -64,50 +72,71 @@ class Guesses:
         the next step to verify. # [rows]"""
         rows = len(slots)
         room = np.where(self._wanted[slots], np.clip(room, 0, self.most), 0)
-        lengths = np.zeros(rows, np.int64)
-        if most <= 0 or not room.any():
-            return lengths
-        chances = self._chances(slots)  # [rows, most]
-        chances[np.arange(self.most) >= room[:, None]] = 0.0
-        flat = chances.ravel()
-        order = np.argsort(-flat, kind="stable")[: min(most, int(room.sum()))]
-        seconds = cost.seconds(rows, rows + np.arange(len(order) + 1, dtype=np.float64))
-        count = len(order)
-        if seconds is not None:
-            tokens = rows + np.concatenate((np.zeros(1), np.cumsum(flat[order])))
-            count = int(np.argmax(tokens / seconds))
-        np.add.at(lengths, order[:count] // self.most, 1)
-        if seconds is not None:
+        most = min(most, int(room.sum()))
+        if most <= 0:
+            return np.zeros(rows, np.int64)
+        seconds = cost.seconds(rows, rows + np.arange(most + 1, dtype=np.float64))  # to verify 0, 1, .. drafts
+        if seconds is None:
+            lengths = room - np.clip(np.cumsum(room) - most, 0, room)  # it is tried, and thereby measured
+        else:
+            lengths = self._best(slots, room, seconds)
             self._try(slots, room, lengths, seconds, step)
-        self._asked[slots[lengths > 0]] = step
+        self._learned[slots[lengths >= ENOUGH]] = step
+        return lengths
+
+    def _best(self, slots: Ints, room: Ints, seconds: Floats) -> Ints:
+        """The lengths that make the next step, drafting included, give the most tokens per second. # [rows]
+
+        What is taken of rows is a beginning of each draft, by falling chance, up to some number of turns.
+        """
+        rows = len(slots)
+        chances = self._chances(slots)  # [rows, most], falling along each row
+        chances[self._places >= room[:, None]] = 0.0
+        order = np.argsort(-chances, axis=None, kind="stable")[: len(seconds) - 1]
+        owners, places = np.divmod(order, self.most)
+        sorted_chances = chances.ravel()[order]
+        best, chosen = rows / float(seconds[0]), order[:0]
+        for turns in self._turns:
+            within = (places < turns).nonzero()[0]
+            tokens = rows + np.cumsum(sorted_chances[within])
+            drafting = self.cost.seconds(rows, turns)
+            rates = tokens / (seconds[1 : 1 + len(within)] + drafting)
+            count = int(np.argmax(rates))
+            if rates[count] > best:
+                best, chosen = float(rates[count]), within[: count + 1]
+        lengths: Ints = np.bincount(owners[chosen], minlength=rows)
         return lengths
 
     def _try(self, slots: Ints, room: Ints, lengths: Ints, seconds: Floats, step: int) -> None:
-        """Give some rows without drafts one, if it is time for it. seconds: of steps with 0, 1, .. drafts."""
-        asleep = ((lengths == 0) & (room > 0)).nonzero()[0]
-        total = int(lengths.sum())
+        """Give some rows with few drafts one more, if it is time for it. seconds: to verify 0, 1, .. drafts."""
+        waiting = (lengths < np.minimum(room, ENOUGH)).nonzero()[0]
+        total, rows = int(lengths.sum()), len(slots)
         last = len(seconds) - 1
-        if not len(asleep) or total >= last:
+        if not len(waiting) or total >= last:
             return
         self._saved += TRIAL_SHARE * float(seconds[0])
         if step - self._tried_at < TRIAL_STEPS:
             return
-        hopeful = min(total + len(asleep), last)
-        rows = len(slots)
-        if (rows + hopeful) / seconds[hopeful] <= (rows + total) / seconds[total]:
+        tried = waiting[np.argsort(self._learned[slots[waiting]], kind="stable")[: min(TRIAL_ROWS, last - total)]]
+        turns = int(lengths.max())
+        drafting = self.cost.seconds(rows, turns)
+        turn = self.cost.seconds(rows, max(turns, 1 + int(lengths[tried].max()))) - drafting
+        hopeful = min(total + len(waiting), last)
+        now = (rows + total) / (float(seconds[total]) + drafting)
+        if (rows + hopeful) / (float(seconds[hopeful]) + drafting + turn) <= now:
             return
-        tried = asleep[np.argsort(self._asked[slots[asleep]], kind="stable")[: min(TRIAL_ROWS, last - total)]]
-        if self._saved < float(seconds[total + len(tried)] - seconds[total]):
+        if self._saved < float(seconds[total + len(tried)] - seconds[total]) + turn:
             return
         self._saved, self._tried_at = 0.0, step
         self._tried += len(tried)
-        lengths[tried] = 1
+        self._learned[slots[tried]] = step
+        lengths[tried] += 1
 
     def tell(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
         """What became of drafts that were verified. # [rows] each"""
         hits = np.stack((accepted > 0, np.maximum(accepted - 1, 0))).astype(np.float64)
         trials = np.stack((np.ones(len(slots)), np.minimum(accepted, drafted - 1)))
-        kept = OWN**trials
+        kept = KEPT**trials
         self._hits[:, slots] = self._hits[:, slots] * kept + hits
         self._trials[:, slots] = self._trials[:, slots] * kept + trials
         kept = ALL ** trials.sum(1)
@@ -125,5 +154,5 @@ class Guesses:
     def _chances(self, slots: Ints) -> Floats:
         """That each place of a row's draft holds, with all before it. # [rows, most]"""
         odds = (self._hits[:, slots] + WEIGHT * self._prior[:, slots]) / (self._trials[:, slots] + WEIGHT)
-        chances: Floats = odds[FIRST][:, None] * odds[NEXT][:, None] ** np.arange(self.most)
+        chances: Floats = odds[FIRST][:, None] * odds[NEXT][:, None] ** self._places
         return chances

@@ -44,7 +44,8 @@ class Steps:
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
         self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds of waiting before it
-        self._launched: deque[tuple[Launched, float, float]] = deque()  # with the seconds of launching and of waiting
+        # With the seconds of launching, of waiting, and of drafting behind the step before.
+        self._launched: deque[tuple[Launched, float, float, float]] = deque()
         self._results: deque[StepResult] = deque()
         self._worked = 0.0  # seconds of launching the plan at hand
         self._drafted = 0.0  # seconds of launching the last drafting
@@ -132,7 +133,7 @@ class Steps:
             self._runner.reset()
             self._epoch = plan.epoch
         began = time.perf_counter()
-        waited, self._worked, self._drafted = began - self._ended, self._drafted, 0.0  # drafts are its own cost
+        waited, self._worked = began - self._ended, 0.0
         begun = self._runner.begin(plan)
         self._taken += 1
         if plan.masked:
@@ -155,19 +156,19 @@ class Steps:
     def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
         launched = self._runner.finish(begun, masks)
         self._pause(began)
-        ended = self._ended
+        ended, drafted = self._ended, self._drafted
         launched = self._runner.draft(launched)
         self._ended = time.perf_counter()
         self._drafted = self._ended - ended
-        self._launched.append((launched, self._worked, waited))
+        self._launched.append((launched, self._worked, waited, drafted))
 
     def _pause(self, began: float) -> None:
         self._ended = time.perf_counter()
         self._worked += self._ended - began
 
     def _collect(self) -> None:
-        launched, busy, waited = self._launched.popleft()
+        launched, busy, waited, drafting = self._launched.popleft()
         result = self._runner.collect(launched)
         if launched.done is None:  # a CPU: its work is the launch itself
-            result = msgspec.structs.replace(result, busy=busy, waited=waited)
+            result = msgspec.structs.replace(result, busy=busy, waited=waited, drafting=drafting)
         self._results.append(result)

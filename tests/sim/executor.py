@@ -227,7 +227,8 @@ class FakeExecutor:
             logprobs=tuple(sampler.scores),
             prompt_logprobs=tuple(prompt_scores),
             drafts=np.array(told, np.int32).tobytes(),
-            busy=0.01 + len(sampler.tokens) * self._pace + drafted if self._pace else 0.0,
+            busy=0.01 + len(sampler.tokens) * self._pace if self._pace else 0.0,
+            drafting=drafted,
         )
 
     def _draft(self, plan: StepPlan) -> list[int]:

@@ -1,0 +1,54 @@
+"""What so many turns of drafting are taken to cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.speculation.cost import RECENT, STALE
+from engine_core.speculation.draft_cost import DraftCost
+
+
+def told(*measured: tuple[int, int, float]) -> DraftCost:
+    cost = DraftCost()
+    for rows, turns, seconds in measured:
+        cost.tell(rows, turns, seconds)
+    return cost
+
+
+def test_what_is_unknown_costs_nothing_and_so_is_tried() -> None:
+    cost = DraftCost()
+    assert cost.seconds(8, 4) == 0.0
+    cost.tell(8, 4, 2.0)
+    assert cost.seconds(8, 0) == 0.0, "no turns at all"
+
+
+def test_beyond_what_is_known_the_cost_grows_with_the_turns() -> None:
+    cost = told((8, 2, 2.0))
+    assert [cost.seconds(8, turns) for turns in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_between_known_turns_lies_a_straight_line() -> None:
+    cost = told((8, 1, 3.0), (8, 4, 6.0))
+    assert [cost.seconds(8, turns) for turns in (1, 2, 3, 4)] == [3.0, 4.0, 5.0, 6.0]
+    assert cost.seconds(8, 8) == 12.0
+
+
+def test_rows_have_classes_and_the_nearest_that_is_known_answers() -> None:
+    cost = told((1, 4, 1.0), (64, 4, 5.0))
+    assert cost.seconds(1, 4) == cost.seconds(2, 4) == cost.seconds(4, 4) == 1.0
+    assert cost.seconds(60, 4) == cost.seconds(200, 4) == 5.0
+    assert cost.statistics().classes == 2
+
+
+def test_the_median_of_recent_times_counts() -> None:
+    cost = told(*[(8, 4, 9.0)] * 20, *[(8, 4, 1.0)] * RECENT)
+    assert cost.seconds(8, 4) == 1.0
+    cost.tell(8, 4, 100.0)
+    assert cost.seconds(8, 4) == 1.0, "one that was disturbed changes nothing"
+
+
+def test_what_was_not_met_for_long_is_forgotten() -> None:
+    cost = told((8, 1, 5.0), *[(8, 4, 4.0)] * (STALE + 1))
+    assert cost.seconds(8, 1) == pytest.approx(1.0)
+    statistics = cost.statistics()
+    assert (statistics.draftings, statistics.classes) == (STALE + 2, 1)
