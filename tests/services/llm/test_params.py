@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol import limits
 from protocol.errors import InvalidRequest
 from services.api.requests import CompletionRequest
 from services.llm.params import ALIKE, SamplingParams, StructuredOutputsParams, chat_request, completion_request
@@ -70,7 +69,7 @@ def test_structured_outputs(asked: Any, source: bytes) -> None:
     [
         ({"temperature": 3.0}, "temperature"), ({"temperature": math.nan}, "temperature"), ({"top_p": 1.5}, "top_p"),
         ({"n": 0}, "n"), ({"n": "two"}, "n"), ({"logprobs": 21}, "logprobs"), ({"max_tokens": 0}, "max_tokens"),
-        ({"stop": ["a"] * (limits.MAX_STOP_STRINGS + 1)}, "stop"), ({"frequency_penalty": math.inf}, "frequency_penalty"),
+        ({"stop": [5]}, "stop"), ({"frequency_penalty": math.inf}, "frequency_penalty"),
         ({"detokenize": False, "stop": "a"}, "stop"), ({"logit_bias": {1: 101.0}}, "logit_bias"),
     ],
 )  # fmt: skip
