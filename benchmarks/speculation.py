@@ -25,9 +25,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.cpu_embedded import cpu_model, versions, write
+from benchmarks.cpu_embedded import cpu_model, write
 from benchmarks.demo_model.lexicon import pseudo_word
-from benchmarks.h200 import device
+from benchmarks.h200 import device, versions
 from benchmarks.serve import commit, machine
 from benchmarks.server import serving
 from engine_core.embedded import draft_folder, eagle_folder
