@@ -38,6 +38,8 @@ class AttentionBatch:
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
+    # What streamed attention finds out on the device, by block size, likewise: see kernels.attention_schedule.
+    schedules: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
@@ -63,6 +65,16 @@ def paged_attention(
 
         return attend_pages(q, k_pages, v_pages, batch, scale, window)
     return attend_spans(q, k_pages, v_pages, batch, scale, window)
+
+
+def prepare_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int = 0) -> None:
+    """Find out what `paged_attention` will ask first of a step, before the step's keys are written: then it need not
+    wait. q: any tensor of the queries' shape and type.
+    """
+    if q.is_cuda:
+        from kernels.attention_device import prepare_pages
+
+        prepare_pages(q, k_pages, batch, window)
 
 
 def attend_spans(

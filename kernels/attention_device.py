@@ -27,6 +27,8 @@ from kernels.attention_tiling import (
 from kernels.attention_triton import attend_tiles
 from kernels.launch import processors
 
+SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float], Tensor]
+COUNTERS = 1 << 13  # rows times key-value heads whose parts streamed attention can count
 ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float, int], None]
 
 
@@ -40,8 +42,12 @@ def attend_pages(
     shape = shape_of(q, k_pages, batch, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     by_row, chunks, shortest = launches(shape, batch.invariant, processors(q.device))
+    schedule = None
+    stream = shared_attention(q, k_pages, batch, window)
+    if stream is not None:
+        schedule = stream(q, k_pages, v_pages, out, batch, scale)
     if by_row is not None:
-        attend_tiles(q, k_pages, v_pages, out, batch, scale, window, by_row)
+        attend_tiles(q, k_pages, v_pages, out, batch, scale, window, by_row, schedule=schedule)
     if chunks is not None:
         general = batch.invariant or wants_cuts(shape, processors(q.device))
         attend = None if general else chunk_attention(q, k_pages, window)
@@ -77,6 +83,25 @@ def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention |
     return attend_chunks if serves(q, k_pages, window) else None
 
 
+def prepare_pages(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int = 0) -> None:
+    """`kernels.attention.prepare_attention` on a GPU: the schedule of rows that may share a prefix."""
+    if shared_attention(q, k_pages, batch, window) is not None:
+        from kernels.attention_stream import schedule_of
+
+        schedule_of(batch, k_pages.shape[1], q.shape[1] // k_pages.shape[2])
+
+
+def shared_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> SharedAttention | None:
+    """The kernel for rows that share a prefix, if the batch, the device and the sizes are such as it takes."""
+    if not q.is_cuda:
+        return None
+    try:
+        from kernels.attention_stream import attend_stream, serves
+    except ImportError:  # a Triton without Gluon
+        return None
+    return attend_stream if serves(q, k_pages, batch, window) else None
+
+
 def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> Shape:
     tokens, heads, dim = q.shape
     return Shape(
@@ -86,4 +111,4 @@ def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> 
 
 def arrival_counters(device: torch.device) -> Tensor:
     """Zeros for `AttentionBatch.arrivals`, enough for any batch: the kernels leave them zero."""
-    return torch.zeros(WAVES * processors(device), dtype=torch.int32, device=device)
+    return torch.zeros(max(COUNTERS, WAVES * processors(device)), dtype=torch.int32, device=device)

@@ -33,11 +33,13 @@ def attend_tiles(
     window: int,
     tiling: Tiling,
     shortest: int = 1,
+    schedule: Tensor | None = None,
 ) -> None:
     """One launch, which writes `out  # [tokens, heads, dim]` for the rows that it serves.
 
     These are, with `tiling.by_row`, those whose queries fit one tile, else those of at least `shortest` queries. A row
-    without keys gives zeros; tokens past the last row's end are left alone.
+    without keys gives zeros; tokens past the last row's end are left alone. With a schedule (`attention_schedule`) it
+    does nothing if that says that rows share a prefix.
     """
     tokens, heads, dim = q.shape
     rows, kv_heads = len(batch.context), k_pages.shape[2]
@@ -58,14 +60,15 @@ def attend_tiles(
         assert len(arrivals) >= tiles * kv_heads
     ahead = overlaps(q.device)
     attention_kernel[(kv_heads, tiles, tiling.splits) if tiling.by_row else (tiles, kv_heads, tiling.splits)](
-        q, k_pages, v_pages, out, parts, masses, arrivals,
+        q, k_pages, v_pages, out, parts, masses, arrivals, batch.context if schedule is None else schedule,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
         rows, batch.block_tables.stride(0), q.stride(0), places, shortest, scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT=tiling.splits > 1, SHARE=tiling.share,
         LEAST=max(tiling.least // tiling.keys, 1), LINES=tiling.lines, KEYS=tiling.keys,
         JOIN_LINES=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.lines,
-        AHEAD=ahead, num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+        YIELDS=schedule is not None, AHEAD=ahead,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
     )  # fmt: skip
 
 
@@ -283,14 +286,14 @@ def cut_keys(
 
 @triton.jit(
     do_not_specialize=("rows", "table_stride", "places", "shortest"),
-    do_not_specialize_on_alignment=("arrivals", "query_start", "context", "slots", "block_tables"),
+    do_not_specialize_on_alignment=("arrivals", "schedule", "query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
-    q, k_pages, v_pages, out, parts, masses, arrivals, query_start, context, slots, block_tables,
+    q, k_pages, v_pages, out, parts, masses, arrivals, schedule, query_start, context, slots, block_tables,
     rows, table_stride, q_stride, places, shortest, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr,
-    LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr, AHEAD: tl.constexpr,
+    LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr, YIELDS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile over its share of the keys, or all of its shares. scale: of the scores, in base 2.
 
@@ -305,6 +308,9 @@ def attention_kernel(
         if SPLIT:  # few programs, which leave processors to the kernel behind
             tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    if YIELDS:  # noqa: SIM102 - `and` of the language evaluates both sides
+        if tl.load(schedule) > 0:
+            return
     kv_head, tile, row, start, count, ahead, served = find_tile(query_start, rows, shortest, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)

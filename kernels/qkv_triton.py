@@ -75,9 +75,9 @@ def rotate_kernel(
     NORMS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One token, a few heads of its queries, keys or values: the grid's second axis counts them in this order."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
+    if AHEAD:  # in this order: when attention begins, everything but what this kernel writes is complete
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     QUERY_TILES: tl.constexpr = (HEADS + HEADS_TILE - 1) // HEADS_TILE
     KEY_TILES: tl.constexpr = (KV_HEADS + HEADS_TILE - 1) // HEADS_TILE
     token = tl.program_id(0).to(tl.int64)

@@ -7,7 +7,7 @@ from torch import Tensor
 from engine_core.models.decoder import Pages
 from engine_core.models.layers import Destinations, FusedQKV, Norm, Placement, output_projection, prefixed
 from engine_core.models.spec import ModelSpec
-from kernels.attention import AttentionBatch, paged_attention
+from kernels.attention import AttentionBatch, paged_attention, prepare_attention
 from kernels.qkv import HeadNorms, rotate_and_store
 from kernels.rope import Rotation
 
@@ -29,7 +29,9 @@ class SelfAttention:
         norms = None
         if self.query_norm is not None and self.key_norm is not None:
             norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
-        q = rotate_and_store(*self.qkv.forward(x), rotation, *pages, batch.slot_mapping, norms)
+        q, k, v = self.qkv.forward(x)
+        prepare_attention(q, pages[0], batch, self.window)
+        q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms)
         attended = paged_attention(q, *pages, batch, self.scale, self.window)  # [tokens, heads, head_dim]
         return self.output.forward(attended.flatten(1))
 

@@ -24,10 +24,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory is full of NaN, so that an element which nobody writes is found."""
+    """New memory is full of NaN or of absurd numbers, so that an element which nobody writes is found."""
     plain = torch.empty
 
     def empty(*shape: Any, **options: Any) -> torch.Tensor:
-        return plain(*shape, **options).fill_(float("nan"))
+        made = plain(*shape, **options)
+        return made.fill_(float("nan") if made.is_floating_point() else 77)
 
     monkeypatch.setattr(torch, "empty", empty)

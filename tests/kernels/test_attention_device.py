@@ -131,7 +131,7 @@ def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None
 def test_counters_are_enough_wherever_keys_are_cut(device: str) -> None:
     counters = arrival_counters(torch.device(device))
     assert counters.dtype == torch.int32
-    assert len(counters) == WAVES * processors(torch.device(device))
+    assert len(counters) >= WAVES * processors(torch.device(device))
     assert not counters.any()
 
 
