@@ -22,9 +22,10 @@ from uvicorn.server import ServerState
 
 from protocol.config import ApiConfig
 from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
-from services.api import errors
+from services.api import errors, exchange
 
 OUTLET = "penstock.outlet"  # where the scope holds it
+LINGER = 2.0  # seconds that a refused client has to read why
 LATE = "penstock.late"  # in the scope of a request whose body took too long
 
 
@@ -100,6 +101,7 @@ class Connection(HttpToolsProtocol):
         self._fruitless = 0  # bytes that went into the parser and have not come out
         self._timed = Phase.IDLE  # the phase that the timer is for
         self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -112,9 +114,11 @@ class Connection(HttpToolsProtocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return  # read past, so that the client can read what it was told (RFC 9112, section 9.6)
         self._fruitless += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refused:
             return
         if self._fruitless > self._limits.head_bytes:
             self.send_400_response("")
@@ -204,10 +208,6 @@ class Connection(HttpToolsProtocol):
             self._set_timer()
             return
         in_head = self._timed is Phase.HEAD
-        waiting = self._free if in_head else not self.cycle.response_started  # nothing is on its way to the client
-        if not waiting:
-            self.transport.close()
-            return
         if not in_head:
             cast(Scope, self.scope)[LATE] = True
         limit, option = (self._limits.head_seconds, "--header-timeout") if in_head else (
@@ -216,11 +216,40 @@ class Connection(HttpToolsProtocol):
         what = "head" if in_head else "body"
         self._refuse(RequestTimeout(f"the {what} of the request took longer than {limit:g} s ({option})"))
 
+    def _request_id(self) -> bytes:
+        """What the log calls the request that came in part; a new name for one that the application has not seen."""
+        scope = cast(Scope | None, self.scope)
+        if self._phase is Phase.BODY and scope is not None and exchange.KEY in scope:
+            return exchange.of(scope).id
+        return exchange.new_id()
+
+    @property
+    def _answerable(self) -> bool:
+        """Whether an answer now would be taken for that of the request which is being received."""
+        if self._phase is Phase.BODY:
+            return not self.cycle.response_started and not self.pipeline
+        return self._free
+
     def _refuse(self, refusal: RequestError) -> None:
-        """Answer past the application, and close."""
+        """Answer past the application, where that can be understood, and close."""
+        if not self._answerable:
+            self.transport.close()
+            return
         body = errors.encode(refusal)
         status = HTTPStatus(refusal.status)
         line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(line + head + body)
-        self.transport.close()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        name = b"x-request-id: " + self._request_id() + b"\r\n\r\n"
+        self.transport.write(line + head + name + body)
+        self._refused = True
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whoever waits for the rest of the body need not
+            self.cycle.message_event.set()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(LINGER, self.transport.close)

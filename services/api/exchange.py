@@ -46,4 +46,8 @@ def request_id(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return bytes(value)
+    return new_id()
+
+
+def new_id() -> bytes:
     return secrets.token_hex(16).encode()

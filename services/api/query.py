@@ -13,8 +13,8 @@ from services.api.requests import GenerationRequest
 
 R = TypeVar("R", bound=GenerationRequest)
 
-YES = ("true", "1", "")
-NO = ("false", "0")
+YES = ("true", "True", "1", "")
+NO = ("false", "False", "0")
 
 
 def with_query(request: R, scope: Scope) -> R:
@@ -25,7 +25,6 @@ def with_query(request: R, scope: Scope) -> R:
     said = [value for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if name == "stream"]
     if not said:
         return request
-    word = said[-1].lower()
-    if word not in YES + NO:
+    if len(said) > 1 or said[0] not in YES + NO:
         raise InvalidRequest("stream must be true or false in the query", param="stream", code="invalid_value")
-    return request if request.stream is not None else msgspec.structs.replace(request, stream=word in YES)
+    return request if request.stream is not None else msgspec.structs.replace(request, stream=said[0] in YES)

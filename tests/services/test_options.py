@@ -4,10 +4,10 @@ import tomllib
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.config import Config, check, fields
+from protocol.config import Config, check, fields, words
 from protocol.errors import ConfigError
 from services import options
 from services.cli import parser_of
@@ -156,6 +156,7 @@ def allowed(sections) -> Config | None:
         return None
 
 
+@settings(deadline=None)
 @given(sections=values())
 def test_a_child_gets_the_very_same_configuration(sections):
     config = allowed(sections)
@@ -165,6 +166,7 @@ def test_a_child_gets_the_very_same_configuration(sections):
         assert not any(word.startswith("--api-key") for word in words)
 
 
+@settings(deadline=None)
 @given(sections=values())
 def test_what_config_prints_is_a_file_for_config(tmp_path_factory, sections):
     config = allowed(sections)
@@ -197,3 +199,21 @@ def test_help_tells_every_option_its_default_and_bounds():
     assert "or $PENSTOCK_API_KEY" in text
     for title in options.TITLES.values():
         assert title in text
+
+
+def test_options_that_take_several(tmp_path):
+    """Repeated, with commas, or as a list in a file; the environment holds commas."""
+    assert effective("--api-key", "a", "--api-key=b,c").config.api.api_key == "a,b,c"
+    assert effective(environ={"PENSTOCK_API_KEY": "a, b"}).config.api.api_key == "a, b"
+    file = tmp_path / "p.toml"
+    file.write_text('allowed_origins = ["https://a", "https://b"]\nserved_model_name = "one"\n')
+    config = effective(f"--config={file}").config
+    assert words(config.api.allowed_origins) == ("https://a", "https://b")
+    assert config.model.served_model_name == "one"
+    assert options.arguments(config) == ["--served-model-name=one", "--allowed-origins=https://a,https://b"]
+    file.write_text("allowed_origins = [1]")
+    assert "it must be text" in refusal(f"--config={file}")
+    file.write_text('host = ["a"]')
+    assert "it must be text" in refusal(f"--config={file}")
+    assert words(" a ,, b,") == ("a", "b")
+    assert words("") == ()

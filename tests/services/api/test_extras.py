@@ -50,7 +50,7 @@ async def ask(port: FakePort, path: str, body: dict[str, Any]) -> str:
     [
         ("?stream=true", None, True), ("?stream=1", None, True), ("?stream", None, True), ("?stream=True", None, True),
         ("?stream=false", None, False), ("?stream=0", None, False), ("?a=b", None, False), ("", None, False),
-        ("?stream=true", False, False), ("?stream=false", True, True), ("?stream=false&stream=true", None, True),
+        ("?stream=true", False, False), ("?stream=false", True, True), ("?stream=true&a=1", None, True),
     ],
 )  # fmt: skip
 async def test_stream_by_the_query(
@@ -64,9 +64,10 @@ async def test_stream_by_the_query(
 
 
 @BOTH
-async def test_a_query_that_makes_no_sense(path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("query", ["stream=perhaps", "stream=2", "stream=true&stream=true", "stream=%00"])
+async def test_a_query_that_makes_no_sense(path: str, body: dict[str, Any], query: str) -> None:
     async with client(service(FakePort(silent))) as http:
-        answer = await http.post(path + "?stream=perhaps", json=body)
+        answer = await http.post(f"{path}?{query}", json=body)
     assert answer.status_code == 400
     check_error(answer.json(), "invalid_request_error", "stream")
 

@@ -91,6 +91,7 @@ def refusal(answer: bytes, status: int, code: str) -> str:
     head = head[head.rindex(b"HTTP/1.1 ") :]
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"connection: close" in head
+    assert b"x-request-id: " in head
     check_error(json.loads(body), "invalid_request_error", None)
     error = json.loads(body)["error"]
     assert error["code"] == code
@@ -117,8 +118,9 @@ async def test_a_head_a_byte_at_a_time_is_cut_off() -> None:
 
 async def test_a_body_a_byte_at_a_time_is_cut_off_and_logged_as_such() -> None:
     async with place(ConnectionLimits(body_seconds=SHORT)) as found:
-        answer = await dripped(found, POST + b"Content-Length: 1000\r\n\r\n" + b" " * 1000)
+        answer = await dripped(found, POST + b"X-Request-Id: mine\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000)
         assert "--body-timeout" in refusal(answer, 408, "request_timeout")
+        assert b"x-request-id: mine\r\n" in answer
         assert found.parts.traffic.statistics().responses == {("/v1/completions", 408): 1}
         assert found.parts.pipeline.statistics().submitted == 0
 
@@ -222,6 +224,13 @@ async def test_many_heads_on_one_connection_are_counted_each() -> None:
 async def test_what_is_no_http(data: bytes) -> None:
     async with place(ConnectionLimits()) as found:
         refusal(await found.say(data), 400, "invalid_http")
+
+
+async def test_nonsense_behind_a_request_that_is_being_served_is_not_answered_in_its_place() -> None:
+    port = FakePort(silent)
+    async with place(ConnectionLimits(), port) as found:
+        answer = await found.say(POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY + b"nonsense\r\n\r\n")
+        assert b"HTTP/1.1" not in answer
 
 
 async def idle_crowd(number: int, most_bytes: float) -> None:
