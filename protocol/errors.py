@@ -15,7 +15,6 @@
     │   ├── HeadTooLarge             431 invalid_request_error
     │   ├── Overloaded               429 rate_limit_error
     │   ├── EngineFailure            500 server_error
-    │   │   └── GrammarFailure       500 server_error
     │   └── Unavailable              503 service_unavailable
     ├── ConfigError                  an option of the command line or the config file
     │   └── AddressError             the address to listen on is taken or not this machine's
