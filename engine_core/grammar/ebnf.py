@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from engine_core.grammar.lexemes import with_lexemes
 from engine_core.grammar.regexes import escaped, quoted
-from engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
+from engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text, completable, names
 from protocol.errors import InvalidRequest
 
 ROOT = "root"
@@ -85,6 +85,8 @@ def translate(source: str) -> tuple[str, str]:
                 raise InvalidRequest(
                     f"the grammar: rule {name} uses {used}, which is not defined", code="invalid_grammar"
                 )
+    if ROOT not in completable(rules):
+        raise InvalidRequest(f"the grammar: no text completes rule {ROOT}, which needs itself", code="invalid_grammar")
     if not recursive(rules):
         pattern = Inlined(rules).regex(rules[ROOT])
         if len(pattern) <= LONGEST_REGEX:
@@ -201,18 +203,6 @@ def character_class(words: Words, text: str) -> Chars:
     if not ranges and not negated:
         raise words.wrong("[] allows no character")
     return Chars(tuple(ranges), negated)
-
-
-def names(node: Node) -> Iterator[str]:
-    """Rules that a node uses."""
-    match node:
-        case Name(rule):
-            yield rule
-        case Sequence(parts) | Choice(parts):
-            for part in parts:
-                yield from names(part)
-        case Repeat(part) | Lexeme(part):
-            yield from names(part)
 
 
 def recursive(rules: Mapping[str, Node]) -> bool:

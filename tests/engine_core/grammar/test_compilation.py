@@ -41,7 +41,7 @@ def test_what_compiles_can_be_followed() -> None:
         ("regex", "(a", "unclosed group"), ("regex", "(?=a)b", "look-around"), ("regex", r"(a)\1", "backreferences"),
         ("regex", "\\bx", "not supported"), ("grammar", "start: foo", "unknown name"), ("grammar", "s: 'a'", ""),
         ("json_schema", "{", "not JSON"), ("json_schema", '{"minimum":5,"maximum":3,"type":"integer"}', ""),
-        ("grammar", "root ::= root", "NoExtension"), ("grammar", 'start: "a" start', "without a choice"),
+        ("grammar", "root ::= root", "no text completes"), ("grammar", 'start: "a" start', "without a choice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told(kind: str, source: str, why: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from engine_core.grammar.ebnf import DEEPEST, LONGEST_REGEX, is_ebnf, read, recursive, translate
-from engine_core.grammar.rules import Chars, Choice, Name, Repeat, Sequence, Text
+from engine_core.grammar.rules import Chars, Choice, Name, Repeat, Sequence, Text, completable
 from protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import accepts
 
@@ -157,3 +157,35 @@ def test_rules_that_double_do_not_grow_without_bound() -> None:
     kind, text = translate(doubling)
     assert kind == "lark"
     assert len(text) < LONGEST_REGEX
+
+
+@pytest.mark.parametrize("grammar", [
+    'root ::= "a" root',
+    'root ::= a\na ::= "x" b\nb ::= a "y" | b',
+    'root ::= "a" (root "b" | root{2,5})',
+    'root ::= x+\nx ::= "(" x ")"',
+])  # fmt: skip
+def test_rules_that_nothing_finite_satisfies_are_refused(grammar: str) -> None:
+    with pytest.raises(InvalidRequest, match="no text completes rule root") as caught:
+        translate(grammar)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("grammar", [
+    'root ::= "a" root?',
+    'root ::= "a" root*',
+    'root ::= "a" (root "b" | root{0,5})',
+    'root ::= a | "z"\na ::= "x" a',
+    "root ::= ",
+    'root ::= "[" (root ("," root)*)? "]"',
+])  # fmt: skip
+def test_rules_with_a_way_out_are_taken(grammar: str) -> None:
+    assert translate(grammar)[1] or grammar == "root ::= "
+
+
+def test_a_long_chain_of_rules_is_followed_once() -> None:
+    chain = "\n".join(f'r{n} ::= "a" r{n + 1} | "b" r{n + 1}' for n in range(4000))
+    rules = read(f'root ::= r0\n{chain}\nr4000 ::= "c"')
+    assert completable(rules) == set(rules)
+    del rules["r4000"]
+    assert completable(rules) == set()
