@@ -55,6 +55,7 @@ def serves(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> bo
         and batch.max_query == 1
         and not batch.invariant
         and len(batch.context) >= CROWD
+        and (batch.arrivals is None or len(batch.context) * kv_heads <= len(batch.arrivals))
         and q.dtype in (torch.bfloat16, torch.float16)
         and dim in (64, 128)
         and q.shape[1] // kv_heads <= LINES
