@@ -81,7 +81,8 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
 
 
 def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> None:
-    """Poll, and turn. A loop without work sleeps in poll; one whose device runs looks at it every few microseconds.
+    """Poll, and turn. A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks
+    every few microseconds.
 
     What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs are captured,
     garbage is collected.
@@ -107,7 +108,7 @@ def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> 
         if collection_due(now, worked, collected):
             collected = now
             gc.collect()
-        if not steps.busy:
+        if not (steps.busy or steps.halved):
             poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
         elif not steps.planned:
             select.select([port.fileno(), stop.fileno()], [], [], PAUSE)
