@@ -96,11 +96,13 @@ def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) ->
 
 
 def forget_told(state: State, lane: Lane, room: Ints) -> None:
-    """What was told of guided rows is used up. One whose grammar forces what comes needs no drafts."""
+    """What was told of guided rows is used up. One whose grammar forces what comes after the steps in flight, this one
+    among them, needs no drafts."""
     for row in guided(state, lane):
         choice = lane.choices[row]
         choice.guesses = None
-        if choice.drafter is not None and choice.drafter.forced:
+        drafter = choice.drafter
+        if drafter is not None and len(drafter.forced) > sum([1 + len(drafts) for drafts in drafter.flying]):
             room[row] = 0
 
 
