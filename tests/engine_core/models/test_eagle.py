@@ -136,6 +136,29 @@ def test_taps_are_the_sums_that_the_layers_find(target: Decoder) -> None:
     assert not torch.equal(streams[1], streams[0])
 
 
+@torch.inference_mode()
+def test_over_a_shallow_target_a_head_listens_to_the_first_layer(target: Decoder, tmp_path: Path) -> None:
+    weights = heads.third_weights(VOCAB)
+    head = load_head(heads.write_head(tmp_path, heads.head_config(VOCAB, third=True), weights), target, 256)
+    short = head.over(target.shallow())
+    assert short.target.spec.layers < LAYERS
+    assert head.target is target
+    run = PagedRun(short.target, random_prompts(1, 5))
+    heard: list[Tensor] = []
+
+    class Tapped:
+        spec, dtype, logits = short.target.spec, target.dtype, target.logits
+
+        def forward(self, *inputs: Any) -> Tensor:
+            hidden, taps = short.target.forward_tapped(*inputs, short.spec.taps)
+            heard.append(short.states(hidden, taps))
+            return hidden
+
+    run.model = Tapped()  # type: ignore[assignment]
+    run.step([5])
+    assert heard[0].shape == (5, heads.HIDDEN)
+
+
 def test_a_head_counts_its_own_weights_alone(target: Decoder, tmp_path: Path) -> None:
     weights = heads.first_weights()
     head = load_head(heads.write_head(tmp_path, heads.head_config(VOCAB), weights), target, 256)

@@ -9,6 +9,12 @@ def test_nothing_is_proposed_unless_it_is_asked_for() -> None:
     assert SpeculationOptions().method == "none"
 
 
+def test_heads_alone_read_their_drafts_again() -> None:
+    assert [SpeculationOptions(method=method).rereads for method in ("none", "ngram", "draft_model", "eagle")] == [
+        False, False, False, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")
 @pytest.mark.parametrize(
     "fields",
