@@ -9,7 +9,7 @@ import msgspec
 from engine_core.text.detokenizer import Detokenizer
 from engine_core.text.logprobs import positions
 from engine_core.text.parsers.output import OutputParser
-from engine_core.text.parsers.pieces import leading_text
+from engine_core.text.parsers.pieces import content, leading_text
 from engine_core.text.stops import Match, StopScanner
 from engine_core.text.vocabulary import Vocabulary
 from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra
@@ -80,19 +80,38 @@ class Choice:
 
     def advance(self, token_ids: Sequence[int], finish: int = Finish.NONE, extra: TokenExtra | None = None) -> Delta:
         """Take output tokens, the last ones when `finish` says so."""
-        if self._parser is not None or self._first is not None or finish or extra is not None or len(token_ids) != 1:
+        if self._first is not None or finish or extra is not None or len(token_ids) != 1:
             return self._advance(token_ids, finish, extra)
         # The steady step: one token, nothing beside it.
         self.tokens += 1
         text = self._detokenizer.push(token_ids[0])
         self._length += len(text)
         if self._scanner is None or not text:
-            return Delta(text, 1)
+            return Delta(text, 1) if self._parser is None else self._parsed(self._parser, text)
         found = self._scanner.push(text, armed=self.tokens > self._min_tokens)
         if not isinstance(found, Match):
-            return Delta(found, 1)
+            return Delta(found, 1) if self._parser is None else self._parsed(self._parser, found)
         self.ended = True
-        return Delta(found.text, 1, Finish.STOP, self._stopped(found), stop_hit=True)
+        if self._parser is None:
+            return Delta(found.text, 1, Finish.STOP, self._stopped(found), stop_hit=True)
+        last = self._parsed(self._parser, found.text)
+        rest = self._parser.flush() if self._parser is not None else []
+        text, pieces = leading_text([*content(last.text), *last.pieces, *rest])
+        return Delta(text, 1, Finish.STOP, self._stopped(found), stop_hit=True, pieces=pieces)
+
+    def _parsed(self, parser: OutputParser, text: str) -> Delta:
+        """The delta of one token's text."""
+        thinking = parser.thinking
+        pieces = parser.push(text) if text else []
+        self._reasoned += thinking or parser.thinking
+        if parser.plain:
+            self._parser = None
+        if not pieces:
+            return Delta("", 1)
+        if len(pieces) == 1 and pieces[0].kind == PieceKind.CONTENT:
+            return Delta(pieces[0].text, 1)
+        first, others = leading_text(pieces)
+        return Delta(first, 1, pieces=others)
 
     def end(self, finish: int, error: str | None = None) -> Delta:
         """End the choice here, whatever it was doing."""

@@ -14,9 +14,11 @@ PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
 
 def partial_end(text: str, marker: str) -> int:
     """Characters at the end of `text` that could be the beginning of `marker`, which `text` does not hold."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
     return 0
 
 
@@ -32,6 +34,8 @@ class FreeText:
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Text that goes out, and what stands behind the marker; None while it was not found."""
+        if not self._held and text and self._marker[0] not in text and text[-1] not in BLANKS:
+            return text, None  # the common case
         whole = self._held + text
         at = whole.find(self._marker)
         if at < 0:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import openai.types.chat as chat
 import pytest
 
@@ -181,3 +183,14 @@ async def test_deltas_of_a_slow_client_merge_in_order() -> None:
     check_chat_chunks(chunks)
     kinds = [next(iter(chunk["choices"][0]["delta"]), "") for chunk in chunks]
     assert kinds == ["role", "reasoning_content", "content", *["tool_calls"] * 4, ""]
+
+
+async def test_a_template_of_the_request_where_the_server_takes_it() -> None:
+    port = FakePort(answering(words("ok")))
+    parts = service(port)
+    trusting = msgspec.structs.replace(parts.config.tokenizer, trust_request_chat_template=True)
+    config = msgspec.structs.replace(parts.config, tokenizer=trusting)
+    async with client(dataclasses.replace(parts, config=config)) as http:
+        answer = await http.post(CHAT, json={"messages": ASK, "chat_template": "{{ messages }}"})
+    assert answer.status_code == 200, answer.text
+    assert port.of(SubmitText)[0].chat_template == "{{ messages }}"
