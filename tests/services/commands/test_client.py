@@ -30,8 +30,12 @@ def replying(*answers: bytes, close: bool = True) -> Iterator[str]:
         def serve() -> None:
             for answer in answers:
                 connection, _ = listener.accept()
-                with connection:
-                    connection.recv(65536)
+                with connection, connection.makefile("rb") as asked:
+                    size = 0
+                    while (line := asked.readline()).strip():
+                        name, _, value = line.partition(b":")
+                        size = int(value) if name.lower() == b"content-length" else size
+                    asked.read(size)  # what is left unread would reset the connection
                     connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
