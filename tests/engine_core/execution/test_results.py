@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
-from engine_core.execution.runner import device_times
+from engine_core.execution.timing import step_times
 from kernels.logprobs import TokenLogprobs, token_logprobs
 from protocol.steps import REJECTED
 
@@ -88,7 +88,7 @@ def test_a_step_that_waits_for_its_masks_is_idle_meanwhile() -> None:
         return replace(launched(output(), None), began=Moment(began), ended=Moment(ended), halves=between)
 
     before = step(0.0, 5.0)
-    assert device_times(before, None) == (0.005, 0.0)
-    assert device_times(step(5.0, 10.0, (9.0, 9.0)), before) == (0.005, 0.0)
-    busy, waited = device_times(step(6.0, 14.0, (9.0, 12.0)), before)
-    assert (round(busy, 6), round(waited, 6)) == (0.005, 0.004)
+    assert step_times(before, None).busy == 0.005
+    assert step_times(step(5.0, 10.0, (9.0, 9.0)), before).waited == 0.0
+    found = step_times(step(6.0, 14.0, (9.0, 12.0)), before)
+    assert (round(found.busy, 6), round(found.waited, 6)) == (0.005, 0.004)
