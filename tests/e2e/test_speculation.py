@@ -19,6 +19,7 @@ MODEL = "penstock-demo"
 LIST = "chair; ziaclurk; kloteax; lantern; ciatros; thoonia; guitar; clumen; bell; drum"
 ASK: Any = [{"role": "user", "content": f"Please repeat this list: {LIST}"}]
 PREDICTION: Any = {"type": "content", "content": LIST}
+DRAFT = '{"method": "draft_model", "model": "penstock-demo-draft", "num_speculative_tokens": 5}'
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'
 
 
@@ -27,6 +28,19 @@ def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with prompt lookup."""
     with serving(tmp_path_factory.mktemp("lookup"), "--speculative-config", NGRAM) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the embedded model's draft."""
+    with serving(tmp_path_factory.mktemp("draft"), "--speculative-config", DRAFT) as server:
+        yield server
+
+
+@pytest.fixture
+def drafted_client(drafting: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=drafting.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture
@@ -152,9 +166,43 @@ def test_metrics_count_what_became_of_drafts(lookup: Server, copier: openai.Open
     assert "drafts=ngram" in lookup.log.read_text()
 
 
+def test_a_draft_model_changes_no_answer_and_takes_a_third_of_the_steps(
+    server: Server, client: openai.OpenAI, drafting: Server, drafted_client: openai.OpenAI
+) -> None:
+    """Text, a seeded story, a schema and its tokens' log-probabilities."""
+    story: Any = [{"role": "user", "content": "Tell me a short story about a fox."}]
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "hero", "schema": schema}}
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0}, {"temperature": 1.0, "seed": 3, "n": 2},
+        {"temperature": 0, "response_format": form, "logprobs": True},
+    ]  # fmt: skip
+    for way in ways:
+        found = [
+            one.chat.completions.create(model=MODEL, messages=story, max_tokens=60, **way)
+            for one in (client, drafted_client)
+        ]
+        texts = [[choice.message.content for choice in answer.choices] for answer in found]
+        assert texts[0] == texts[1], way
+        assert drafted(found[0]) == (0, 0)
+        assert drafted(found[1])[0] > 0
+    steps = []
+    for one, place in ((client, server), (drafted_client, drafting)):
+        before = engine(place)["step"]
+        assert whole(one).choices[0].message.content == LIST
+        steps.append(engine(place)["step"] - before)
+    assert steps[0] > 2 * steps[1]
+    off = whole(drafted_client, extra_body={"speculative": False})
+    assert off.choices[0].message.content == LIST
+    assert drafted(off) == (0, 0)
+    log = drafting.log.read_text()
+    assert "drafts=draft_model" in log
+    assert "draft_weight_bytes=" in log
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
-    [('{"method": "eagle"}', "not built yet"), ('{"method": "ngram", "tokens": 3}', "no such key"), ("on", "JSON")],
+    [('{"method": "draft_model"}', "needs one"), ('{"method": "ngram", "tokens": 3}', "no such key"), ("on", "JSON")],
 )
 def test_a_wrong_method_is_refused_at_start(value: str, said: str) -> None:
     command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--speculative-config", value]
