@@ -77,7 +77,7 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
         case "grammar":
             text = grammar_source(grammar.source)
         case "structural_tag":
-            text = TagGrammar(schemas, tokens.specials).source(read_json(grammar.source))
+            text = TagGrammar(schemas, tokens.specials, tokens.plain).source(read_json(grammar.source))
         case other:
             raise InvalidRequest(f"{other!r} is no kind of grammar", code="invalid_grammar")
     return Source(text, schemas.approximations)

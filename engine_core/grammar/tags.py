@@ -40,11 +40,12 @@ class SchemaForm(Protocol):
 class TagGrammar:
     """Collects the Lark rules of one structural tag and the grammars that they refer to.
 
-    `specials` has control tokens by their text.
+    `specials` has control tokens by their text, `plain` is the others, as ranges of ids.
     """
 
-    def __init__(self, schemas: SchemaForm, specials: Mapping[str, int]) -> None:
+    def __init__(self, schemas: SchemaForm, specials: Mapping[str, int], plain: str = "") -> None:
         self._schemas = schemas
+        self._plain = plain
         self._rules: list[str] = ["TEXT: /(?s:.*)/"]
         self._others: list[dict[str, Any]] = []
         names = sorted(specials, key=len, reverse=True)
@@ -194,11 +195,11 @@ class TagGrammar:
         return name
 
     def _bounded(self, most: object, path: str) -> str:
-        """Free text of at most so many tokens."""
+        """Free text of at most so many tokens. A rule counts them, not the library's own limit, which forbids going back."""
         if type(most) is not int or not 0 < most <= MOST_TOKENS:
             raise wrong(path, f"max_tokens must be a whole number from 1 to {MOST_TOKENS}")
         name = f"text_{len(self._rules)}"
-        self._rules.append(f"{name}[max_tokens={most}]: TEXT")
+        self._rules.append(f"{name}: (<[{self._plain}]>){{0,{most}}}")
         return name
 
     def _schema(self, schema: object, path: str, *, lenient: bool = False) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class TokenSplit:
         # Ids without a token of their own have no bytes, and what has no bytes is never allowed.
         self.tokens = [vocabulary.raw(token_id) if token_id < vocabulary.size else b"" for token_id in range(width)]
         self.special_token_ids = sorted(token_id for token_id in control_tokens(vocabulary) if token_id < width)
+        self.controls = frozenset(self.special_token_ids)
         self._remembered = lru_cache(REMEMBERED)(self._split)
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -91,8 +92,14 @@ class GrammarTokens:
         self.eos = frozenset(ends)
         self._split = TokenSplit(vocabulary, width, ends[0])
         self.specials = {vocabulary.token(token_id): token_id for token_id in self._split.special_token_ids}
+        self.plain = ranges(token_id for token_id in range(width) if self._plain(token_id))
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
         assert self.tokenizer.vocab_size == width
+
+    def _plain(self, token_id: int) -> bool:
+        """Whether a token is part of a text and nothing else."""
+        split = self._split
+        return bool(split.tokens[token_id]) and token_id not in self.eos and token_id not in split.controls
 
     def matcher(self, source: str) -> LLMatcher:
         """An automaton at its beginning; never raises: whoever calls looks at `is_error`. Releases the GIL."""
@@ -104,3 +111,14 @@ class GrammarTokens:
             return self._split(text.decode())
         except UnicodeDecodeError:
             return []
+
+
+def ranges(token_ids: Iterable[int]) -> str:
+    """Ascending ids as llguidance writes sets of them: 0-9,12,14-20."""
+    found: list[tuple[int, int]] = []
+    for token_id in token_ids:
+        if found and found[-1][1] == token_id - 1:
+            found[-1] = (found[-1][0], token_id)
+        else:
+            found.append((token_id, token_id))
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)

@@ -328,3 +328,13 @@ def test_refusals_name_the_field(client: openai.OpenAI, words: dict[str, Any], p
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **words})
     assert caught.value.param == param
+
+
+def test_a_budget_and_calls_with_drafts(client: openai.OpenAI) -> None:
+    """Drafts are tried and taken back within the grammar: a prediction changes nothing."""
+    for words in ({"messages": HELLO, "extra_body": {**THINK, "thinking_token_budget": 6}},
+                  {"messages": ASK, "tools": [WEATHER], "tool_choice": "required",
+                   "extra_body": {**THINK, "thinking_token_budget": 4}}):  # fmt: skip
+        free = chat(client, **words)
+        for text in (f"<think>\n{free.reasoning}\n</think>\n\n{free.content}", "<think>\nThe user asks for\n</think>"):
+            assert chat(client, **words, prediction={"type": "content", "content": text}).same(free)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine_core.grammar.sources import SchemaForm
@@ -18,7 +19,7 @@ CALL, CALL_END = 4092, 4093  # <tool_call>, </tool_call>
 
 
 def source(tag: Any) -> str:
-    return TagGrammar(SchemaForm("bounded", lenient=False), tokens().specials).source(tag)
+    return TagGrammar(SchemaForm("bounded", lenient=False), tokens().specials, tokens().plain).source(tag)
 
 
 def form(**words: Any) -> str:
@@ -163,3 +164,57 @@ def test_schemas_have_the_whitespace_of_the_request() -> None:
     found = json.loads(TagGrammar(SchemaForm("none", lenient=False), {}).source({"format": {
         "type": "json_schema", "json_schema": POINT}}))  # fmt: skip
     assert found["grammars"][1]["json_schema"]["x-guidance"] == {"whitespace_flexible": False}
+
+
+def allowed(matcher: Any) -> set[int]:
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_free_text_of_a_bounded_length_also_after_going_back() -> None:
+    thought = {"type": "any_text", "max_tokens": 3}
+    found = form(type="sequence", elements=[
+        {"type": "tag", "begin": "", "content": thought, "end": "</think>"}, {"type": "any_text"}
+    ])  # fmt: skip
+    words = ids("one two three four")
+    for back in (0, 1, 2, 3):
+        matcher = tokens().matcher(found)
+        for token in words[:back]:
+            assert matcher.consume_token(token)
+        assert matcher.rollback(back)
+        for token in words[:3]:
+            assert token in allowed(matcher)
+            assert matcher.consume_token(token)
+        assert allowed(matcher) == {4091}
+        assert matcher.compute_ff_tokens() == [4091]
+        copy = matcher.deep_copy()
+        assert copy.consume_token(4091)
+        assert len(allowed(copy)) > 1000
+        assert allowed(matcher) == {4091}
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, "3", True, 1 << 40])
+def test_lengths_that_are_none(most: object) -> None:
+    with pytest.raises(InvalidRequest):
+        form(type="tag", begin="", content={"type": "any_text", "max_tokens": most}, end="</think>")
+
+
+def test_a_length_needs_a_control_token_behind_it() -> None:
+    with pytest.raises(InvalidRequest):
+        form(type="tag", begin="", content={"type": "any_text", "max_tokens": 3}, end="end")
+
+
+def test_what_may_be_left_out() -> None:
+    found = form(type="sequence", elements=[
+        {"type": "optional", "content": {"type": "const_string", "value": "a"}}, {"type": "const_string", "value": "b"}
+    ])  # fmt: skip
+    assert takes(found, "ab")
+    assert takes(found, "b")
+    assert not takes(found, "aab")
+
+
+def test_a_schema_may_be_held_loosely_beside_an_exact_one() -> None:
+    odd: Any = {"type": "array", "uniqueItems": True}
+    assert takes(form(type="json_schema", json_schema=odd, lenient=True), "[1,1]")
+    with pytest.raises(InvalidRequest):
+        form(type="json_schema", json_schema=odd)

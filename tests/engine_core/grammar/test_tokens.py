@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 
 from engine_core.embedded import demo_folder
-from engine_core.grammar.tokens import SHORT, GrammarTokens, TokenSplit, control_tokens, read_tokens
+from engine_core.grammar.tokens import SHORT, GrammarTokens, TokenSplit, control_tokens, ranges, read_tokens
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, ids, tokens, vocabulary
 
 ANYTHING = LLMatcher.grammar_from_regex(r"(?s:.*)")
@@ -104,3 +104,9 @@ def vocabulary_without_end():
         eos = None
 
     return Endless()
+
+
+def test_plain_tokens_are_of_text_alone() -> None:
+    assert ranges([]) == ""
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert tokens().plain == "0-4086"  # the embedded model's control tokens come last
