@@ -19,6 +19,7 @@ from engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
 from engine_core.execution.draft_rows import DraftRows
 from engine_core.execution.forward import Forward, Network
 from engine_core.execution.graphs import GraphSizes
+from engine_core.execution.padding import fitted
 from engine_core.execution.pages import kv_pages
 from engine_core.execution.rows import HostRows, entry_columns, input_columns, step_inputs
 from engine_core.execution.sampler import Sampler
@@ -52,10 +53,11 @@ class Drafting:
         self._reach = torch.zeros_like(slots.history.known)  # int32 [slots], known tokens and drafts behind them
         history = replace(slots.history, known=self._reach)
         cache = kv_pages(draft.spec, blocks, slots.sizes.block_size, dtype, upload.device)
-        self._forward = Forward(draft.model, history, slots.block_tables, cache)
+        model = fitted(draft.model, draft.spec.vocab_size, slots.sizes.vocabulary)
+        self._forward = Forward(model, history, slots.block_tables, cache)
         sampling = slots.parameters.sampling
         uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are nobody's output yet
-        self._sampler = Sampler(draft.model, sampling, history, counting=uncounted)
+        self._sampler = Sampler(model, sampling, history, counting=uncounted)
         self.graphs: DraftGraphs | None = None
         if sizes is not None:
             own = draft_sizes(draft.spec.layers, max(1, draft.weight_bytes // dtype.itemsize), sizes)

@@ -44,10 +44,10 @@ def load_draft(config: Config, model: Decoder, target: Path, length: int) -> Dra
 
 
 def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpec, length: int) -> None:
-    """Raise ConfigError unless the draft model's tokens are the model's and its positions reach as far."""
-    if spec.vocab_size != target_spec.vocab_size:
-        sizes = f"{path} has {spec.vocab_size}, {target} has {target_spec.vocab_size}"
-        raise ConfigError(OPTION, str(path), f"its vocabulary must be of the model's size: {sizes}")
+    """Raise ConfigError unless the draft model's tokens are the model's and its positions reach as far.
+
+    Tables may be padded to different sizes, as in models of one family, but both must hold every token.
+    """
     if spec.longest < length:
         allowed = f"its positions end at {spec.longest}, but --max-model-len is {length}"
         raise ConfigError(OPTION, str(path), f"{allowed}; give at most {spec.longest}, or another draft model")
@@ -58,3 +58,6 @@ def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpe
         if place is not None:
             where = f"token {place} is {mine[place]!r} in {path} and {others[place]!r} in {target}"
         raise ConfigError(OPTION, str(path), f"its tokenizer must be the model's ({target}): {where}")
+    if spec.vocab_size != target_spec.vocab_size and min(spec.vocab_size, target_spec.vocab_size) < len(mine):
+        sizes = f"vocab_size is {spec.vocab_size} in {path} and {target_spec.vocab_size} in {target}"
+        raise ConfigError(OPTION, str(path), f"both models must have a row for each of {len(mine)} tokens: {sizes}")

@@ -70,9 +70,14 @@ def test_the_embedded_draft_goes_with_the_embedded_model() -> None:
 
 def test_a_vocabulary_of_another_size(tmp_path: Path) -> None:
     said = refused(copied(tmp_path / "small", vocab_size=4000))
-    assert "4000" in said
+    assert "vocab_size is 4000" in said
     assert "4096" in said
     assert str(demo_folder()) in said
+
+
+def test_tables_may_be_padded(tmp_path: Path) -> None:
+    path = copied(tmp_path / "padded", vocab_size=4160)
+    check_draft(path, read_spec(path), demo_folder(), read_spec(demo_folder()), LENGTH)
 
 
 def test_positions_that_end_too_early(tmp_path: Path) -> None:
