@@ -8,9 +8,9 @@ from itertools import accumulate
 # A string, or the rest of a piece in which one has begun: without that end each quote in it would be tried.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 QUOTE, ESCAPE, END = b'"', b"\\", b"\0"
-STEPS = (-1, 1)
-SIGNS = bytes.maketrans(b"[{]}", b"\1\1\0\0")  # brackets as places in STEPS
-OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+STEPS = (-1, 1)  # of a closing and of an opening bracket
+OPENING, CLOSING = b"[{", b"]}"
+OTHERS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
 
 class Nesting:
@@ -29,7 +29,7 @@ class Nesting:
         if not left.endswith(END):  # a string has taken it
             escaping = (len(text) - len(text.rstrip(ESCAPE))) % 2
             self._open = QUOTE + ESCAPE * escaping
-        signs = left.translate(None, OTHERS).translate(SIGNS)
+        signs = left.translate(None, OTHERS).translate(bytes.maketrans(OPENING + CLOSING, b"\1\1\0\0"))
         self.deepest = max(self.deepest, max(accumulate(map(STEPS.__getitem__, signs), initial=self._level)))
         self._level += 2 * signs.count(1) - len(signs)
 
