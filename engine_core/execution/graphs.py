@@ -41,6 +41,7 @@ COMMON = frozenset(1 << power for power in range(13))
 LARGEST, USUAL, RARE = 0, 1, 2  # ranks of captures: a server starts with the first two
 REHEARSED = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # sizes of which each may take kernels of its own
 DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
+DRAFTED_MOST = 512  # entries that are sampled in a graph where every row may have drafts: each takes a line of logits
 MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
 HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
 DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
@@ -57,14 +58,17 @@ class GraphSizes:
     max_context: int
 
 
-def graph_sizes(layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int) -> GraphSizes:
+def graph_sizes(
+    layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0
+) -> GraphSizes:
     """For a model of so many layers and weights: steps with chunks or drafts have graphs as far as an eager one would
-    wait for the host."""
+    wait for the host. drafts: that a draft model makes for a row."""
+    few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
     tokens = int(layers * HOST_LAYER * DEVICE_RATE / (2 * weights))
     return GraphSizes(
         decode=decode_sizes(max_num_seqs),
         mixed=mixed_sizes(min(tokens, MIXED_MOST, step_tokens)),
-        entries=decode_sizes(max_num_seqs + max_num_seqs // DRAFT_SHARE),
+        entries=decode_sizes(max(few, min(all_drafted, DRAFTED_MOST))),
         rows=max_num_seqs,
         max_context=max_context,
     )

@@ -30,7 +30,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.spec import ModelSpec, read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
-from protocol.speculation import read_speculative
+from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady
 from services import journal
 from services.executor.compilers import compilers
@@ -200,7 +200,10 @@ def choose_graphs(
     if device.type == "cpu" or config.executor.enforce_eager:
         return None
     weights = model.weight_bytes // model.dtype.itemsize
-    return graph_sizes(spec.layers, weights, config.model.max_num_seqs, step_tokens(config.model, device), length)
+    asked = read_speculative(config.scheduler.speculative_config)
+    drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
+    seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
+    return graph_sizes(spec.layers, weights, seqs, tokens, length, drafts)
 
 
 def device_name(device: torch.device) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from engine_core.execution.graphs import (
+    DRAFTED_MOST,
     MIXED_MOST,
     RARE,
     GraphSizes,
@@ -60,6 +61,11 @@ def test_a_model_that_keeps_the_device_busy_has_graphs_for_small_steps_alone() -
     assert small.entries == decode_sizes(320)
     assert set(decode_sizes(256)) < set(small.entries), "steps without drafts are padded no further"
     assert graph_sizes(28, 600_000_000, 4, 100, 40960).mixed[-1] == 96
+
+
+def test_every_row_may_have_drafts_within_a_bound() -> None:
+    sizes = [graph_sizes(32, 8_000_000_000, seqs, 8192, 4096, drafts=4).entries[-1] for seqs in (1, 64, 256, 1024)]
+    assert sizes == [5, 320, DRAFTED_MOST, 1280]
 
 
 def test_shapes_bound_rows_and_entries() -> None:
