@@ -30,7 +30,7 @@ from benchmarks.demo_model.lexicon import pseudo_word
 from benchmarks.h200 import device, versions
 from benchmarks.serve import commit, machine
 from benchmarks.server import serving
-from engine_core.embedded import draft_folder, eagle_folder
+from engine_core.folder import EMBEDDED_DRAFT, EMBEDDED_EAGLE
 from services.bench.run import ROOT
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,8 +39,8 @@ OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "speculation_cpu.json",
 SERVERS: Mapping[str, str] = {
     "plain": "",
     "ngram": '{"method": "ngram", "num_speculative_tokens": 8}',
-    "draft_model": json.dumps({"method": "draft_model", "model": str(draft_folder()), "num_speculative_tokens": 4}),
-    "eagle": json.dumps({"method": "eagle", "model": str(eagle_folder()), "num_speculative_tokens": 4}),
+    "draft_model": json.dumps({"method": "draft_model", "model": EMBEDDED_DRAFT, "num_speculative_tokens": 4}),
+    "eagle": json.dumps({"method": "eagle", "model": EMBEDDED_EAGLE, "num_speculative_tokens": 4}),
 }  # options by server
 ASK = "Please repeat this list: "
 LONGEST = 400  # tokens of an answer

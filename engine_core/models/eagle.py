@@ -159,6 +159,7 @@ class ThirdHead:
         return self.block.forward(embedded, states, rotation, batch, cache[0])
 
     def logits(self, states: Tensor) -> Tensor:
+        """`[rows, hidden] -> [rows, vocabulary of the target]`: its own spread over the target's."""
         normed = self.norm.forward(states)
         if self.output is None:
             return self.target.logits(normed)
