@@ -195,7 +195,7 @@ class TagGrammar:
         return name
 
     def _bounded(self, most: object, path: str) -> str:
-        """Free text of at most so many tokens. A rule counts them, not the library's own limit, which forbids going back."""
+        """Free text of at most so many tokens. A rule counts them: the library's own limit forbids going back."""
         if type(most) is not int or not 0 < most <= MOST_TOKENS:
             raise wrong(path, f"max_tokens must be a whole number from 1 to {MOST_TOKENS}")
         name = f"text_{len(self._rules)}"
