@@ -26,6 +26,7 @@ class Child:
         self.ready = False
         self.speaking = True
         self.status = "starting"
+        self.beat = float("inf")  # monotonic seconds of its last heartbeat; infinity before the first
         self.fields: dict[str, str] = {}
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         # A session of its own: Ctrl-C reaches the launcher alone, which then ends its children in order.
@@ -66,8 +67,10 @@ class Child:
             lines += self.read()
         return lines
 
-    def notice(self, fields: Mapping[str, str]) -> None:
-        """Take over what it said of itself."""
+    def notice(self, fields: Mapping[str, str], received: float) -> None:
+        """Take over what it said of itself, and when."""
+        if fields.get("WATCHDOG") == "1":
+            self.beat = received
         self.fields.update(fields)
         self.status = self.fields.get("STATUS", self.status)
         self.ready = self.ready or self.fields.get("READY") == "1"

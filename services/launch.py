@@ -2,8 +2,9 @@
 
 Everything that can be checked is checked before the first process starts. The processes start side by side and find
 one another by themselves; the launcher hears of their readiness through NOTIFY_SOCKET. When it is told to stop, the api
-drains first. A process that dies unasked ends the server: see `Launch._died`, the one place that decides so. However
-the launcher itself ends, its children end too (services/process.py).
+drains first. A process that dies unasked is started again, and so is one that hangs, once the server has been ready;
+before that its death ends the server: see `Launch._died`, the one place that decides so. However the launcher itself
+ends, its children end too (services/process.py).
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from engine_core.models.spec import read_spec
 from protocol.config import ApiConfig, Config
 from protocol.errors import ConfigError
 from protocol.links import Role
-from services import address, banner, faults, journal, options, process
+from services import address, banner, faults, heartbeat, journal, options, process
 from services.api import listening
 from services.api.keys import Keys
 from services.child import Child
 from services.notify import VARIABLE, NoticeSocket, notify
 from services.process import ExitCode, Stop
+from services.restarts import Restarts
 from services.rundir import RunDirectory
 from services.sizing import sized, usable_cores
 
@@ -40,6 +42,7 @@ ENTRY = Path(__file__).resolve().parent.parent / "penstock.py"  # run by path: w
 START_ORDER = (Role.EXECUTOR, Role.SCHEDULER, Role.TOKENIZER, Role.API)  # the slowest first
 END_ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)  # whoever still serves somebody goes first
 END_SECONDS = 5.0  # from SIGTERM to SIGKILL, beyond draining
+SILENCE_SECONDS = 6.0  # without a heartbeat, of a process that has begun to send them: it hangs and is killed
 MISTAKES = (ExitCode.CONFIG, ExitCode.MODEL, ExitCode.ADDRESS, ExitCode.LINK)
 SUPERVISORS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
@@ -122,7 +125,9 @@ class Launch:
             self._selector.register(owner, selectors.EVENT_READ)
         self._environ = child_environment(config, directory, self._notices.path)
         self._children: list[Child] = []  # those that run
-        self._ready = False
+        self._restarts = Restarts(directory.path)
+        self._ready = False  # it has been, once
+        self._whole = False  # every process is there and ready
         self._ending: list[Role] | None = None  # roles that have yet to be told to end; None while serving
         self._told: list[Child] = []  # to end, last
         self._deadline = float("inf")  # monotonic seconds at which those are killed
@@ -136,9 +141,9 @@ class Launch:
                 self._start(role, index)
         self._progress.open()
         self._progress.update(self._children)
-        while self._children:
-            wait = min(max(0.0, self._deadline - time.monotonic()), 3600.0)
-            for key, _ in self._selector.select(wait):
+        while self._children or self._restarts.waiting:
+            wait = min(self._deadline, self._restarts.next, self._silent_at()) - time.monotonic()
+            for key, _ in self._selector.select(min(max(0.0, wait), 3600.0)):
                 if key.data is not None:
                     self._heard(key.data, key.fd)
                 elif key.fileobj is self._notices:
@@ -147,8 +152,14 @@ class Launch:
                     self._abandoned()
                 else:
                     self._told_to_stop()
-            if time.monotonic() >= self._deadline:
+            now = time.monotonic()
+            if now >= self._deadline:
                 self._kill(self._told)
+            if now >= self._silent_at():
+                self._noticed()  # what stands in the socket was said in time: we are late, not they
+                self._kill_silent(time.monotonic())
+            for role, index in self._restarts.due(now):
+                self._start(role, index)
         return self._code
 
     def close(self) -> None:
@@ -158,6 +169,7 @@ class Launch:
             child.signal(signal.SIGKILL)
             child.wait()
             self._forget(child)
+        self._restarts.close()
         self._selector.close()
         self._notices.close()
         self._stop.close()
@@ -190,13 +202,29 @@ class Launch:
             for child in self._children:
                 if child.pid == notice.pid:
                     before = child.status
-                    child.notice(notice.fields)
+                    child.notice(notice.fields, notice.received)
+                    if child.ready:
+                        self._restarts.recovered(child.role, child.index)
                     starting = not self._ready and self._ending is None
                     if child.status != before and starting and not self._progress.shown:
                         journal.info(log, "status", process=child.name, status=child.status)
         self._progress.update(self._children)
-        if not self._ready and self._ending is None and all(child.ready for child in self._children):
-            self._serving()
+        if self._ending is None and not self._whole and self._complete():
+            self._whole = True
+            if self._ready:
+                self._serving_again()
+            else:
+                self._serving()
+
+    def _complete(self) -> bool:
+        """Whether every process is there and has been ready since its start."""
+        wanted = sum(count(role, self._config) for role in self._roles)
+        return len(self._children) == wanted and all(child.ready for child in self._children)
+
+    def _serving_again(self) -> None:
+        """What died is back."""
+        journal.info(log, "serving_again")
+        notify("STATUS=serving")
 
     def _serving(self) -> None:
         """Every process is ready: tell the person and the supervisor."""
@@ -219,6 +247,7 @@ class Launch:
             journal.warning(log, "ending_at_once")
             self._code = ExitCode.FAILED
             self._ending = []
+            self._restarts.give_up(Role)
             self._kill(self._children)
         elif self._stop.asked and self._ending is None:
             journal.info(log, "draining", limit=self._config.run.drain_timeout, again="ends at once")
@@ -238,11 +267,14 @@ class Launch:
     def _ended(self, child: Child) -> None:
         if self._ending is None:
             self._died(child)
+        elif child.role in self._ending:
+            self._again(child)  # what drains may still need it
         elif not any(other.role is child.role for other in self._children):
             self._end_next()
 
     def _died(self, child: Child) -> None:
-        """A process ended that nobody told to. The server ends, at once and as a failure.
+        """A process ended that nobody told to. It is started again if the server has ever been ready; otherwise nobody
+        waits for anything yet, and the server ends, at once and as a failure.
 
         A child's exit code that names the operator's mistake becomes the launcher's, so that a supervisor does not try
         again.
@@ -250,6 +282,9 @@ class Launch:
         self._progress.close()
         last = "\n".join(child.tail)
         journal.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)
+        if self._ready:
+            self._again(child)
+            return
         self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
         told = child.fields.get(faults.FIELD)
         reason = f"{faults.FIELD}={told}" if told else faults.lost(child.name, ending(child), last)
@@ -257,12 +292,35 @@ class Launch:
         self._ending = []
         self._tell(self._children, END_SECONDS)
 
+    def _again(self, child: Child) -> None:
+        """Have a process started again, now or when its last failures are longer ago."""
+        self._whole = False
+        failure = self._restarts.died(child.role, child.index, ending(child), time.monotonic())
+        if failure is not None:
+            journal.error(log, "beyond_hope", process=child.name, reason=failure.reason)
+        notify(f"STATUS={failure.reason if failure else f'{child.name} died and is started again'}")
+
+    def _silent_at(self) -> float:
+        """When the next process will have been silent for too long."""
+        if self._ending is not None:
+            return float("inf")
+        return min((child.beat + SILENCE_SECONDS for child in self._children), default=float("inf"))
+
+    def _kill_silent(self, now: float) -> None:
+        """A process that no longer turns is as good as dead, and what waits for it waits for its successor."""
+        for child in self._children:
+            if now >= child.beat + SILENCE_SECONDS:
+                journal.error(log, "process_hangs", process=child.name, pid=child.pid, seconds=now - child.beat)
+                child.beat = float("inf")
+                child.signal(signal.SIGKILL)
+
     def _end_next(self) -> None:
         """Tell the next role that has processes to end."""
         assert self._ending is not None
         while self._ending:
             role = self._ending.pop(0)
             told = [child for child in self._children if child.role is role]
+            self._restarts.give_up((role,))
             if told:
                 drain = self._config.run.drain_timeout if role is Role.API else 0.0
                 self._tell(told, drain + END_SECONDS)
@@ -270,6 +328,8 @@ class Launch:
 
     def _tell(self, children: Sequence[Child], seconds: float) -> None:
         """Ask processes to end; after so many seconds they are killed."""
+        if not self._ending:
+            self._restarts.give_up(Role)  # the last ones
         self._told = list(children)
         self._deadline = time.monotonic() + seconds
         for child in self._told:
@@ -320,6 +380,7 @@ def child_environment(config: Config, directory: RunDirectory, notices: Path) ->
     """The environment of every child: ours, less what a supervisor meant for the launcher, plus what is secret."""
     environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
     environ |= {VARIABLE: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
+    environ[heartbeat.INTERVAL] = str(int(SILENCE_SECONDS * 1e6))
     environ |= options.environment(config)
     if sys.flags.optimize:
         environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)

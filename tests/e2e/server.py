@@ -45,6 +45,17 @@ class Server:
                     found[role.decode()] = pid
         return found
 
+    def healthy(self, limit: float = 60.0) -> None:
+        """Wait until every part is there and requests are taken."""
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=30):
+                    return
+            except OSError as error:
+                assert time.monotonic() < deadline, f"the server is not healthy: {error}"
+            select.select([], [], [], 0.02)
+
     def until(self, path: str, done: Any, limit: float = 30.0) -> Any:
         """The first answer of GET `path` for which `done(answer)` holds; asks again as soon as it has an answer."""
         deadline = time.monotonic() + limit

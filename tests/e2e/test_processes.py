@@ -91,12 +91,19 @@ def test_sigterm_finishes_what_runs_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["executor", "scheduler", "tokenizer", "api"])
-def test_a_dead_process_ends_the_server_with_a_reason(role: str, tmp_path: Path) -> None:
+def test_a_dead_process_is_started_again(role: str, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        pids = descendants(server.process.pid)
-        os.kill(server.children()[role], signal.SIGKILL)
-        assert server.process.wait(30) == 1
-        wait_gone(pids)
+        before = server.children()
+        os.kill(before[role], signal.SIGKILL)
+        wait_gone([before[role]])
+        server.healthy()
+        after = server.children()
+        assert {each for each in before if before[each] != after[each]} == {role}
+        body = {"prompt": "Once upon a time", "max_tokens": 4}
+        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        wait_gone(list(after.values()))
         assert f"process_died process={role}-0" in server.log.read_text()
         assert not list(server.run_dir.glob("*.sock"))
 

@@ -1,7 +1,9 @@
 """Stands in for `penstock.py ROLE ...` in tests of the launcher: says what a real process says, does what it is told.
 
 FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once with that code, `mute` never gets ready,
-`stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F. FAKE_LOG gets the events.
+`stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F, `once` is well in its first
+life and fails at once in later ones, `silent` sends one heartbeat in its first life and no more. FAKE_LOG gets the
+events.
 """
 
 import json
@@ -27,19 +29,23 @@ role = Role(sys.argv[1])
 name = f"{role}-{sys.argv[2].removeprefix('--index=')}"
 run_dir = Path(next(word for word in sys.argv if word.startswith("--run-dir=")).removeprefix("--run-dir="))
 word, _, detail = json.loads(os.environ.get("FAKE_PLAN", "{}")).get(name, "").partition(":")
+log = Path(os.environ["FAKE_LOG"])
+reborn = log.exists() and any(line.startswith(f"{name} ") for line in log.read_text().splitlines())
 stop = Stop(once=word != "stubborn")
 process.follow_parent(process.DEATH_SIGNAL[role])
 say("started " + " ".join(sys.argv[3:]))
 print(f"{name} says hello", flush=True)
 (run_dir / f"{name}.sock").touch()
-if word == "exit":
+if word == "exit" or (word == "once" and reborn):
     print("it went wrong", file=sys.stderr)
-    sys.exit(int(detail))
+    sys.exit(int(detail or 1))
 notify("STATUS=working")
 facts = {"URL": "http://127.0.0.1:1", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "512", "BLOCK_SIZE": "16"}
 facts["MAX_MODEL_LEN"] = "1024"
 if word != "mute":
     notify("READY=1", *(f"X_PENSTOCK_{key}={value}" for key, value in facts.items()))
+if word == "silent" and not reborn:
+    notify("WATCHDOG=1")
 while not stop.asked or word == "stubborn":
     select.select([stop], [], [])
     stop.drain()

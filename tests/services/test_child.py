@@ -95,10 +95,13 @@ def test_a_signal_that_ended_it_is_named():
 def test_what_it_says_of_itself_is_kept():
     with child("") as one:
         assert (one.ready, one.status) == (False, "starting")
-        one.notice({"STATUS": "loading", "X_PENSTOCK_URL": "u"})
+        one.notice({"STATUS": "loading", "X_PENSTOCK_URL": "u"}, 1.0)
         assert (one.ready, one.status) == (False, "loading")
-        one.notice({"READY": "1"})
-        one.notice({"X_PENSTOCK_BLOCKS": "3"})
+        one.notice({"READY": "1"}, 2.0)
+        one.notice({"X_PENSTOCK_BLOCKS": "3"}, 3.0)
+        assert one.beat == float("inf")
+        one.notice({"WATCHDOG": "1"}, 4.0)
+        assert one.beat == 4.0
         assert one.ready
         assert one.status == "loading"
         assert one.fields["X_PENSTOCK_URL"] == "u"

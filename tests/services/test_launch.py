@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.notify import NoticeSocket
+from services.restarts import Failure, failures
 
 FAKE = Path(__file__).parent / "fake_process.py"
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ import sys
 from pathlib import Path
 from services import cli, launch
 real = launch.serve
+launch.SILENCE_SECONDS = 0.5
 launch.serve = lambda config: real(config, Path(sys.argv[1]))
 sys.exit(cli.main(sys.argv[2:]))
 """
@@ -140,7 +142,7 @@ def test_every_process_gets_the_same_options(tmp_path):
         assert not any("secret" in word for word in started["api-0"])
         environ = Path(f"/proc/{server.pids()['api-0']}/environ").read_bytes().split(b"\0")
         assert b"PENSTOCK_API_KEY=secret word" in environ
-        assert not any(word.startswith(b"WATCHDOG_USEC") for word in environ)
+        assert b"WATCHDOG_USEC=500000" in environ  # the launcher's own, not what its supervisor asked of it
         code, output = server.end()
         assert code == 0
         assert "secret" not in output
@@ -184,16 +186,70 @@ def test_what_does_not_end_is_killed(tmp_path):
         assert leftovers(server) == []
 
 
-def test_a_process_that_is_killed_ends_the_server(tmp_path):
+def lives(server: Server, name: str) -> int:
+    return sum(found == name for found in server.order("started"))
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_process_that_is_killed_is_started_again(tmp_path, name):
     with serving(tmp_path) as server:
         server.ready()
-        os.kill(server.pids()["executor-0"], signal.SIGKILL)
-        code, output = server.wait()
-        assert code == 1
-        assert "process_died process=executor-0" in output
+        os.kill(server.pids()[name], signal.SIGKILL)
+        server.until(lambda: server.fields.get("STATUS") == "serving")
+        assert {each: lives(server, each) for each in NAMES} == {each: 1 + (each == name) for each in NAMES}
+        code, output = server.end()
+        assert code == 0
+        assert f"process_died process={name}" in output
         assert "signal=SIGKILL" in output
-        assert 'last="executor-0 says hello"' in output
-        assert set(server.order("ended")) == NAMES - {"executor-0"}
+        assert f'last="{name} says hello"' in output
+        assert "serving_again" in output
+        assert server.order("ended") == ["api-0", "tokenizer-0", "scheduler-0", "executor-0"]
+        assert leftovers(server) == []
+
+
+def test_one_that_fails_five_times_in_a_minute_is_told_of_and_the_others_run_on(tmp_path):
+    run_dir = tmp_path / "run"
+    with serving(tmp_path, f"--run-dir={run_dir}", plan={"executor-0": "once"}) as server:
+        server.ready()
+        os.kill(server.pids()["executor-0"], signal.SIGKILL)
+        server.until(lambda: failures(run_dir))
+        (failure,) = failures(run_dir)
+        reason = "executor-0 failed 5 times within 60 seconds, the last time with exit code 1"
+        assert failure == Failure("executor-0", "executor", reason)
+        assert lives(server, "executor-0") == 5
+        server.until(lambda: server.fields.get("STATUS") == reason)
+        assert all(alive(pid) for name, pid in server.pids().items() if name != "executor-0")
+        code, output = server.end()
+        assert code == 0
+        assert f'beyond_hope process=executor-0 reason="{reason}"' in output
+        assert failures(run_dir) == ()
+        assert leftovers(server) == []
+
+
+def test_one_that_falls_silent_is_killed_and_started_again(tmp_path):
+    with serving(tmp_path, plan={"scheduler-0": "silent"}) as server:
+        server.ready()
+        server.until(lambda: server.fields.get("STATUS") == "serving")
+        assert lives(server, "scheduler-0") == 2
+        code, output = server.end()
+        assert code == 0
+        assert "process_hangs process=scheduler-0" in output
+        assert leftovers(server) == []
+
+
+def test_what_drains_gets_back_what_it_needs(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with serving(tmp_path, plan={"api-0": f"slow:{fifo}"}) as server:
+        server.ready()
+        server.process.terminate()
+        server.until(lambda: server.order("stopping"))
+        os.kill(server.pids()["executor-0"], signal.SIGKILL)
+        server.until(lambda: lives(server, "executor-0") == 2)
+        assert server.order("stopping") == ["api-0"]
+        fifo.write_text("done")
+        assert server.wait()[0] == 0
+        assert server.order("ended") == ["api-0", "tokenizer-0", "scheduler-0", "executor-0"]
         assert leftovers(server) == []
 
 

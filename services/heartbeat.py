@@ -1,0 +1,33 @@
+"""A process tells its supervisor that it still turns: WATCHDOG=1 of the sd_notify protocol.
+
+systemd asks for it with WatchdogSec=, `penstock serve` asks its own children; both kill a process that fell silent.
+Penstock watches only who has begun to tell: loading takes as long as it takes. Source: sd_watchdog_enabled(3).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from services.notify import notify
+
+INTERVAL = "WATCHDOG_USEC"  # microseconds of silence after which the supervisor acts
+PID = "WATCHDOG_PID"  # whom it means, if anybody in particular
+SHARE = 4  # beats per interval
+
+
+class Heartbeat:
+    """Called in every turn of a loop; tells now and then."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        meant = environ.get(PID, str(os.getpid())) == str(os.getpid())
+        asked = environ.get(INTERVAL, "")
+        self.interval = int(asked) / 1e6 / SHARE if meant and asked.isdecimal() and int(asked) else float("inf")
+        self._next = float("-inf") if self.interval < float("inf") else float("inf")
+
+    def tick(self, now: float) -> None:
+        """`now` is in monotonic seconds."""
+        if now >= self._next:
+            self._next = now + self.interval
+            notify("WATCHDOG=1", environ=self._environ)
