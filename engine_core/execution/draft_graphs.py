@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -73,6 +74,15 @@ def draft_sizes(layers: int, weights: int, sizes: GraphSizes) -> GraphSizes:
     )
 
 
+class DraftGraphStatistics(msgspec.Struct, frozen=True):
+    """Captures and replays since the start."""
+
+    captured: int
+    waiting: int  # for their capture
+    first_replays: int
+    turns: int  # replayed
+
+
 class DraftGraphs:
     """The graphs of one draft model and the order of their captures."""
 
@@ -84,6 +94,7 @@ class DraftGraphs:
         self.sizes = sizes
         self.states = states  # [entries, hidden]
         self.replays = 0  # of turns
+        self._made = 0
         self._forward, self._sampler = forward, sampler
         self._max_context = sizes.max_context
         self._scratch = scratch
@@ -108,6 +119,7 @@ class DraftGraphs:
     def capture(self) -> None:
         """Make the next graphs. No step may stand between its halves."""
         _, what = self._waiting.popleft()
+        self._made += 1
         if isinstance(what, Shape):
             self.first.capture(what, self._memory)
             return
@@ -140,6 +152,9 @@ class DraftGraphs:
         for _ in range(turns - 1):
             graphs.go_on.replay()
         self.replays += turns
+
+    def statistics(self) -> DraftGraphStatistics:
+        return DraftGraphStatistics(self._made, len(self._waiting), self.first.replays, self.replays)
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """What the two graphs of a size hold, over rows of nobody."""

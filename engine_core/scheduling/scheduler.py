@@ -189,5 +189,7 @@ class Scheduler:
             accepted_at=tuple(totals.accepted_at),
             acceptance=state.acceptance.statistics(),
             cost=state.cost.statistics(),
+            guesses=state.guesses.statistics(),
+            draft_cost=state.guesses.cost.statistics(),
             drain_rate=totals.drain_rate,
         )

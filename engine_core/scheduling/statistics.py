@@ -12,6 +12,8 @@ from engine_core.kv.prefix import PrefixStatistics
 from engine_core.scheduling.forecast import ForecastStatistics
 from engine_core.speculation.acceptance import AcceptanceStatistics
 from engine_core.speculation.cost import CostStatistics
+from engine_core.speculation.draft_cost import DraftCostStatistics
+from engine_core.speculation.guesses import GuessStatistics
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
 SAMPLE = 0.25
@@ -48,6 +50,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...]  # the same by place in the draft, from 0
     acceptance: AcceptanceStatistics
     cost: CostStatistics
+    guesses: GuessStatistics  # of the executors' own drafts
+    draft_cost: DraftCostStatistics
     drain_rate: float  # choices ended per second, recent
 
 

@@ -239,6 +239,9 @@ def test_the_time_of_drafting_is_the_drafts_own() -> None:
     state = server.scheduler._state
     assert state.guesses.cost.statistics().draftings >= 1, "behind a step with a chunk the prompt is kept up with, too"
     assert state.guesses.cost.seconds(1, 4) == pytest.approx(0.004)
+    statistics = server.scheduler.statistics()
+    assert statistics.draft_cost.draftings == state.guesses.cost.statistics().draftings
+    assert statistics.guesses.first > 0.5
     server.run(2)
 
 
