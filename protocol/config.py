@@ -173,7 +173,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     speculative_config: Annotated[
         str,
         Option('drafts, as a JSON object: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, '
-               '"prompt_lookup_min": 2}; empty: only predictions of requests and what a grammar forces',
+               '"prompt_lookup_min": 2}, or method draft_model or eagle with "model": a folder or hub id; empty: only '
+               'predictions of requests and what a grammar forces',
                metavar="JSON"),
     ] = ""
     mask_threads: Annotated[
