@@ -51,6 +51,13 @@ class TraceContext(Part, frozen=True):
     tracestate: str = ""
 
 
+class Written(Part, frozen=True):
+    """How far a choice had come when a process was lost: whoever takes its request over goes on from there."""
+
+    token_ids: bytes = b""  # int32, the output so far
+    ended: bool = False  # nothing more of it is to come
+
+
 class Sampling(Part, frozen=True, kw_only=True):
     """How tokens of one request are chosen. Validated at the api; every number is finite and in range."""
 
@@ -159,6 +166,7 @@ class Tokenize(Message, frozen=True, kw_only=True):
     template_arguments: bytes | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
     prompt: str | None = None
     add_special_tokens: bool = True
     with_strings: bool = False
@@ -227,6 +235,7 @@ class Logprobs(Part, frozen=True):
     ranks: bytes  # int32 [positions], 1 is the most likely
 
 
+    written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
 class TokenExtra(Part, frozen=True, kw_only=True):
     """What few rows of a `TokenBatch` carry beside their tokens."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.grammar.guide import Guide
 from engine_core.scheduling.outbox import Note
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Ints, Lane
@@ -16,6 +17,7 @@ from engine_core.speculation.lookup import PromptLookup
 from engine_core.speculation.options import SpeculationOptions
 from engine_core.speculation.prediction import Prediction
 from engine_core.speculation.proposer import Proposer
+from protocol.errors import EngineFailure, GrammarFailure
 
 Counts = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -26,11 +28,20 @@ def equip(state: State, choice: Choice) -> None:
     request, options = choice.request, state.options.speculation
     if request.guide is not None:
         choice.guide = request.guide.copy()
+        catch_up(choice.guide, choice.tokens[request.prompt_tokens :].tolist())
     found = proposers(request, options) if request.message.speculate else ()
     if choice.guide is not None or found:
         choice.drafter = Drafter(found, request.ending, Acceptance(state.acceptance))
     if choice.guide is not None and choice.drafter is not None:
         choice.drafter.forced = choice.guide.forced()
+
+
+def catch_up(guide: Guide, written: list[int]) -> None:
+    """Have a guide take what its choice has written already. One that cannot has failed: so the choice will end."""
+    try:
+        guide.advance(written)
+    except (GrammarFailure, EngineFailure) as error:  # guard: design 7, one request's automaton
+        guide.fail(error.message)
 
 
 def proposers(request: Request, options: SpeculationOptions) -> tuple[Proposer, ...]:

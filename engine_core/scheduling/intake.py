@@ -8,7 +8,7 @@ import numpy as np
 
 from engine_core.grammar.guide import Guide
 from engine_core.kv.identity import root
-from engine_core.scheduling.lifecycle import add
+from engine_core.scheduling.lifecycle import add, resume
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.request import Request
 from engine_core.scheduling.state import State
@@ -30,6 +30,21 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
     """Raise InvalidRequest, naming the parameter, if the request can never be served."""
     if not 0 <= message.id < 1 << 63:
         raise InvalidRequest("the request id is not a 63-bit integer")
+def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
+    """Raise InvalidRequest if its choices cannot go on from where they are said to have come."""
+    if len(message.written) != message.n or all(written.ended for written in message.written):
+        raise InvalidRequest("a request that goes on says of each choice how far it has come, and one goes on")
+    room = longest(message, options) - len(message.token_ids) // 4
+    for written in message.written:
+        if len(written.token_ids) % 4:
+            raise InvalidRequest("what a choice has written is not an array of 32-bit token ids")
+        tokens = np.frombuffer(written.token_ids, np.int32)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < options.vocab_size:
+            raise InvalidRequest(f"a choice has written token ids outside 0..{options.vocab_size - 1}")
+        if not written.ended and len(tokens) >= room:
+            raise InvalidRequest(f"a choice that may have {room} tokens has written {len(tokens)} and goes on")
+
+
     if not message.token_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     if len(message.token_ids) % 4:
@@ -60,6 +75,8 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
             f"prompt and max_tokens need {need * options.block_size} tokens of KV cache; "
             f"the server has {capacity * options.block_size}",
             param="max_tokens",
+    if message.written:
+        validate_written(message, options)
         )
 
 
@@ -94,4 +111,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
     )
     state.requests[message.id] = request
     state.totals.prompt_tokens += request.prompt_tokens
-    add(state, request)
+    if message.written:
+        resume(state, request)
+    else:
+        add(state, request)

@@ -136,9 +136,14 @@ def add(state: State, request: Request) -> Choice:
     tokens.frombytes(request.message.token_ids)
     chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
+    if written := request.message.written:
+        tokens.frombytes(written[index].token_ids)
     choice = Choice(request, index, rank, tokens, chain)
     equip(state, choice)
     request.choices[index] = choice
+    if choice.outputs:  # what comes with a first token was told by the scheduler before this one
+        choice.began = choice.told = True
+        choice.scored = request.prompt_tokens
     request.spawned += 1
     state.suspects.add(request.ending)
     state.queue.put(choice)
@@ -149,3 +154,12 @@ def add_others(state: State, request: Request) -> None:
     """Queue the choices that waited for choice 0's prompt: it is planned and sealed, so they find its full blocks."""
     while request.spawned < request.message.n:
         add(state, request)
+
+
+def resume(state: State, request: Request) -> None:
+    """Queue the choices of a request that goes on, all at once; those that have ended are over."""
+    for written in request.message.written:
+        if written.ended:
+            request.spawned += 1
+        else:
+            add(state, request)

@@ -50,6 +50,9 @@ class FakeGuide:
                 self._left -= 1
                 self._state = hash((self._state, token))
 
+    def fail(self, reason: str) -> None:
+        self.failed, self.failure = True, reason
+
     def forced(self) -> list[int]:
         assert not self.lent, "a guide is called while its masks are being made"
         run, guide = [], self.copy()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
 import numpy as np
 from msgspec.structs import replace
 
 from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Automaton, Sampling, SubmitTokens
+from protocol.messages import Automaton, Sampling, SubmitTokens, Written
+from protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 
@@ -38,6 +40,7 @@ class World:
     guided: float = 0.0  # share of lives that follow a grammar
     pace: float = 0.0  # of the executor, seconds for each sampled token
     skill: float = 0.5  # how many of the executor's own drafts are right
+    resumed: float = 0.0  # share of lives that another scheduler had begun
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
 
@@ -51,6 +54,15 @@ class Life:
     abort_after: float | None = None  # seconds after its arrival
     stop_at: int | None = None  # the client finds a stop string in choice 0 after so many tokens
     invalid: bool = False
+
+    def written(self, choice: int) -> list[int]:
+        """What the choice had said before it came to this scheduler."""
+        found = self.message.written
+        return np.frombuffer(found[choice].token_ids, np.int32).tolist() if found else []
+
+    def over(self, choice: int) -> bool:
+        """Whether the choice had ended before it came to this scheduler."""
+        return bool(self.message.written) and self.message.written[choice].ended
 
     @property
     def prompt(self) -> list[int]:
@@ -87,6 +99,7 @@ def random_world(rng: random.Random) -> World:
         guided=rng.choice((0.0, 0.3, 1.0)),
         pace=rng.choice((0.0, 0.0001, 0.01)),
         skill=rng.choice((0.0, 0.5, 0.9, 1.0)),
+        resumed=rng.choice((0.0, 0.2, 1.0)),
     )
 
 
@@ -138,7 +151,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         output, _ = rollout(prompt, sampling, sampling.seed, nature, world.max_model_len, guide)
         prediction = misremembered(rng, output)
     fate = rng.random()
-    return Life(
+    life = Life(
         message=SubmitTokens(
             id=(5 << 56) + number,
             token_ids=np.array(prompt, np.int32).tobytes(),
@@ -158,6 +171,25 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         stop_at=rng.randint(1, 6) if 0.15 < fate < 0.3 else None,
         invalid=invalid,
     )
+    if invalid or life.stop_at is not None or rng.random() >= world.resumed:
+        return life
+    return replace_fields(life, message=replace(life.message, written=random_written(rng, world, life)))
+
+
+def random_written(rng: random.Random, world: World, life: Life) -> tuple[Written, ...]:
+    """Each choice was cut somewhere before its end, or has ended, except one at least."""
+    message, found = life.message, []
+    goes_on = rng.randrange(message.n)
+    for index in range(message.n):
+        guide = None if message.automaton is None else FakeGuide(message.automaton)
+        seed = choice_seed(message.sampling.seed, index)
+        output, _ = rollout(life.prompt, message.sampling, seed, life.nature, world.max_model_len, guide)
+        if index != goes_on and rng.random() < 0.2:
+            found.append(Written(np.array(output, np.int32).tobytes(), ended=True))
+            continue
+        cut = rng.choice((0, rng.randint(0, max(0, len(output) - 1)), max(0, len(output) - 1)))
+        found.append(Written(np.array(output[:cut], np.int32).tobytes()))
+    return tuple(found)
 
 
 def random_automaton(rng: random.Random) -> Automaton:

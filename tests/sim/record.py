@@ -80,7 +80,7 @@ class Record:
 
     def complete(self, life: Life) -> bool:
         """Whether every choice's end was delivered."""
-        keys = [(life.message.id, index) for index in range(life.message.n)]
+        keys = [(life.message.id, index) for index in range(life.message.n) if not life.over(index)]
         ended = all(key in self.seen and self.seen[key].finish != Finish.NONE for key in keys)
         return ended or life.message.id in self.rejected
 
@@ -94,10 +94,14 @@ class Record:
             return
         assert not life.invalid
         for index in range(message.n):
+            if life.over(index):
+                assert (message.id, index) not in self.seen, "a choice that had ended goes on"
+                continue
             seen = self.seen[message.id, index]
             seed = choice_seed(message.sampling.seed, index)
             guide = None if message.automaton is None else FakeGuide(message.automaton)
             tokens, finish = rollout(life.prompt, message.sampling, seed, life.nature, world.max_model_len, guide)
+            tokens = tokens[len(life.written(index)) :]
             assert seen.finish != Finish.NONE, "a choice without an end"
             hit = stopped and index == 0
             if seen.finish == finish and (finish != Finish.STOP or not hit):
@@ -120,17 +124,20 @@ class Record:
 
     def _verify_scores(self, life: Life, index: int, seen: Seen) -> None:
         prompt, sampling = life.prompt, life.message.sampling
-        if seen.tokens:
+        written = life.written(index)
+        if written:
+            assert seen.cached is None, "it was told with the first token"
+        elif seen.tokens:
             assert seen.cached is not None
             assert 0 <= seen.cached < len(prompt)
-        hashes = cells(life.nature.root, prompt + seen.tokens)
-        both = prompt + seen.tokens
+        both = prompt + written + seen.tokens
+        hashes = cells(life.nature.root, both)
         expected = [logprob(hashes[place - 1], both[place])[0] for place in range(1, len(both))]
         if sampling.logprobs >= 0:
-            assert seen.scores == expected[len(prompt) - 1 :]
+            assert seen.scores == expected[len(prompt) + len(written) - 1 :]
         else:
             assert not seen.scores
-        if sampling.prompt_logprobs >= 0 and index == 0 and seen.tokens:
+        if sampling.prompt_logprobs >= 0 and index == 0 and seen.tokens and not written:
             assert seen.prompt_scores == expected[: len(prompt) - 1]
         else:
             assert seen.prompt_scores is None

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Automaton, Sampling, SubmitTokens
+from protocol.messages import Automaton, Sampling, SubmitTokens, Written
 from protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
@@ -74,6 +74,7 @@ class Server:
         prediction: Sequence[int] = (),
         speculate: bool = True,
         stop_strings: bool = False,
+        written: tuple[Written, ...] = (),
         max_tokens: int | None = 4,
         **sampling: object,
     ) -> int:
@@ -91,6 +92,7 @@ class Server:
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=speculate,
             stop_strings=stop_strings,
+            written=written,
         )
         self.natures[message.sampling.seed] = Nature(len(salt), fails_at, period)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])

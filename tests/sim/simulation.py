@@ -210,7 +210,9 @@ class Simulation:
             if number in self.forgotten:
                 continue
             self.record.verify(life, self.world, number in self.aborted, number in self.stopped)
-        choices = sum(life.message.n for life in self.lives if not life.invalid)
+        choices = sum(
+            not life.over(choice) for life in self.lives if not life.invalid for choice in range(life.message.n)
+        )
         assert stand.finished + stand.aborted + stand.failed == choices
         assert stand.rejected == sum(life.invalid for life in self.lives)
         return Outcome(self.record, stand, self.turns, self.desk.made)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocol.messages import Sampling, SubmitTokens
+from protocol.messages import Sampling, SubmitTokens, Written
 from tests.sim.model import VOCAB
 from tests.sim.server import ROOMY, Server
 
@@ -38,6 +38,12 @@ def ids(*tokens: int) -> bytes:
         (ids(3), {"prediction": b"\0\0"}, "prediction", "32-bit"),
         (ids(3), {"prediction": ids(3, VOCAB)}, "prediction", "outside"),
         (ids(3), {"prediction": ids(-2)}, "prediction", "outside"),
+        (ids(3), {"written": (Written(), Written())}, None, "of each choice"),
+        (ids(3), {"n": 2, "written": (Written(),)}, None, "of each choice"),
+        (ids(3), {"written": (Written(ids(5), ended=True),)}, None, "one goes on"),
+        (ids(3), {"written": (Written(b"\0"),)}, None, "32-bit"),
+        (ids(3), {"written": (Written(ids(5, VOCAB)),)}, None, "outside"),
+        (ids(3), {"written": (Written(ids(5, 5, 5, 5)),)}, None, "goes on"),
         (ids(3), {"id": -5}, None, "63-bit"),
         (ids(3), {"id": 1 << 63}, None, "63-bit"),
     ],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine_core.scheduling.lifecycle import preempt
-from protocol.messages import Finish, StopHit
+from protocol.messages import Automaton, Finish, StopHit, Written
 from tests.sim.server import ROOMY, Server, chunks
 
 STEM = [7, 3, 9, 4, 8, 5, 6, 2]
@@ -150,3 +151,45 @@ def test_a_preempted_choice_that_ends_with_a_token_in_flight_never_runs_again() 
     server.apply()
     assert server.seen(number).finish == Finish.LENGTH
     assert server.scheduler.idle
+
+
+def packed(tokens: list[int]) -> bytes:
+    return np.array(tokens, np.int32).tobytes()
+
+
+def test_a_request_that_another_scheduler_had_begun_goes_on_where_each_choice_stood() -> None:
+    first = Server()
+    first.submit(STEM, n=4, max_tokens=9, temperature=1.0, logprobs=0, prompt_logprobs=0)
+    first.run()
+    whole = [first.seen(1, choice).tokens for choice in range(4)]
+    second = Server()
+    cuts = (3, 0, 8)
+    written = tuple(Written(packed(tokens[:cut])) for tokens, cut in zip(whole, cuts, strict=False))
+    second.submit(
+        STEM, n=4, max_tokens=9, temperature=1.0, logprobs=0, prompt_logprobs=0,
+        written=(*written, Written(packed(whole[3]), ended=True)),
+    )  # fmt: skip
+    second.run(2)
+    for choice, cut in enumerate(cuts):
+        seen = second.seen(1, choice)
+        assert seen.tokens == whole[choice][cut:]
+        assert seen.finish == Finish.LENGTH
+        assert len(seen.scores) == 9 - cut
+        assert (seen.cached is None) == bool(cut)
+        assert seen.prompt_scores is None
+    assert (1, 3) not in second.record.seen
+    assert second.scheduler.statistics().finished == 3
+
+
+def test_a_guide_takes_what_was_written_and_one_that_cannot_ends_its_choice() -> None:
+    automaton = Automaton(source="5 30 0")
+    first = Server()
+    first.submit(STEM, max_tokens=8, automaton=automaton)
+    first.run()
+    whole = first.seen(1).tokens
+    second = Server()
+    second.submit(STEM, max_tokens=8, automaton=automaton, written=(Written(packed(whole[:4])),))
+    second.submit(STEM, max_tokens=8, automaton=Automaton(source="5 30 2"), written=(Written(packed(whole[:4])),))
+    second.run()
+    assert second.seen(1).tokens == whole[4:]
+    assert (second.seen(2).tokens, second.seen(2).finish) == ([], Finish.GRAMMAR)
