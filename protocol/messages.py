@@ -149,6 +149,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     trace: TraceContext = TraceContext()
     arrival: float = 0.0  # unix seconds
+    written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
 
 
 class Abort(Message, frozen=True):
@@ -166,7 +167,6 @@ class Tokenize(Message, frozen=True, kw_only=True):
     template_arguments: bytes | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
     prompt: str | None = None
     add_special_tokens: bool = True
     with_strings: bool = False
@@ -216,6 +216,7 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     trace: TraceContext = TraceContext()
     arrival: float = 0.0
+    written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
 
 
 class StopHit(Message, frozen=True):
@@ -235,7 +236,6 @@ class Logprobs(Part, frozen=True):
     ranks: bytes  # int32 [positions], 1 is the most likely
 
 
-    written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
 class TokenExtra(Part, frozen=True, kw_only=True):
     """What few rows of a `TokenBatch` carry beside their tokens."""
 

@@ -26,10 +26,6 @@ def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
     return options.max_model_len if allowed is None else min(options.max_model_len, prompt + allowed)
 
 
-def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -> None:
-    """Raise InvalidRequest, naming the parameter, if the request can never be served."""
-    if not 0 <= message.id < 1 << 63:
-        raise InvalidRequest("the request id is not a 63-bit integer")
 def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
     """Raise InvalidRequest if its choices cannot go on from where they are said to have come."""
     if len(message.written) != message.n or all(written.ended for written in message.written):
@@ -45,6 +41,10 @@ def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
             raise InvalidRequest(f"a choice that may have {room} tokens has written {len(tokens)} and goes on")
 
 
+def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -> None:
+    """Raise InvalidRequest, naming the parameter, if the request can never be served."""
+    if not 0 <= message.id < 1 << 63:
+        raise InvalidRequest("the request id is not a 63-bit integer")
     if not message.token_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     if len(message.token_ids) % 4:
@@ -69,14 +69,14 @@ def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
         raise InvalidRequest(f"max_tokens is {allowed}; it must be at least 1", param="max_tokens")
     if not 1 <= message.n <= 1 << 16:
         raise InvalidRequest(f"n is {message.n}; it must be between 1 and 65536", param="n")
+    if message.written:
+        validate_written(message, options)
     need = -(-(longest(message, options) - 1) // options.block_size)
     if need > capacity:
         raise InvalidRequest(
             f"prompt and max_tokens need {need * options.block_size} tokens of KV cache; "
             f"the server has {capacity * options.block_size}",
             param="max_tokens",
-    if message.written:
-        validate_written(message, options)
         )
 
 

@@ -134,16 +134,16 @@ def add(state: State, request: Request) -> Choice:
     first = request.choices.get(0)
     tokens = array("i")
     tokens.frombytes(request.message.token_ids)
-    chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
-    rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     if written := request.message.written:
         tokens.frombytes(written[index].token_ids)
+    chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
+    rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     choice = Choice(request, index, rank, tokens, chain)
-    equip(state, choice)
-    request.choices[index] = choice
     if choice.outputs:  # what comes with a first token was told by the scheduler before this one
         choice.began = choice.told = True
         choice.scored = request.prompt_tokens
+    equip(state, choice)
+    request.choices[index] = choice
     request.spawned += 1
     state.suspects.add(request.ending)
     state.queue.put(choice)
