@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Send
 
+from protocol.errors import RequestError
 from services.api.connection import Outlet
 from services.api.departure import ClientLeft, departure
 from services.api.exchange import Exchange
-from services.api.frames import DONE, Frames, error_frames
 from services.api.pipeline import Pipeline
-from services.api.reply import Reply
+from services.api.reply import Choice, Reply
 
 T = TypeVar("T")
 
@@ -28,6 +28,19 @@ STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes events on as they come
 )
+
+
+class Framing(Protocol):
+    """An API's events for one streamed response."""
+
+    def take(self, reply: Reply, news: list[Choice]) -> bytes:
+        """Events of everything that the choices of `news` have to give, which is thereby taken."""
+
+    def end(self, reply: Reply) -> bytes:
+        """The last ones of a response that is complete."""
+
+    def failure(self, reply: Reply, error: RequestError) -> bytes:
+        """The last ones of a stream that cannot go on."""
 
 
 async def whole(reply: Reply) -> None:
@@ -44,7 +57,7 @@ class Flow:
 
     __slots__ = ("_frames", "_outlet")
 
-    def __init__(self, frames: Frames, outlet: Outlet) -> None:
+    def __init__(self, frames: Framing, outlet: Outlet) -> None:
         self._frames = frames
         self._outlet = outlet
 
@@ -57,7 +70,7 @@ class Flow:
         return True
 
 
-async def stream(reply: Reply, frames: Frames, send: Send, outlet: Outlet | None) -> None:
+async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | None) -> None:
     """Send the reply as it grows, one write for all that has come since the last one.
 
     Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
@@ -72,9 +85,9 @@ async def stream(reply: Reply, frames: Frames, send: Send, outlet: Outlet | None
         ended, error = reply.ended, reply.error
         body = frames.take(reply, news)
         if error is not None:
-            body += error_frames(error)
+            body += frames.failure(reply, error)
         elif ended:
-            body += frames.usage(reply) + DONE
+            body += frames.end(reply)
         if body:
             await send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:

@@ -73,12 +73,16 @@ class Frames:
                 frames.append(self._finish(reply, choice))
         return b"".join(frames)
 
-    def usage(self, reply: Reply) -> bytes:
-        """The chunk without choices that ends a stream for which usage was asked; nothing for another."""
+    def end(self, reply: Reply) -> bytes:
+        """A chunk without choices where usage was asked for, and the end mark."""
         if not self._usage.at_end:
-            return b""
+            return DONE
         usage = ENCODE.encode(UsageAnswer.of(reply.usage))
-        return self._opening + b'],"usage":' + usage + b"}\n\n"
+        return self._opening + b'],"usage":' + usage + b"}\n\n" + DONE
+
+    def failure(self, reply: Reply, error: RequestError) -> bytes:
+        """The error object and the end mark."""
+        return b"data: " + escaped(errors.encode(error)) + b"\n\n" + DONE
 
     def _waits(self, prompt: PromptFacts) -> bool:
         """Whether something of the prompt that its first chunk tells is not known yet."""
@@ -178,8 +182,3 @@ def escaped(encoded: bytes) -> bytes:
         if character in encoded:
             encoded = encoded.replace(character, escape)
     return encoded
-
-
-def error_frames(error: RequestError) -> bytes:
-    """How a stream ends that cannot go on: the error object, then the end mark."""
-    return b"data: " + escaped(errors.encode(error)) + b"\n\n" + DONE

@@ -19,12 +19,18 @@ NO = ("false", "False", "0")
 
 def with_query(request: R, scope: Scope) -> R:
     """`request` with what the query adds where the body is silent. Raises InvalidRequest for what makes no sense."""
+    said = stream_asked(scope)
+    return request if said is None or request.stream is not None else msgspec.structs.replace(request, stream=said)
+
+
+def stream_asked(scope: Scope) -> bool | None:
+    """What the query says about `stream`; None: nothing."""
     query = scope["query_string"]
     if not query:
-        return request
+        return None
     said = [value for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if name == "stream"]
     if not said:
-        return request
+        return None
     if len(said) > 1 or said[0] not in YES + NO:
         raise InvalidRequest("stream must be true or false in the query", param="stream", code="invalid_value")
-    return request if request.stream is not None else msgspec.structs.replace(request, stream=said[0] in YES)
+    return said[0] in YES

@@ -95,13 +95,17 @@ def check(body: bytes, also: Mapping[str, tuple[object, ...]], n: int) -> None:
 
     `also` is refused for this endpoint; `best_of` passes when it equals `n`.
     """
-    fields = decoding.decode(body, FIELDS)
-    for name, raw in fields.items():
-        neutral = REFUSED.get(name, also.get(name))
+    check_table(body, {**also, **REFUSED}, REASONS, n)
+
+
+def check_table(body: bytes, table: Mapping[str, tuple[object, ...]], reasons: Mapping[str, str], n: int = 1) -> None:
+    """The same for the parameters of `table`, with what `reasons` says of them."""
+    for name, raw in decoding.decode(body, FIELDS).items():
+        neutral = table.get(name)
         if neutral is None:
             continue
         if len(raw) > LONGEST_NEUTRAL or not asks_for_nothing(decoding.decode(raw, VALUE, name), name, neutral, n):
-            raise NotBuilt(REASONS.get(name, f"{name} is not built yet"), param=name)
+            raise NotBuilt(reasons.get(name, f"{name} is not built yet"), param=name)
 
 
 def asks_for_nothing(value: object, name: str, neutral: tuple[object, ...], n: int) -> bool:

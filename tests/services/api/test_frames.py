@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol.errors import EngineFailure
 from protocol.messages import Finish, TextExtra
 from services.api.answers import Identity, Told, chat_answer, completion_answer
-from services.api.frames import Frames, encode_text, error_frames
+from services.api.frames import Frames, encode_text
 from services.api.metrics import Timings
 from services.api.reply import Reply
 from services.api.sampling import UsageWanted
@@ -72,7 +72,7 @@ def replay(rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames
         reply.push(index, text, tokens, finish, extra, 2.0 + step)
         if frames is not None and (taken or step == len(rows) - 1):
             sent += frames.take(reply, reply.take_news())
-    return reply, (sent + (frames.usage(reply) if frames else b"") + b"data: [DONE]\n\n").decode()
+    return reply, (sent + (frames.end(reply) if frames else b"")).decode()
 
 
 @given(lives())
@@ -134,8 +134,9 @@ def test_text_is_one_line_for_every_reader(text: str) -> None:
 
 
 def test_an_error_in_a_stream() -> None:
-    frames = error_frames(EngineFailure("line\u2028break")).decode()
-    first, last, rest = frames.split("\n\n")
+    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
+    frames = Frames(IDENTITY, chat=True, choices=1)
+    first, last, rest = frames.failure(reply, EngineFailure("line\u2028break")).decode().split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
     assert "\u2028" not in first
     check_error(json.loads(first.removeprefix("data: ")), "server_error", None)
