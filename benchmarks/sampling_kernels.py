@@ -22,7 +22,7 @@ from engine_core.execution.slots import SlotSizes, SlotTable
 from engine_core.execution.transfer import Upload
 from kernels.acceptance import accept
 from kernels.gather import DECODING, InputRows, gather_inputs
-from kernels.logprobs import token_logprobs
+from kernels.logprobs import Processing, token_logprobs
 from kernels.sampling import sample_entries
 from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 from protocol.messages import Sampling
@@ -89,9 +89,10 @@ class Batch:
     def run(self, logits: torch.Tensor) -> None:
         """A step without its model."""
         gather_inputs(self.inputs, self.history.tokens, self.history.known, self.block_tables, BLOCK)
-        tokens = sample_entries(logits, self.entries, self.sampling, self.history)
-        accept(tokens, self.entries, self.sampling, self.history)
-        token_logprobs(logits, tokens, self.entries.slots, self.sampling.logprobs)
+        chosen = sample_entries(logits, self.entries, self.sampling, self.history)
+        accept(chosen.tokens, self.entries, self.sampling, self.history)
+        processing = Processing(self.sampling.uses, self.sampling.temperature, self.entries.masks, chosen.adjusted)
+        token_logprobs(logits, chosen.tokens, self.entries.slots, self.sampling.logprobs, processing)
 
 
 def entry_columns(rows: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int32]]]:

@@ -1,4 +1,8 @@
-"""Log-probabilities of tokens under the raw distribution, before anything a request asked of its sampling."""
+"""Log-probabilities of tokens: under the raw distribution, before anything a request asked of its sampling, or, of
+slots with PROCESSED, under that which steps 1 to 3 of kernels/sampling.py leave: masks, biases, penalties, temperature.
+
+What min_p, top_k and top_p cut off keeps its log-probability: they choose among tokens and change none's.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, PROCESSED
 
 MOST = 20  # of the best that one may ask for
 
@@ -16,39 +23,72 @@ class TokenLogprobs:
     """Log-probabilities of some tokens. A line of a token that nobody asked about holds nothing of meaning."""
 
     ids: Tensor  # int32 [tokens, 1 + MOST], the token, then the best in order, the lower id first among equals
-    values: Tensor  # float32 [tokens, 1 + MOST]
+    values: Tensor  # float32 [tokens, 1 + MOST]; -inf among the best: there are no more, the id means nothing
     ranks: Tensor  # int32 [tokens], 1 for the best; tokens as likely as this one do not count
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor) -> TokenLogprobs:
+@dataclass(frozen=True)
+class Processing:
+    """What sampling made of the logits, and whose tokens are scored by that."""
+
+    uses: Tensor  # int32 [slots], as in `SlotSampling`
+    temperature: Tensor  # float32 [slots]
+    masks: Tensor  # int32 [tokens], NO_MASK without one
+    adjusted: Tensor | None  # as in `Chosen`
+
+
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor, processing: Processing | None = None
+) -> TokenLogprobs:
     """Of each token and of as many of the best as its slot asks for, which is -1 where it asks for nothing.
 
     logits: [tokens, vocabulary] in the model's type. tokens: int32 [tokens], negative ones are passed by. slots: int32
-    [tokens], lines of `widths`, int32 [slots], at most MOST. On a GPU nothing waits for the device.
+    [tokens], lines of `widths`, int32 [slots], at most MOST. Without `processing` all are scored by the raw logits. On
+    a GPU nothing waits for the device.
     """
     if logits.is_cuda:
         from kernels.logprobs_triton import score_tokens
 
-        return score_tokens(logits, tokens, slots, widths)
-    return score_rows(logits, tokens, slots, widths)
+        return score_tokens(logits, tokens, slots, widths, processing)
+    return score_rows(logits, tokens, slots, widths, processing)
 
 
-def score_rows(logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor) -> TokenLogprobs:
+def score_rows(
+    logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor, processing: Processing | None
+) -> TokenLogprobs:
     """The reference of `token_logprobs`, on a CPU."""
     count = len(tokens)
     ids, ranks = torch.zeros(count, 1 + MOST, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
-    values = torch.zeros(count, 1 + MOST)
+    values = torch.full((count, 1 + MOST), -torch.inf)
     asked = np.where(tokens.numpy() < 0, -1, widths.numpy()[slots.numpy()])
     for width in np.unique(asked[asked >= 0]).tolist():
-        rows = torch.from_numpy((asked == width).nonzero()[0])
-        found = logprobs(logits[rows].float(), tokens[rows].long(), width)
+        rows = (asked == width).nonzero()[0]
+        read = logits[rows].float()
+        if processing is not None:
+            process(read, rows, slots.numpy()[rows], processing)
+        found = logprobs(read, tokens[rows].long(), width)
         columns = found[0].shape[1]
         ids[rows, :columns], values[rows, :columns], ranks[rows] = found[0].int(), found[1], found[2].int()
     return TokenLogprobs(ids, values, ranks)
 
 
+def process(logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int32], processing: Processing) -> None:
+    """Put what some tokens were drawn by in the place of their raw logits, if they are scored by that.
+
+    logits: float32 [rows, vocabulary], of the tokens `rows` in `slots`, changed in place.
+    """
+    uses, masks = processing.uses.numpy()[slots], processing.masks.numpy()[rows]
+    processed = (uses & PROCESSED) != 0
+    changed = (processed & (((uses & ADJUSTED) != 0) | (masks != NO_MASK))).nonzero()[0]
+    if len(changed):
+        assert processing.adjusted is not None
+        logits[changed] = processing.adjusted[rows[changed]]
+    drawn = (processed & ((uses & DRAWS) != 0)).nonzero()[0]
+    logits[drawn] /= processing.temperature[slots[drawn]][:, None]
+
+
 def logprobs(logits: Tensor, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the chosen token and of the `width` best, from raw logits: the plain-torch reference.
+    """Log-probabilities of the chosen token and of the `width` best: the plain-torch reference.
 
     logits: float32 [rows, vocabulary]. chosen: int64 [rows]. Returns token ids int64 [rows, 1 + width], values float32
     [rows, 1 + width] and the chosen token's rank int64 [rows], 1 for the best; tokens equal to it do not count.

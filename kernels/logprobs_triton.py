@@ -12,17 +12,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.logprobs import MOST, TokenLogprobs
+from kernels import sampling_tables
+from kernels.drawing_triton import ADJUSTED, DRAWS, read_logits
+from kernels.logprobs import MOST, Processing, TokenLogprobs
 
 SPAN = 8192  # tokens of one program
 GROUP = 64
 GROUPS_HELD = 32  # a power of 2, at least MOST
 COLUMNS = tl.constexpr(1 + MOST)
+PROCESSED = tl.constexpr(sampling_tables.PROCESSED)
 FAR = tl.constexpr(0x7FFFFFFF)  # past every token's and every group's number
 
 
 def score_tokens(
-    logits: Tensor, tokens: Tensor, slots: Tensor, widths: Tensor, span: int = SPAN, group: int = GROUP
+    logits: Tensor,
+    tokens: Tensor,
+    slots: Tensor,
+    widths: Tensor,
+    processing: Processing | None = None,
+    span: int = SPAN,
+    group: int = GROUP,
 ) -> TokenLogprobs:
     """`kernels.logprobs.token_logprobs` by the kernels, without waiting for the device. span, group: powers of 2."""
     count, vocabulary = logits.shape
@@ -37,12 +46,16 @@ def score_tokens(
     )
     peaks, masses, better = memory(count, spans), memory(count, spans), memory(count, spans, kind=torch.int32)
     tops = memory(count, groups)
+    if processing is None:  # nobody's slot has PROCESSED, and nothing else of it is read
+        processing = Processing(torch.zeros_like(widths), found.values, found.ranks, None)
+    adjusted = found.values if processing.adjusted is None else processing.adjusted
+    given = (logits, adjusted, tokens, slots, widths, processing.uses, processing.temperature, processing.masks)
     sum_kernel[(count, spans)](
-        logits, tokens, slots, widths, peaks, masses, better, tops, logits.stride(0), vocabulary, groups,
+        *given, peaks, masses, better, tops, logits.stride(0), vocabulary, groups,
         SPAN=span, GROUP=group, num_warps=8,
     )  # fmt: skip
     score_kernel[(count,)](
-        logits, tokens, slots, widths, peaks, masses, better, tops, found.ids, found.values, found.ranks,
+        *given, peaks, masses, better, tops, found.ids, found.values, found.ranks,
         logits.stride(0), vocabulary, spans,
         GROUP=group, GROUPS=groups, HELD=GROUPS_HELD, SPANS=triton.next_power_of_2(spans), num_warps=8,
     )  # fmt: skip
@@ -50,8 +63,28 @@ def score_tokens(
 
 
 @triton.jit
+def read_processing(uses, temperatures, masks, slot, at):
+    """Whether a token is scored by logits that were changed, and what they are divided by."""
+    used = tl.load(uses + slot)
+    processed = (used & PROCESSED) != 0
+    adjusted = processed & (((used & ADJUSTED) != 0) | (tl.load(masks + at, mask=processed, other=-1) >= 0))
+    temperature = tl.load(temperatures + slot, mask=processed & ((used & DRAWS) != 0), other=1.0)
+    return adjusted, temperature
+
+
+@triton.jit
+def read_scored(logits, line, adjusted, temperature, places, there):
+    """What a token's logits are scored by."""
+    x = read_logits(logits, line, adjusted, places, there)
+    if temperature != 1.0:
+        x = tl.div_rn(x, temperature)
+    return x
+
+
+@triton.jit
 def sum_kernel(
-    logits, tokens, slots, widths, peaks, masses, better, tops, stride, vocabulary, groups,
+    logits, changed, tokens, slots, widths, uses, temperatures, masks, peaks, masses, better, tops,
+    stride, vocabulary, groups,
     SPAN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One span of one token's logits."""
@@ -59,12 +92,15 @@ def sum_kernel(
     token = tl.load(tokens + at)
     if token < 0:
         return
-    if tl.load(widths + tl.load(slots + at)) < 0:
+    slot = tl.load(slots + at)
+    if tl.load(widths + slot) < 0:
         return
     span = tl.program_id(1)
-    own = tl.load(logits + at * stride + token).to(tl.float32)
+    adjusted, temperature = read_processing(uses, temperatures, masks, slot, at)
+    raw, line = logits + at * stride, changed + at * vocabulary
+    own = read_scored(raw, line, adjusted, temperature, token, token >= 0)
     places = span * SPAN + tl.arange(0, SPAN)
-    x = tl.load(logits + at * stride + places, mask=places < vocabulary, other=float("-inf")).to(tl.float32)
+    x = read_scored(raw, line, adjusted, temperature, places, places < vocabulary)
     peak = tl.max(x, 0)
     place = at * tl.num_programs(1) + span
     tl.store(peaks + place, peak)
@@ -76,7 +112,8 @@ def sum_kernel(
 
 @triton.jit
 def score_kernel(
-    logits, tokens, slots, widths, peaks, masses, better, tops, ids, values, ranks, stride, vocabulary, spans,
+    logits, changed, tokens, slots, widths, uses, temperatures, masks, peaks, masses, better, tops, ids, values, ranks,
+    stride, vocabulary, spans,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, HELD: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """One token: its value and rank, and the best ones."""
@@ -84,9 +121,12 @@ def score_kernel(
     token = tl.load(tokens + at)
     if token < 0:
         return
-    width = tl.load(widths + tl.load(slots + at))
+    slot = tl.load(slots + at)
+    width = tl.load(widths + slot)
     if width < 0:
         return
+    adjusted, temperature = read_processing(uses, temperatures, masks, slot, at)
+    raw, line = logits + at * stride, changed + at * vocabulary
     span = tl.arange(0, SPANS)
     there = span < spans
     highs = tl.load(peaks + at * spans + span, mask=there, other=float("-inf"))
@@ -94,7 +134,7 @@ def score_kernel(
     peak = tl.max(highs, 0)
     total = peak + tl.log(tl.sum(sums * tl.exp(highs - peak), 0))
     tl.store(ids + at * COLUMNS, token)
-    tl.store(values + at * COLUMNS, tl.load(logits + at * stride + token).to(tl.float32) - total)
+    tl.store(values + at * COLUMNS, read_scored(raw, line, adjusted, temperature, token, token >= 0) - total)
     tl.store(ranks + at, 1 + tl.sum(tl.load(better + at * spans + span, mask=there, other=0), 0))
     if width > 0:
         group = tl.arange(0, GROUPS)
@@ -107,7 +147,7 @@ def score_kernel(
             chosen = tl.where(held == turn, first, chosen)
             best = tl.where(group == first, float("-inf"), best)
         places = chosen[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [groups, tokens of each]
-        x = tl.load(logits + at * stride + places, mask=places < vocabulary, other=float("-inf")).to(tl.float32)
+        x = read_scored(raw, line, adjusted, temperature, places, places < vocabulary)
         for turn in range(width):
             high = tl.max(x)
             first = tl.min(tl.where(x == high, places, FAR))

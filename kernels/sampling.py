@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kernels import adjustment
 from kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
-from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Entries, SlotHistory, SlotSampling
+from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Chosen, Entries, SlotHistory, SlotSampling
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
 
@@ -49,8 +49,8 @@ class Draws:
     nucleus: bool  # whether any row has top_p below 1
 
 
-def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> Tensor:
-    """The token of every entry, -1 where there is none: int32 [entries].
+def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> Chosen:
+    """The token of every entry, and the logits that steps 1 and 2 changed.
 
     logits: [entries, vocabulary] in the model's type, which stay as they are. On a GPU nothing waits for the device or
     depends in size on data, so that a graph may hold it.
@@ -62,21 +62,23 @@ def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, his
     return sample_rows(logits, entries, sampling, history)
 
 
-def sample_rows(logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> Tensor:
+def sample_rows(logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory) -> Chosen:
     """The reference of `sample_entries`, on a CPU: it looks at what the slots use and leaves out the rest."""
     slots, masks = entries.slots.numpy(), entries.masks.numpy()
     uses = sampling.uses.numpy()[slots]
     given, logits = logits, logits.float()
     peak = logits.amax(-1)  # [entries]
     alive = (peak - logits.amin(-1)).isfinite()  # NaN and either infinity end up in the difference
+    adjusted = None
     if (uses & ADJUSTED).any() or (masks != NO_MASK).any():
         logits = logits.clone() if logits is given else logits
         adjustment.adjust(logits, uses, masks, entries, sampling, history)
+        adjusted = logits
         peak = logits.amax(-1)
         alive &= peak > -math.inf
     draws_here = uses & DRAWS
     if not draws_here.any():
-        return torch.where(alive, logits.max(-1).indices, -1).int()
+        return Chosen(torch.where(alive, logits.max(-1).indices, -1).int(), adjusted)
     chosen = torch.empty(len(logits), dtype=torch.int64)
     greedy, drawn = (torch.from_numpy((draws_here == want).nonzero()[0]) for want in (0, DRAWS))
     if len(greedy):
@@ -86,7 +88,7 @@ def sample_rows(logits: Tensor, entries: Entries, sampling: SlotSampling, histor
     relative = (logits[drawn] - peak[drawn, None]).div_(draws.temperature[:, None])  # [draws, vocabulary]
     positions = (history.known[slots_drawn] + entries.depth[drawn]).long()
     chosen[drawn] = draw(relative, draws, positions)
-    return torch.where(alive, chosen, -1).int()
+    return Chosen(torch.where(alive, chosen, -1).int(), adjusted)
 
 
 def slot_draws(rows: Tensor, slots: Tensor, sampling: SlotSampling) -> Draws:

@@ -18,6 +18,7 @@ PENALTIES = 8
 EDITS = 16
 WORDS = 32
 ALLOWED = 64
+PROCESSED = 128  # its log-probabilities are those of the distribution that is left when all of this was done
 ADJUSTED = PENALTIES | EDITS | WORDS | ALLOWED  # its logits are changed before the choice
 
 WORD_END = -1  # in `SlotSampling.words`, behind a word's first token
@@ -74,3 +75,11 @@ class Entries:
     depth: Tensor  # int32 [entries], drafts of the row before it
     drafts: Tensor  # int32 [entries], the draft that follows it, NO_DRAFT where none does, OWN_DRAFT see kernels/drafts
     masks: Tensor  # int32 [entries], line of `SlotSampling.masks`, NO_MASK without one
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What sampling gives."""
+
+    tokens: Tensor  # int32 [entries], -1 where there is none
+    adjusted: Tensor | None  # float32 [entries, vocabulary], logits of the entries that change theirs; None: nobody

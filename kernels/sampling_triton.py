@@ -26,7 +26,7 @@ from kernels import sampling_tables
 from kernels.adjustment_triton import adjust_kernel
 from kernels.drawing_triton import ADJUSTED, choose_kernel, draw_kernel, read_logits
 from kernels.ranking_triton import rank_kernel
-from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
+from kernels.sampling_tables import Chosen, Entries, SlotHistory, SlotSampling
 
 TOP_K = tl.constexpr(sampling_tables.TOP_K)
 
@@ -89,7 +89,7 @@ def blank_survey(count: int, vocabulary: int, cut: Cut, device: torch.device) ->
 
 def choose_tokens(
     logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory, cut: Cut = CUT
-) -> Tensor:
+) -> Chosen:
     """`kernels.sampling.sample_entries` by the kernels, without waiting for the device."""
     count, vocabulary = logits.shape
     assert logits.stride(1) == 1
@@ -127,7 +127,7 @@ def choose_tokens(
         found.masses, found.tokens, *common, *draws, logits.stride(0), vocabulary, spans,
         SPAN=cut.span, TILE=cut.tile, SWEEP=cut.sweep, SPANS=lanes, num_warps=16,
     )  # fmt: skip
-    return found.tokens
+    return Chosen(found.tokens, found.changed)
 
 
 @triton.jit

@@ -77,8 +77,9 @@ class Sampling(Part, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not be completed
     allowed_token_ids: tuple[int, ...] = ()  # empty allows all
-    logprobs: int = -1  # -1 none, 0 the chosen token's, k the k best as well; of the raw distribution
-    prompt_logprobs: int = -1
+    logprobs: int = -1  # -1 none, 0 the chosen token's, k the k best as well
+    prompt_logprobs: int = -1  # of the raw distribution
+    processed_logprobs: bool = False  # of what masks, biases, penalties and temperature leave, not of the raw one
 
 
 class Grammar(Part, frozen=True, kw_only=True):

@@ -14,7 +14,18 @@ from torch import Tensor
 from engine_core.execution.transfer import Upload
 from kernels.changes import NUMBERS, SEED_WORDS
 from kernels.sampling import GREEDY_BELOW
-from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, TOP_K, TOP_P, WORD_END, WORDS, SlotSampling
+from kernels.sampling_tables import (
+    ALLOWED,
+    DRAWS,
+    EDITS,
+    PENALTIES,
+    PROCESSED,
+    TOP_K,
+    TOP_P,
+    WORD_END,
+    WORDS,
+    SlotSampling,
+)
 from protocol.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from protocol.messages import Sampling
 from protocol.steps import SlotStart
@@ -77,6 +88,7 @@ def read_uses(sampling: Sampling, lists: Lists, vocabulary: int) -> int:
         | EDITS * (len(lists.edits) > 0)
         | WORDS * (len(lists.words) > 0)
         | ALLOWED * (lists.allowed is not None)
+        | PROCESSED * sampling.processed_logprobs
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine_core.execution.forward import Network
 from kernels.acceptance import accept
 from kernels.drafts import read_drafts
-from kernels.logprobs import TokenLogprobs, token_logprobs
+from kernels.logprobs import Processing, TokenLogprobs, token_logprobs
 from kernels.sampling import sample_entries
 from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
@@ -56,7 +56,10 @@ class Sampler:
         if self._own_drafts:
             entries = read_drafts(entries, history)
         logits = self._model.logits(states)  # [entries, vocabulary]
-        tokens = sample_entries(logits, entries, sampling, history)
-        scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs) if scored else None
+        chosen = sample_entries(logits, entries, sampling, history)
+        tokens, scores = chosen.tokens, None
+        if scored:
+            processing = Processing(sampling.uses, sampling.temperature, entries.masks, chosen.adjusted)
+            scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs, processing)
         accept(tokens, entries, self._counting, history, self._rate)
         return Sampled(tokens, scores)

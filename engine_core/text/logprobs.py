@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from engine_core.text.columns import unpack, unpack_floats
@@ -13,7 +14,10 @@ LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
 def positions(vocabulary: Vocabulary, logprobs: Logprobs, offsets: Sequence[int]) -> list[PositionLogprobs]:
-    """One entry per position; `offsets` are where the positions' tokens begin in the choice's text, in characters."""
+    """One entry per position; `offsets` are where the positions' tokens begin in the choice's text, in characters.
+
+    A token that cannot come is not among the best.
+    """
     width = logprobs.width
     ids = unpack("i", logprobs.token_ids)
     values = unpack_floats(logprobs.values)
@@ -21,7 +25,8 @@ def positions(vocabulary: Vocabulary, logprobs: Logprobs, offsets: Sequence[int]
     found = []
     for position, (rank, offset) in enumerate(zip(ranks, offsets, strict=False)):
         at = position * width
-        chosen, *top = [token_logprob(vocabulary, ids[i], values[i]) for i in range(at, at + width)]
+        best = [i for i in range(at + 1, at + width) if values[i] > -math.inf]
+        chosen, *top = [token_logprob(vocabulary, ids[i], values[i]) for i in (at, *best)]
         found.append(PositionLogprobs(chosen, rank, tuple(top), offset))
     return found
 

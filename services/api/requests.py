@@ -26,6 +26,11 @@ SPECULATIVE = "false: no drafts for this request but those that its grammar forc
 TRUNCATE = "keep so many of the prompt's last tokens; -1: as many as leave room for max_tokens"
 RETURN_IDS = "answer with the token ids of the prompt and of the output as well"
 AS_IDS = "name the tokens of log-probabilities token_id:N, so that tokens that read the same can be told apart"
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]  # names that vLLM has for the same, of a whole server
+LOGPROBS_MODE = (
+    "what the output's log-probabilities are of: the model's own distribution, or the one that structure, allowed and "
+    "bad words, biases, penalties and temperature leave; top_k, top_p and min_p change neither"
+)
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Budget = Annotated[int, Meta(ge=0, le=limits.MAX_THINKING)]
 OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
@@ -82,6 +87,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: TopCount | None = None
+    logprobs_mode: Annotated[LogprobsMode, Meta(description=LOGPROBS_MODE)] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None

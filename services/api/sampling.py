@@ -58,6 +58,7 @@ def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel
         allowed_token_ids=token_ids(request.allowed_token_ids, "allowed_token_ids", model),
         logprobs=lengths.logprobs,
         prompt_logprobs=lengths.prompt_logprobs,
+        processed_logprobs=processed_logprobs(request, lengths),
     )
 
 
@@ -147,6 +148,14 @@ def kept_prompt(request: GenerationRequest) -> int:
         message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
         raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
     return request.truncate_prompt_tokens or 0
+
+
+def processed_logprobs(request: GenerationRequest, lengths: Lengths) -> bool:
+    """As in `Sampling`. Raises InvalidRequest where there is nothing that it could apply to."""
+    processed = request.logprobs_mode == "processed_logprobs"
+    if processed and lengths.logprobs < 0:
+        raise InvalidRequest("logprobs_mode needs logprobs", param="logprobs_mode", code="invalid_value")
+    return processed
 
 
 def prompt_logprobs(request: GenerationRequest) -> int:

@@ -45,8 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How the tokens of a request are chosen; what is left out changes nothing. Without any `SamplingParams` the
     model's own defaults hold (its generation_config.json).
 
-    `logit_bias` is by token id. `logprobs=k` tells the k best of each position beside the chosen token. `speculative`
-    false switches drafts off. `max_tokens` None takes the room that the prompt leaves.
+    `logit_bias` is by token id. `logprobs=k` tells the k best of each position beside the chosen token, by the model's
+    own distribution or, with `logprobs_mode="processed_logprobs"`, by that which structure, allowed and bad words,
+    biases, penalties and temperature leave. `speculative` false switches drafts off. `max_tokens` None takes the room
+    that the prompt leaves.
     """
 
     n: int = 1
@@ -69,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: list[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str | None = None  # raw_logprobs or processed_logprobs
     truncate_prompt_tokens: int | None = None  # keep so many of the prompt's last tokens; -1: what leaves room
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -87,8 +90,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 ALIKE = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
-    "logit_bias", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
-    "structured_outputs", "whitespace", "lenient", "speculative",
+    "logit_bias", "allowed_token_ids", "prompt_logprobs", "logprobs_mode", "truncate_prompt_tokens",
+    "skip_special_tokens", "structured_outputs", "whitespace", "lenient", "speculative",
 )  # fmt: skip
 
 

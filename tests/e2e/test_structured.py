@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,6 +108,34 @@ def test_logprobs_come_with_it(client: openai.OpenAI) -> None:
     assert answer.logprobs is not None
     assert answer.logprobs.content is not None
     assert "".join(position.token for position in answer.logprobs.content).startswith("{")
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_processed_logprobs_are_of_what_the_structure_leaves(client: openai.OpenAI, speculative: bool) -> None:
+    """Of two choices of two letters each: the best listed tokens are all there are, the others' share is theirs."""
+    asked: Any = {
+        "messages": ASK, "logprobs": True, "top_logprobs": 20, "temperature": 0.7, "n": 3, "seed": 5, "max_tokens": 20,
+    }  # fmt: skip
+    both = {}
+    for mode in ("raw_logprobs", "processed_logprobs"):
+        extra = {"regex": "(ab|cd)!!", "logprobs_mode": mode, "speculative": speculative}
+        answer = client.chat.completions.create(model=MODEL, **asked, extra_body=extra)
+        both[mode] = [
+            choice.logprobs.content for choice in answer.choices if choice.logprobs and choice.logprobs.content
+        ]
+    assert len(both["raw_logprobs"]) == 3
+    for raw, processed in zip(both["raw_logprobs"], both["processed_logprobs"], strict=True):
+        assert [position.token for position in raw] == [position.token for position in processed]
+        first = processed[0]
+        assert {top.token[0] for top in first.top_logprobs} <= {"a", "c"}
+        for position, own in zip(processed, raw, strict=True):
+            listed = [top.logprob for top in position.top_logprobs]
+            assert sum(map(math.exp, listed)) == pytest.approx(1.0, abs=1e-4)
+            assert position.logprob in listed
+            assert min(listed) > -9999.0
+            assert len(own.top_logprobs) == 20
+        assert processed[-1].logprob == pytest.approx(0.0, abs=1e-5)  # the end, which is all that may come
+        assert raw[0].logprob < first.logprob
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class Crowd:
         )
         entries = moved(entries, self.device)
         logits = torch.from_numpy(self.model.logits)[before.long()].to(self.device)
-        tokens = sample_entries(logits, entries, self.sampling, self.history)
+        tokens = sample_entries(logits, entries, self.sampling, self.history).tokens
         accept(tokens, entries, self.sampling, self.history, rate)
         return tokens.cpu().view(self.count, width)
 

@@ -23,7 +23,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], device: str, cut: Cut = SM
     vocabulary = logits.shape[1]
     found = scene(rows, vocabulary, padding).on(device)
     lines = torch.cat([logits, torch.full((padding, vocabulary), math.nan, dtype=logits.dtype)])[found.row_of]
-    tokens = choose_tokens(lines.to(device), found.entries, found.sampling, found.history, cut)
+    tokens = choose_tokens(lines.to(device), found.entries, found.sampling, found.history, cut).tokens
     assert tokens[len(tokens) - padding :].tolist() == [-1] * padding
     return tokens.tolist()[: len(tokens) - padding]
 

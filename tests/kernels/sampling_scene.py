@@ -19,6 +19,7 @@ from kernels.sampling_tables import (
     NO_DRAFT,
     NO_MASK,
     PENALTIES,
+    PROCESSED,
     TOP_K,
     TOP_P,
     WORD_END,
@@ -52,6 +53,7 @@ class Row:
     prompt: int = 1
     drafts: tuple[int, ...] = ()  # the last entry of the row follows all of them
     logprobs: int = -1
+    processed: bool = False  # what the log-probabilities are of
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -100,6 +102,7 @@ def uses(row: Row) -> int:
         | EDITS * bool(row.bias or row.forbidden_until)
         | WORDS * bool(row.bad_words)
         | ALLOWED * bool(row.allowed)
+        | PROCESSED * row.processed
     )
 
 

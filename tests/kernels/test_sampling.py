@@ -21,7 +21,7 @@ VOCABULARY = 64
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     """The token of each row's last entry."""
     found = scene(rows, logits.shape[1])
-    tokens = sample_entries(logits[found.row_of], found.entries, found.sampling, found.history)
+    tokens = sample_entries(logits[found.row_of], found.entries, found.sampling, found.history).tokens
     return tokens[found.lasts].tolist()
 
 
@@ -174,7 +174,7 @@ def test_entries_behind_drafts_sample_as_if_the_drafts_stood_there() -> None:
         drafts = tuple(int(token) for token in chance.integers(1, 9, 3))
         logits = torch.from_numpy(chance.normal(size=(1, VOCABULARY)) * 2).float()
         found = scene([dataclasses.replace(row, drafts=drafts)], VOCABULARY)
-        tokens = sample_entries(logits.expand(4, -1), found.entries, found.sampling, found.history)
+        tokens = sample_entries(logits.expand(4, -1), found.entries, found.sampling, found.history).tokens
         plain = [dataclasses.replace(row, tokens=row.tokens + drafts[:depth]) for depth in range(4)]
         assert tokens.tolist() == [sample(logits, [one])[0] for one in plain]
 
@@ -183,6 +183,6 @@ def test_padding_changes_nothing() -> None:
     logits = torch.randn(len(FILTERS), VOCABULARY, generator=torch.Generator().manual_seed(6))
     found = scene(FILTERS, VOCABULARY, padding=3)
     padded = torch.cat([logits[found.row_of[:-3]], torch.full((3, VOCABULARY), math.nan)])
-    tokens = sample_entries(padded, found.entries, found.sampling, found.history)
+    tokens = sample_entries(padded, found.entries, found.sampling, found.history).tokens
     assert tokens[found.lasts].tolist() == sample(logits, FILTERS)
     assert tokens[-3:].tolist() == [-1] * 3

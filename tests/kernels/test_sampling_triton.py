@@ -75,7 +75,7 @@ def test_logits_stay_as_they_are_and_may_have_a_stride(device: str) -> None:
     before = wide.clone()
     found = scene(rows, VOCABULARY).on(device)
     logits = wide[:, :VOCABULARY]
-    tokens = choose_tokens(logits, found.entries, found.sampling, found.history, SMALL)
+    tokens = choose_tokens(logits, found.entries, found.sampling, found.history, SMALL).tokens
     assert torch.equal(wide, before)
     assert tokens.tolist() == sample(logits.cpu(), rows, device)
 
@@ -137,15 +137,15 @@ def test_a_graph_holds_it_and_neighbours_change_nothing() -> None:
     rows = [dataclasses.replace(row, drafts=(), seed=seed) for seed in range(8) for row in FULL]
     logits = (torch.randn(len(rows), 128256, generator=torch.Generator().manual_seed(2)) * 3).bfloat16().cuda()
     found = scene(rows, 128256).on("cuda")
-    eager = choose_tokens(logits, found.entries, found.sampling, found.history)
+    eager = choose_tokens(logits, found.entries, found.sampling, found.history).tokens
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = choose_tokens(logits, found.entries, found.sampling, found.history)
+        captured = choose_tokens(logits, found.entries, found.sampling, found.history).tokens
     for _ in range(2):
         captured.fill_(-7)
         graph.replay()
         assert torch.equal(captured, eager)
     for at in range(0, len(rows), 13):
         alone = scene(rows[at : at + 1], 128256).on("cuda")
-        token = choose_tokens(logits[at : at + 1], alone.entries, alone.sampling, alone.history)
+        token = choose_tokens(logits[at : at + 1], alone.entries, alone.sampling, alone.history).tokens
         assert token == eager[at]

@@ -9,7 +9,7 @@ import torch
 from engine_core.execution.parameters import SlotParameters, read_lists
 from engine_core.execution.transfer import Upload
 from kernels.changes import COUNTS, HEAD, SlotMemory, change_slots
-from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, TOP_K, TOP_P, WORDS, SlotSampling
+from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, PROCESSED, TOP_K, TOP_P, WORDS, SlotSampling
 from protocol import limits
 from protocol.messages import Sampling
 from protocol.steps import SlotStart
@@ -85,6 +85,7 @@ def test_columns_hold_what_requests_say() -> None:
         (Sampling(temperature=0.0, bad_words=((1,),)), WORDS),
         (Sampling(temperature=0.0, bad_words=((1, VOCABULARY),)), 0),
         (Sampling(temperature=0.0, allowed_token_ids=(VOCABULARY,)), ALLOWED),
+        (Sampling(temperature=0.0, logprobs=2, processed_logprobs=True), PROCESSED),
     ],
 )
 def test_what_a_request_uses(sampling: Sampling, used: int) -> None:

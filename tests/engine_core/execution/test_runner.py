@@ -127,6 +127,34 @@ def test_sampled_logprobs_are_raw_and_only_of_rows_that_ask(model: Decoder) -> N
     assert result.prompt_logprobs == ()
 
 
+def test_processed_logprobs_are_of_what_tokens_are_drawn_from(model: Decoder) -> None:
+    """Beside a row of the same step that wants raw ones."""
+    tables = block_tables(4, 16)
+    ways = [
+        Sampling(temperature=0.5, logprobs=3, logit_bias=((4, 50.0),), processed_logprobs=True),
+        Sampling(temperature=0.0, logprobs=3, allowed_token_ids=(11, 12), processed_logprobs=True),
+        Sampling(temperature=0.5, logprobs=3, logit_bias=((4, 50.0),)),
+    ]
+    lives = [Life(PROMPT[:5], way, slot=at, blocks=tables[at]) for at, way in enumerate(ways)]
+    chunks = column(*(number for life in lives for number in (life.slot, 0, len(life.prompt), 1)))
+    runner = tiny_runner(model)
+    result = runner.collect(
+        runner.launch(StepPlan(step=4, epoch=2, starts=tuple(life.start() for life in lives), chunks=chunks))
+    )
+    logits = reference_logits(model, PROMPT[:5])[-1]
+    biased = logits.clone()
+    biased[4] += 50.0
+    narrow = torch.full_like(logits, -torch.inf)
+    narrow[[11, 12]] = logits[[11, 12]]
+    for row, expected in zip(result.logprobs, (biased / 0.5, narrow, logits), strict=True):
+        (ids,), (values,), (rank,) = columns(row.logprobs)
+        scores = torch.log_softmax(expected.double(), -1)
+        assert ids[0] == tokens_of(result)[row.row]
+        assert rank == 1 + int((scores > scores[ids[0]]).sum())
+        assert np.allclose(values[1:], scores.topk(3).values, atol=1e-4)
+        assert np.isclose(values[0], scores[ids[0]], atol=1e-4)
+
+
 @pytest.mark.parametrize("budget", [3, 4, 100])
 def test_prompt_logprobs_over_chunks(model: Decoder, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     monkeypatch.setattr(prompts, "PIECE_BYTES", 2 * 4 * VOCABULARY)  # two positions a piece
@@ -195,6 +223,7 @@ def test_a_failed_row_has_no_logprobs(model: Decoder) -> None:
 
 def test_what_a_failed_request_left_in_the_pages_reaches_nobody(model: Decoder) -> None:
     """Its blocks, full of NaN, go to the next request, whose rows are padded beside a longer one."""
+
     def run(poison: bool) -> list[list[int]]:
         runner = tiny_runner(model)
         if poison:

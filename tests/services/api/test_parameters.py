@@ -60,6 +60,8 @@ TAKEN: tuple[tuple[str, Any, str, Any], ...] = (
     ("n", None, "n", 1),
     ("prompt_logprobs", 20, "sampling.prompt_logprobs", 20),
     ("prompt_logprobs", None, "sampling.prompt_logprobs", -1),
+    ("logprobs_mode", "raw_logprobs", "sampling.processed_logprobs", False),
+    ("logprobs_mode", None, "sampling.processed_logprobs", False),
     ("model", "demo-alias", "n", 1),
     ("model", None, "n", 1),
     ("no_such_field", {"a": [1]}, "n", 1),
@@ -127,6 +129,8 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("n", "2", "n"),
     ("prompt_logprobs", 21, "prompt_logprobs"),
     ("prompt_logprobs", -1, "prompt_logprobs"),
+    ("logprobs_mode", "processed_logits", "logprobs_mode"),
+    ("logprobs_mode", "processed_logprobs", "logprobs_mode"),  # without logprobs
     ("stream", "true", "stream"),
     ("stream_options", True, "stream_options"),
     ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),

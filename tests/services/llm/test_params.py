@@ -49,6 +49,9 @@ def test_a_chat_has_its_own_names_for_logprobs() -> None:
     found = chat_request(SamplingParams(logprobs=3, max_tokens=5), MESSAGES)
     assert (found.logprobs, found.top_logprobs, found.max_tokens) == (True, 3, 5)
     assert chat_request(SamplingParams(), MESSAGES).logprobs is None
+    processed = SamplingParams(logprobs=1, logprobs_mode="processed_logprobs")
+    assert chat_request(processed, MESSAGES).logprobs_mode == "processed_logprobs"
+    assert completion_request(processed).logprobs_mode == "processed_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,7 @@ def test_structured_outputs(asked: Any, source: bytes) -> None:
         ({"n": 0}, "n"), ({"n": "two"}, "n"), ({"logprobs": 21}, "logprobs"), ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [5]}, "stop"), ({"frequency_penalty": math.inf}, "frequency_penalty"),
         ({"detokenize": False, "stop": "a"}, "stop"), ({"logit_bias": {1: 101.0}}, "logit_bias"),
+        ({"logprobs": 1, "logprobs_mode": "raw"}, "logprobs_mode"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
