@@ -32,6 +32,9 @@ class Admissions:
         """Choices that enter slots now, with the positions of their first chunk, whose blocks the caller takes before
         it asks for the next."""
         state, index = self.state, 0
+        if state.accused:
+            yield from self._try_alone(budget)
+            return
         while budget > 0 and state.slots.free and index < min(len(state.queue), LOOKAHEAD):
             if index and self.hashed > HASHES:
                 break
@@ -54,6 +57,22 @@ class Admissions:
             self._enter(choice, found)
             yield choice, count
             budget -= count
+
+    def _try_alone(self, budget: int) -> Iterator[tuple[Choice, int]]:
+        """The next of those that may have killed executors, once nobody else is anywhere."""
+        state = self.state
+        if state.flights or len(state.slots.occupied()):
+            return
+        choice = min(state.accused, key=rank)
+        found = self._prefix(choice)
+        assert found is not None, "nobody computes anything that it could wait for"
+        count = min(len(choice.tokens) - len(found) * state.options.block_size, budget)
+        if not self._fits(choice, found, count):
+            cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
+            return
+        state.queue.remove(choice)
+        self._enter(choice, found)
+        yield choice, count
 
     def _prefix(self, choice: Choice) -> list[int] | None:
         """Blocks that hold a prefix of the choice already; None: wait for a prefix that is being computed."""

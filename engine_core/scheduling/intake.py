@@ -16,6 +16,8 @@ from engine_core.scheduling.stops import ending_tokens
 from protocol.errors import EngineFailure, InvalidRequest, RequestError
 from protocol.messages import Rejected, SubmitTokens
 
+CONDEMNED = "a request like this one ended the engine's executor; it is refused for ten minutes"
+
 assert sys.byteorder == "little", "columns are little-endian arrays"
 
 
@@ -107,6 +109,8 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         limit=longest(message, options),
         root=start,
         ending=ending_tokens(message.sampling, options.vocab_size),
+        if state.condemned.holds(message, now):
+            raise InvalidRequest(CONDEMNED, code="condemned")
         guide=guide,
     )
     state.requests[message.id] = request

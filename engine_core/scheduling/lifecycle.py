@@ -92,6 +92,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
             state.refused = None
     choice.ended = True
     choice.behind = None
+    state.accused.pop(choice, None)
     match finish:
         case Finish.ABORT:
             state.totals.aborted += 1

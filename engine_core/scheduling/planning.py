@@ -23,6 +23,7 @@ from engine_core.scheduling.ration import ration
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Ints, Lane, joined
 from engine_core.scheduling.state import Chunk, Drafts, Flight, State
+from engine_core.scheduling.trials import acquit
 from protocol.steps import SlotStart, StepPlan, choice_seed
 
 
@@ -38,6 +39,8 @@ class Outline:
 def plan(state: State) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes."""
     slots, outline = state.slots, Outline()
+    if state.accused:
+        acquit(state)
     lane = slots.decoding()
     budget = state.options.max_num_batched_tokens - len(lane.slots)
     drafts = None

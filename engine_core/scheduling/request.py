@@ -38,6 +38,8 @@ class Choice:
     guesses: list[int] | None = None  # the drafts that stand behind its tokens, where their ids are told
     accepted: int = 0  # drafts that stand in its output
     rejected: int = 0  # the others that were verified for it
+    deaths: int = 0  # of executors that had it in flight, since it last got further
+    mark: int = 0  # its tokens at the last of them
 
     @property
     def outputs(self) -> int:

@@ -19,6 +19,7 @@ from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.planning import plan
 from engine_core.scheduling.state import new_state
 from engine_core.scheduling.statistics import SchedulerStatistics
+from engine_core.scheduling.trials import charge, flown
 from protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepPlan, StepResult
 
@@ -45,7 +46,7 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing is left anywhere: no request, no step in flight, nobody behind the fence or in the queue."""
         state = self._state
-        maps = len(state.requests) + len(state.prefilling) + len(state.coming)
+        maps = len(state.requests) + len(state.prefilling) + len(state.coming) + len(state.accused)
         moving = len(state.queue) + len(state.flights) + len(state.fence)
         empty = state.slots.free == state.slots.count and state.slots.committed == 0
         return maps + moving == 0 and empty and state.suspects.clean
@@ -62,7 +63,7 @@ class Scheduler:
         assert source >= 0
         assert (guide is None) == (request.automaton is None)
         self._state.totals.tick(now)
-        submit(self._state, request, source, guide)
+        submit(self._state, request, source, guide, now)
 
     def abort(self, request: int) -> None:
         """End every choice of the request; its blocks are free within one step. Unknown ids are ignored."""
@@ -119,11 +120,13 @@ class Scheduler:
 
     def restart(self, epoch: int, now: float, blocks: int | None = None) -> None:
         """A new executor group with empty pages (`blocks` of them, if their number changed): everything that ran is
-        recomputed; steps in flight are lost and their results, if they still come, discarded."""
+        recomputed; steps in flight are lost and their results, if they still come, discarded. Whoever was in them may
+        be what the last group died of: see trials.py."""
         state = self._state
         assert epoch != state.epoch
         state.totals.tick(now)
         state.epoch = epoch
+        suspects = flown(state)
         state.flights.clear()
         state.unmasked.clear()
         for request in state.requests.values():
@@ -144,6 +147,7 @@ class Scheduler:
         for request in list(state.requests.values()):
             if -(-(longest(request.message, state.options) - 1) // size) > room:
                 cancel(state, request, Finish.ERROR, TOO_SMALL)
+        charge(state, suspects, now)
 
     def fail(self, error: str) -> None:
         """End every request with this error: nobody will compute it."""
@@ -183,6 +187,7 @@ class Scheduler:
             rejected=totals.rejected,
             preemptions=totals.preemptions,
             stale_results=totals.stale_results,
+            condemned=totals.condemned,
             drafts=totals.drafts,
             draft_tokens=totals.draft_tokens,
             accepted_tokens=sum(totals.accepted_at),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from engine_core.kv.fence import Fence
 from engine_core.kv.pool import Pool
 from engine_core.kv.prefix import Prefix
+from engine_core.scheduling.condemned import Condemned
 from engine_core.scheduling.forecast import Forecast
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.outbox import Outbox
@@ -126,12 +127,14 @@ class State:
     decoding: npt.NDArray[np.bool_]  # [slots], the executors' decode set as of the last plan
     epoch: int
     requests: dict[int, Request] = field(default_factory=dict)
+    condemned: Condemned
     outboxes: dict[int, Outbox] = field(default_factory=dict)
     prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
     coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
     flights: deque[Flight] = field(default_factory=deque)
     unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
+    accused: dict[Choice, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
     totals: Totals = field(default_factory=Totals)
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step
@@ -167,3 +170,4 @@ def new_state(options: SchedulingOptions) -> State:
         decoding=np.zeros(options.max_num_seqs, bool),
         epoch=options.epoch,
     )
+        condemned=Condemned(),

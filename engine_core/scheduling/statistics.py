@@ -44,6 +44,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int
     preemptions: int
     stale_results: int  # of another epoch
+    condemned: int  # choices that ended because executors died of them
     drafts: int  # rows that carried any
     draft_tokens: int
     accepted_tokens: int  # of those, the ones that stand in an output
@@ -71,6 +72,7 @@ class Totals:
     rejected: int = 0
     preemptions: int = 0
     stale_results: int = 0
+    condemned: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)

@@ -49,9 +49,14 @@ class Outcome:
 
 
 class Simulation:
-    """One run. Aborts, stop strings, late deliveries and restarts happen at random moments of the loop."""
+    """One run. Aborts, stop strings, late deliveries and restarts happen at random moments of the loop; and the
+    executor dies of the plans whose numbers stand in `deaths`, counted over all epochs from 0."""
 
-    def __init__(self, world: World, lives: list[Life], rng: random.Random) -> None:
+    def __init__(
+        self, world: World, lives: list[Life], rng: random.Random, deaths: frozenset[int] = frozenset()
+    ) -> None:
+        self.deaths = deaths
+        self.plans = 0
         self.world, self.lives, self.rng = world, lives, rng
         self.clock, self.record = Clock(), Record()
         self.scheduler = Scheduler(
@@ -142,13 +147,17 @@ class Simulation:
             gone = [number for number in self.submitted if self.by_id[number].source == source]
             self.forgotten |= {number for number in gone if not self.record.complete(self.by_id[number])}
         if self.rng.random() < self.world.restarts:
-            epoch = self.executor.epoch + 1
-            self.stale += self.results
-            self.results.clear()
-            self.executor = self._executor(epoch)
-            self.desk.clear()
-            self.scheduler.restart(epoch, self.clock.now)
-            self._check()
+            self._die()
+
+    def _die(self) -> None:
+        """The executor is gone, and its successor is there."""
+        epoch = self.executor.epoch + 1
+        self.stale += self.results
+        self.results.clear()
+        self.executor = self._executor(epoch)
+        self.desk.clear()
+        self.scheduler.restart(epoch, self.clock.now)
+        self._check()
 
     def _step(self) -> bool:
         """Fill the pipeline, then apply one result. False when there was nothing at all to do."""
@@ -158,6 +167,10 @@ class Simulation:
             if plan is None:
                 break
             busy = True
+            self.plans += 1
+            if self.plans - 1 in self.deaths:
+                self._die()
+                break
             self.results += self.executor.run(plan)
             self.desk.collect(self.scheduler)
             if self.rng.random() < 0.1:
