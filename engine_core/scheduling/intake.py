@@ -82,13 +82,15 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         )
 
 
-def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None) -> None:
+def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None, now: float) -> None:
     """Queue the request, or put a `Rejected` for it into its source's outbox. Never raises for what a message holds."""
     options = state.options
     try:
         if message.id in state.requests:
             raise EngineFailure("a request with this id is already running")
         validate(message, options, state.pool.capacity)
+        if state.condemned.holds(message, now):
+            raise InvalidRequest(CONDEMNED, code="condemned")
     except RequestError as error:
         state.totals.rejected += 1
         state.outbox(source).reject(
@@ -109,8 +111,6 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         limit=longest(message, options),
         root=start,
         ending=ending_tokens(message.sampling, options.vocab_size),
-        if state.condemned.holds(message, now):
-            raise InvalidRequest(CONDEMNED, code="condemned")
         guide=guide,
     )
     state.requests[message.id] = request
