@@ -126,15 +126,15 @@ class State:
     owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
     decoding: npt.NDArray[np.bool_]  # [slots], the executors' decode set as of the last plan
     epoch: int
-    requests: dict[int, Request] = field(default_factory=dict)
     condemned: Condemned
+    requests: dict[int, Request] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
     prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
     coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
     flights: deque[Flight] = field(default_factory=deque)
     unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
-    judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     accused: dict[Choice, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
+    judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step
@@ -169,5 +169,5 @@ def new_state(options: SchedulingOptions) -> State:
         owners=np.zeros(options.blocks + 1, np.int64),
         decoding=np.zeros(options.max_num_seqs, bool),
         epoch=options.epoch,
-    )
         condemned=Condemned(),
+    )
