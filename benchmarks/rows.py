@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.load.workload import ROWS
 from benchmarks.serve import Result
+from benchmarks.shapes import SHAPES
 from services.bench.summary import Summary
 from services.bench.workload import Workload
 
@@ -161,8 +162,9 @@ def write(folder: Path, record: Record) -> None:
 
 
 def read(folder: Path) -> dict[tuple[str, str], Record]:
-    """Every record below a folder, by model and row."""
-    found = [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(folder.glob("*/*.json"))]
+    """Every record below a folder, by model and row; other results may stand beside them."""
+    paths = [path for shape in SHAPES for path in sorted(folder.glob(f"{shape}/*.json"))]
+    found = [msgspec.json.decode(path.read_bytes(), type=Record) for path in paths]
     return {(record.model, record.row): record for record in found}
 
 

@@ -35,7 +35,7 @@ from services.bench.run import ROOT
 
 RESULTS = Path(__file__).parent / "results"
 OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "speculation_cpu.json",
-                               "cuda": RESULTS / "h200" / "speculation" / "embedded.json"}  # fmt: skip
+                               "cuda": RESULTS / "speculation_h200.json"}  # fmt: skip
 SERVERS: Mapping[str, str] = {
     "plain": "",
     "ngram": '{"method": "ngram", "num_speculative_tokens": 8}',
