@@ -27,7 +27,8 @@ def follow(state: State, result: StepResult) -> None:
     flight = state.flights[0]
     assert flight.step == result.step, "results come in the order of the plans"
     state.followed, state.judged = flight.step, {}
-    fill_told(flight, result)
+    if flight.told:
+        fill_told(flight, result)
     if not flight.guided:
         return
     entries: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()
