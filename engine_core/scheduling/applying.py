@@ -53,7 +53,8 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
         if not choice.ended:  # preempted since: its tokens in flight still count
             kept[row] = True
             suspects[row] |= len(choice.tokens) >= choice.request.limit
-    suspects[[guided.row for guided in flight.guided]] = False
+    if flight.guided:
+        suspects[[guided.row for guided in flight.guided]] = False
     judged = judge_rows(flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
     if state.judged:
         judged = dict(sorted((judged | state.judged).items()))
