@@ -107,6 +107,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
+    log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; otherwise no prompt is")] = False
     max_header_bytes: Annotated[int, Option("largest request line with headers", 1024, 1 << 24)] = 64 << 10
     max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
     header_timeout: Annotated[
@@ -203,6 +204,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log_level: Annotated[
         str, Option("least severe log line that is printed", choices=("debug", "info", "warning", "error"))
     ] = "info"
+    log_format: Annotated[str, Option("form of log lines", choices=("logfmt", "json"))] = "logfmt"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -138,7 +138,7 @@ def run_role(role: Role, index: str, config: Config) -> int:
     directory = rundir.of_one_process(config.run.run_dir)
     config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
-    process.enter(role, int(index), config.run.log_level)
+    process.enter(role, int(index), config.run)
     try:
         code: int = importlib.import_module(f"services.{role}.main").run(config, int(index))
         return code

@@ -24,7 +24,7 @@ def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
 
     Raises ConfigError, ModelError before anything is started.
     """
-    journal.setup("launcher", config.run.log_level)
+    journal.setup("launcher", config.run.log_level, config.run.log_format)
     if not config.run.run_dir:
         raise ConfigError("--run-dir", "", "an engine needs the directory in which its client finds it")
     config = resolved(sized(config, usable_cores()))

@@ -1,9 +1,11 @@
-"""The log of a process: one line per event on stderr, logfmt.
+"""The log of a process: one line per event on stderr, as logfmt or as JSON.
 
     2026-11-21T11:02:03.123Z info scheduler-0 executor_ready blocks=4096 device=cpu
+    {"time": "2026-11-21T11:02:03.123Z", "level": "info", "process": "scheduler-0", "event": "executor_ready", ...}
 
 A module keeps `log = logging.getLogger(__name__)` and writes `journal.info(log, "executor_ready", blocks=4096)`.
-Records of other libraries pass through the same formatter, so a line is always one event. Prompts are never logged.
+Records of other libraries pass through the same formatter, so a line is always one event. Prompts are never logged,
+unless --log-prompts asks for it.
 """
 
 from __future__ import annotations
@@ -11,26 +13,28 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import re
 import sys
 import warnings
 from types import TracebackType
 from typing import TextIO
 
+HEAD = ("time", "level", "process", "event")
 PLAIN = re.compile(r"[\w./:@+,\-\[\]()*%]+")
 QUIET = ("asyncio", "httpx", "httpcore", "huggingface_hub", "urllib3", "uvicorn", "uvicorn.error")
 
 
 class LineFormatter(logging.Formatter):
-    """Turns a record into one logfmt line, whatever stands in it."""
+    """Turns a record into one line, whatever stands in it: an object where `json_lines`, else logfmt."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, *, json_lines: bool = False) -> None:
         super().__init__()
         self._process = process
+        self._write = as_json if json_lines else as_logfmt
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        head = f"{stamp.replace('+00:00', 'Z')} {record.levelname.lower()} {self._process}"
         fields = dict(getattr(record, "fields", {}))
         event = record.getMessage()
         if "fields" not in record.__dict__:
@@ -38,17 +42,34 @@ class LineFormatter(logging.Formatter):
             event = "log"
         if record.exc_info and record.exc_info[0] is not None:
             fields["trace"] = self.formatException(record.exc_info)
-        return " ".join([head, event, *(f"{name}={text(value)}" for name, value in fields.items())])
+        return self._write((stamp.replace("+00:00", "Z"), record.levelname.lower(), self._process, event), fields)
 
 
-def setup(process: str, level: str, stream: TextIO | None = None) -> None:
+def as_logfmt(head: tuple[str, str, str, str], fields: dict[str, object]) -> str:
+    """The values of HEAD bare, then the fields."""
+    return " ".join([*head, *(f"{name}={text(value)}" for name, value in fields.items())])
+
+
+def as_json(head: tuple[str, str, str, str], fields: dict[str, object]) -> str:
+    """One object; a field that is called like one of HEAD has an underscore behind its name. ASCII, so one line."""
+    named = {f"{name}_" if name in HEAD else name: plain(value) for name, value in fields.items()}
+    return json.dumps(dict(zip(HEAD, head, strict=True)) | named)
+
+
+def plain(value: object) -> object:
+    """The value where JSON has it (RFC 8259 has no NaN), else as text."""
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if finite and isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def setup(process: str, level: str, style: str = "logfmt", stream: TextIO | None = None) -> None:
     """Send every record of this process at `level` (an option's word: debug, info, warning, error) or above to stderr.
 
-    `process` is role-index. Replaces what handlers the root logger had. Python warnings become records too, and so
-    does an exception that nobody caught: a crash is one line.
+    `style` is logfmt or json, `process` is role-index. Replaces what handlers the root logger had. Python warnings become
+    records too, and so does an exception that nobody caught: a crash is one line.
     """
     output = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    output.setFormatter(LineFormatter(process))
+    output.setFormatter(LineFormatter(process, json_lines=style == "json"))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

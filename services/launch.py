@@ -52,7 +52,7 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
 
     Raises ConfigError, AddressError, ModelError before anything is started.
     """
-    journal.setup("launcher", config.run.log_level)
+    journal.setup("launcher", config.run.log_level, config.run.log_format)
     config = resolved(sized(config, usable_cores()))
     check_listening(config.api)
     directory = RunDirectory.open(config.run.run_dir)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
+from protocol.config import RunConfig
 from protocol.links import Role
 from services import journal
 
@@ -89,9 +90,9 @@ class Stop:
                 signal.signal(ours, signal.SIG_DFL)
 
 
-def enter(role: Role, index: int, log_level: str) -> None:
+def enter(role: Role, index: int, options: RunConfig) -> None:
     """The first thing a role's process does."""
-    journal.setup(f"{role}-{index}", log_level)
+    journal.setup(f"{role}-{index}", options.log_level, options.log_format)
     follow_parent(DEATH_SIGNAL[role])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -22,8 +23,12 @@ from uvicorn.server import ServerState
 
 from protocol.config import ApiConfig
 from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
+from services import journal
 from services.api import errors, exchange
 
+log = logging.getLogger(__name__)
+
+UVICORN = "penstock.uvicorn"  # its logger here: errors pass, and what it warns of stands in lines of ours
 OUTLET = "penstock.outlet"  # where the scope holds it
 LINGER = 2.0  # seconds that a refused client has to read why
 LATE = "penstock.late"  # in the scope of a request whose body took too long
@@ -95,6 +100,8 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.logger = logging.getLogger(UVICORN)
+        self.logger.setLevel(logging.ERROR)
         self._limits = limits or ConnectionLimits()
         self._phase = Phase.IDLE
         self._head = 0  # bytes of the head that the parser has given us
@@ -216,12 +223,15 @@ class Connection(HttpToolsProtocol):
         what = "head" if in_head else "body"
         self._refuse(RequestTimeout(f"the {what} of the request took longer than {limit:g} s ({option})"))
 
-    def _request_id(self) -> bytes:
-        """What the log calls the request that came in part; a new name for one that the application has not seen."""
+    def _request_id(self, refusal: RequestError) -> bytes:
+        """What the log calls the request that came in part. One that the application has not seen gets its name and
+        its line in the log here."""
         scope = cast(Scope | None, self.scope)
         if self._phase is Phase.BODY and scope is not None and exchange.KEY in scope:
             return exchange.of(scope).id
-        return exchange.new_id()
+        name = exchange.new_id()
+        journal.info(log, "request", id=name.decode(), status=refusal.status, reason=refusal.code)
+        return name
 
     @property
     def _answerable(self) -> bool:
@@ -232,6 +242,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, refusal: RequestError) -> None:
         """Answer past the application, where that can be understood, and close."""
+        name = self._request_id(refusal)
         if not self._answerable:
             self.transport.close()
             return
@@ -239,8 +250,7 @@ class Connection(HttpToolsProtocol):
         status = HTTPStatus(refusal.status)
         line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
-        name = b"x-request-id: " + self._request_id() + b"\r\n\r\n"
-        self.transport.write(line + head + name + body)
+        self.transport.write(line + head + b"x-request-id: " + name + b"\r\n\r\n" + body)
         self._refused = True
         self._unset_keepalive_if_required()
         if self.cycle is not None and not self.cycle.response_complete:

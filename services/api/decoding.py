@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TypeGuard, TypeVar
 
@@ -11,11 +12,16 @@ from starlette.types import Receive, Scope
 from protocol import limits
 from protocol.config import ApiConfig
 from protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from services.api import bounds
+from services import journal
+from services.api import bounds, exchange
 from services.api.departure import ClientLeft
 from services.api.nesting import Nesting, openings
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+LOGGED = 64 << 10  # bytes of a body that --log-prompts shows
 
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+$")  # msgspec's words for a number or a length beyond its bound
@@ -54,7 +60,11 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
                 told = f"the body is nested deeper than {levels} levels (--max-json-depth)"
                 raise InvalidRequest(told, code="limit_exceeded")
         pieces.append(piece)
-    return b"".join(pieces)
+    body = b"".join(pieces)
+    if options.log_prompts:
+        shown = body[:LOGGED].decode(errors="replace")
+        journal.info(log, "body", id=exchange.of(scope).id.decode(), size=len(body), body=shown)
+    return body
 
 
 def check_content_type(value: bytes) -> None:

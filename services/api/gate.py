@@ -29,6 +29,7 @@ from services.api.files import FILES
 from services.api.keys import Keys
 from services.api.metrics import Traffic
 from services.api.origins import Origins
+from services.api.trace import trace_context, trace_id
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ class Gate:
         )
         write = journal.debug if current.endpoint in QUIET else journal.info
         fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
+        if trace := trace_id(trace_context(scope)):
+            fields["trace_id"] = trace
         fields["status"] = status
         if current.prompt_tokens or current.completion_tokens:
             fields.update(prompt_tokens=current.prompt_tokens, completion_tokens=current.completion_tokens)

@@ -28,3 +28,8 @@ def trace_context(scope: Scope) -> TraceContext:
         return TraceContext()
     state = ",".join(states)
     return TraceContext(parents[0], state if len(state) <= MAX_TRACESTATE and state.isascii() else "")
+
+
+def trace_id(context: TraceContext) -> str:
+    """The trace's own name, 32 hexadecimal digits; empty without one."""
+    return context.traceparent[3:35]

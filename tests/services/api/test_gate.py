@@ -196,6 +196,29 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
     assert "answer" not in str(fields)
 
 
+async def test_a_line_names_the_trace(caplog: pytest.LogCaptureFixture) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with caplog.at_level(logging.INFO, gate.__name__):
+        async with client(service(FakePort(answering(words("ok"))))) as http:
+            await http.post(CHAT, json=HELLO, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+            await http.post(CHAT, json=HELLO, headers={"traceparent": "no trace"})
+    traces = [record.__dict__["fields"].get("trace_id") for record in caplog.records]
+    assert traces == [trace, None]
+
+
+async def test_prompts_are_logged_only_where_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for wanted in (False, True):
+            async with client(service(FakePort(answering(words("ok"))), log_prompts=wanted)) as http:
+                await http.post(CHAT, json=HELLO, headers={"x-request-id": f"wanted-{wanted}"})
+                await http.post(CHAT, json=HELLO | {"n": "a secret prompt"})
+    told = [record.__dict__["fields"] for record in caplog.records if "secret" in str(record.__dict__)]
+    assert len(told) == 2
+    assert told[0]["id"] == "wanted-True"
+    assert json.loads(told[0]["body"]) == HELLO
+    assert told[0]["size"] == len(told[0]["body"])
+
+
 async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     parts = service(FakePort(answering(words("ok"))))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import resource
 import time
 from collections.abc import AsyncIterator
@@ -221,9 +222,15 @@ async def test_many_heads_on_one_connection_are_counted_each() -> None:
                                   b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nA B: c\r\n\r\n",
                                   POST + b"Content-Length: -1\r\n\r\n",
                                   POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"])  # fmt: skip
-async def test_what_is_no_http(data: bytes) -> None:
-    async with place(ConnectionLimits()) as found:
-        refusal(await found.say(data), 400, "invalid_http")
+async def test_what_is_no_http(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with place(ConnectionLimits()) as found:
+            answer = await found.say(data)
+    refusal(answer, 400, "invalid_http")
+    (line,) = [record for record in caplog.records if record.levelno >= logging.INFO and record.name != "asyncio"]
+    fields = line.__dict__["fields"]
+    assert f"x-request-id: {fields['id']}".encode() in answer
+    assert (line.getMessage(), fields["status"], fields["reason"]) == ("request", 400, "invalid_http")
 
 
 async def test_nonsense_behind_a_request_that_is_being_served_is_not_answered_in_its_place() -> None:
