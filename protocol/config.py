@@ -201,6 +201,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     drain_timeout: Annotated[
         float, Option("seconds that running requests get to finish after SIGTERM or Ctrl-C", 0.0, 3600.0)
     ] = 30.0
+    report_prompts: Annotated[bool, Option("let crash reports hold the token ids of prompts and outputs")] = False
     log_level: Annotated[
         str, Option("least severe log line that is printed", choices=("debug", "info", "warning", "error"))
     ] = "info"

@@ -43,6 +43,8 @@ class ExitCode(enum.IntEnum):
     MODEL = 3
     ADDRESS = 4  # the port is taken or cannot be bound
     LINK = 5  # a peer refused the handshake
+    DEVICE = 6  # the accelerator reported an error that stays until the process ends
+    HUNG = 7  # a step did not end in its time
 
 
 class Stop:

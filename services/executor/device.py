@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 
 LIBRARY = "libcuda.so.1"
+DEVICE_ERROR = "AcceleratorError"  # torch's name for what the driver reports; later calls meet it again
 
 
 def begin_device(index: int) -> None:
@@ -36,3 +37,8 @@ def open_device(index: int, library: str = LIBRARY) -> bool:
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
         return False
     return not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether the device's context is of no use any more: only a new process gets a new one."""
+    return any(kind.__name__ == DEVICE_ERROR for kind in type(error).__mro__) or "CUDA error" in str(error)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import select
+import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -17,13 +21,17 @@ from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from services import journal
-from services.executor.device import begin_device
+from services.executor.device import begin_device, is_device_error
+from services.executor.watchdog import TICK as LOOK
+from services.executor.watchdog import Watchdog
+from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import ExitCode, Stop
 from services.wire import Port, Self
 
 if TYPE_CHECKING:
     from engine_core.execution.runner import Runner
+    from services.executor.report import Reports
     from services.executor.start import Engine
     from services.executor.steps import Steps
 
@@ -52,9 +60,9 @@ def run(config: Config, index: int) -> int:
         serve(config, index, start(config, index), stop)
     except PenstockError:
         raise
-    except Exception:
+    except Exception as error:
         journal.exception(log, "executor_failed")
-        return ExitCode.FAILED
+        return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
     return ExitCode.ORDERLY
 
 
@@ -62,27 +70,62 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
+    from services.executor.report import Reports
     from services.executor.steps import Steps
 
     port = Port.connect(context, STEPS, me, Path(config.run.run_dir))
-    steps = Steps(port, engine.runner, engine.ready)
+    watchdog = Watchdog()
+    for positions, seconds in engine.warm:
+        watchdog.tell(positions, seconds)
+    reports = Reports(
+        Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
+    )
+    steps = Steps(port, engine.runner, engine.ready, watchdog, reports)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
     gc.collect()
     gc.freeze()
     gc.disable()
     notify("READY=1", "STATUS=serving")
+    done = threading.Event()
+    Thread(target=watch, args=(watchdog, steps, reports, done), name="watchdog", daemon=True).start()
     try:
-        turn_until_stopped(steps, engine.runner, port, stop)
+        turn_until_stopped(steps, engine.runner, port, stop, watchdog)
+    except PenstockError:
+        raise
+    except Exception:
+        reports.write("crashed", traceback.format_exc(), tuple(steps.decoding))
+        raise
     finally:
+        done.set()
         port.close()
         context.term()
     statistics, counted = engine.runner.statistics(), steps.statistics()
     journal.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
 
 
-def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> None:
-    """Poll, and turn. A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks
-    every few microseconds.
+def watch(watchdog: Watchdog, steps: Steps, reports: Reports, done: threading.Event) -> None:
+    """Tell the supervisor that this process runs, and end it when the main thread's step does not end.
+
+    Beats come from here and not from the loop, because a step may be long. A thread that hangs in native code cannot be
+    ended in any other way than with its process.
+    """
+    heartbeat, before = Heartbeat(), time.monotonic()
+    while not done.wait(LOOK):
+        now = time.monotonic()
+        heartbeat.tick(now)
+        if watchdog.tick(now - before):
+            stand = watchdog.statistics()
+            journal.error(log, "step_hangs", seconds=stand.elapsed, allowed=stand.allowed)
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            trace = "".join(traceback.format_stack(frame))
+            reports.write("hung", trace, tuple(steps.decoding))
+            os._exit(ExitCode.HUNG)
+        before = now
+
+
+def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop, watchdog: Watchdog) -> None:
+    """Poll, and turn. A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks,
+    looks every few microseconds.
 
     What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs are captured,
     garbage is collected.
@@ -103,6 +146,7 @@ def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop) -> 
             worked = now
         if not steps.halved and (now - worked >= REST or now - captured >= CAPTURE_SECONDS):
             captured = now
+            watchdog.rest()  # capturing takes its time; the next step is watched again
             if runner.prepare_more():
                 continue
         if collection_due(now, worked, collected):

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from engine_core import folder, loading
@@ -49,6 +50,7 @@ class Engine:
 
     runner: Runner
     ready: ExecutorReady
+    warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
 
 
 def start(config: Config, index: int) -> Engine:
@@ -91,7 +93,7 @@ def start(config: Config, index: int) -> Engine:
         notify("STATUS=compiling kernels")
         compile_steps(model, options, step_tokens(config.model, device), draft, processes)
     runner, shape = make_runner(config, model, spec, options, draft)
-    warm_up(config, runner)
+    warm = warm_up(config, runner)
     ready = ExecutorReady(
         epoch=0,
         blocks=runner.options.blocks,
@@ -118,7 +120,7 @@ def start(config: Config, index: int) -> Engine:
         seconds=round(ready.load_seconds, 2),
         **({} if draft is None else draft_figures(draft, options, shape)),
     )
-    return Engine(runner, ready)
+    return Engine(runner, ready, warm)
 
 
 def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> dict[str, float]:
@@ -144,13 +146,18 @@ def make_runner(
     return Runner(model, spec, replace(options, blocks=blocks), draft), shape
 
 
-def warm_up(config: Config, runner: Runner) -> None:
-    """Run every form of a step once, capture the graphs that a server starts with."""
+def warm_up(config: Config, runner: Runner) -> tuple[tuple[int, float], ...]:
+    """Run every form of a step once, capture the graphs that a server starts with. The steps' positions and seconds."""
     notify("STATUS=warming up")
+    took = []
     for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
+        began = time.perf_counter()
         runner.collect(runner.launch(plan))
+        positions = int(np.frombuffer(plan.chunks, np.int32)[2::4].sum())
+        took.append((positions, time.perf_counter() - began))
     runner.prepare()
     runner.reset()
+    return tuple(took)
 
 
 def choose_device(option: str, index: int) -> torch.device:

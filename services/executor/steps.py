@@ -12,11 +12,14 @@ from collections import deque
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Begun, Runner
 from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from services import journal
+from services.executor.report import Reports
+from services.executor.watchdog import Watchdog
 from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
 
 log = logging.getLogger(__name__)
@@ -35,17 +38,23 @@ class StepsStatistics(msgspec.Struct, frozen=True):
 class Steps:
     """One executor's plans and results. A new scheduler, or a new epoch of the same, begins with empty slots."""
 
-    def __init__(self, port: Port, runner: Runner, ready: ExecutorReady) -> None:
+    def __init__(
+        self, port: Port, runner: Runner, ready: ExecutorReady, watchdog: Watchdog, reports: Reports
+    ) -> None:
         self._port = port
         self._runner = runner
         self._ready = ready
+        self._watchdog = watchdog
+        self._reports = reports
+        self.decoding: set[int] = set()  # slots
         self._scheduler: Peer | None = None
         self._epoch = 0
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
         self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds of waiting before it
-        # With the seconds of launching, of waiting, and of drafting behind the step before.
-        self._launched: deque[tuple[Launched, float, float, float]] = deque()
+        # With the seconds of launching, of waiting, and of drafting behind the step before; and its positions.
+        self._launched: deque[tuple[Launched, float, float, float, int]] = deque()
+        self._positions = 0  # of the plan begun last
         self._results: deque[StepResult] = deque()
         self._worked = 0.0  # seconds of launching the plan at hand
         self._drafted = 0.0  # seconds of launching the last drafting
@@ -126,12 +135,21 @@ class Steps:
         self._plans.clear()
         self._masks.clear()
         self._begun = None
+        self._watchdog.rest()
+        self._reset()
+
+    def _reset(self) -> None:
         self._runner.reset()
+        self.decoding.clear()
 
     def _begin(self, plan: StepPlan) -> None:
         if plan.epoch != self._epoch:
-            self._runner.reset()
+            self._reset()
             self._epoch = plan.epoch
+        self._reports.plans.append(plan)
+        self._positions = self._count(plan)
+        if not self._launched:
+            self._watchdog.begin(self._positions)
         began = time.perf_counter()
         waited, self._worked = began - self._ended, 0.0
         begun = self._runner.begin(plan)
@@ -139,6 +157,8 @@ class Steps:
         if plan.masked:
             self._begun = begun, waited
             self._pause(began)
+            if not self._launched:
+                self._watchdog.rest()
         else:
             self._finish(begun, None, began, waited)
 
@@ -150,6 +170,8 @@ class Steps:
             self._stray += 1
             return
         self._begun = None
+        if not self._launched:
+            self._watchdog.begin(self._positions)
         went_on = time.perf_counter()
         self._finish(begun, masks, went_on, waited + went_on - self._ended)
 
@@ -160,15 +182,29 @@ class Steps:
         launched = self._runner.draft(launched)
         self._ended = time.perf_counter()
         self._drafted = self._ended - ended
-        self._launched.append((launched, self._worked, waited, drafted))
+        self._launched.append((launched, self._worked, waited, drafted, self._positions))
 
     def _pause(self, began: float) -> None:
         self._ended = time.perf_counter()
         self._worked += self._ended - began
 
     def _collect(self) -> None:
-        launched, busy, waited, drafting = self._launched.popleft()
+        launched, busy, waited, drafting, positions = self._launched.popleft()
         result = self._runner.collect(launched)
         if launched.done is None:  # a CPU: its work is the launch itself
             result = msgspec.structs.replace(result, busy=busy, waited=waited, drafting=drafting)
         self._results.append(result)
+        if result.busy:
+            self._watchdog.tell(positions, result.busy)
+        if self._launched:
+            self._watchdog.begin(self._launched[0][4])
+        else:
+            self._watchdog.rest()
+
+    def _count(self, plan: StepPlan) -> int:
+        """Positions that the plan runs."""
+        if plan.decode_on or plan.decode_off:
+            self.decoding.update(np.frombuffer(plan.decode_on, np.int32).tolist())
+            self.decoding.difference_update(np.frombuffer(plan.decode_off, np.int32).tolist())
+        count = len(self.decoding) + len(plan.draft_ids) // 4
+        return count + int(np.frombuffer(plan.chunks, np.int32)[2::4].sum()) if plan.chunks else count

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.executor import device as driver
-from services.executor.device import LIBRARY, begin_device, open_compiler, open_device
+from services.executor.device import LIBRARY, begin_device, is_device_error, open_compiler, open_device
 
 
 def test_a_machine_without_the_driver() -> None:
@@ -46,3 +46,11 @@ def test_torch_shares_the_context() -> None:
     assert open_device(0)
     assert torch.zeros(1, device="cuda").item() == 0.0
     assert not open_device(torch.cuda.device_count())
+
+
+def test_what_the_device_reported_stays_with_its_process() -> None:
+    accelerator = type("AcceleratorError", (RuntimeError,), {})
+    assert is_device_error(accelerator("an illegal memory access was encountered"))
+    assert is_device_error(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not is_device_error(RuntimeError("shapes do not match"))
+    assert not is_device_error(MemoryError())

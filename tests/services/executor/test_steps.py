@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,8 +15,10 @@ from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.links import STEPS, Welcome
 from protocol.messages import Message, Sampling
 from protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
+from services.executor.report import Reports
 from services.executor.start import Engine, start
 from services.executor.steps import Steps
+from services.executor.watchdog import Watchdog
 from services.wire import Arrival, Joined, Left, Peer
 from tests.services.executor.folder import write_folder
 
@@ -53,9 +56,15 @@ def port() -> FakePort:
 
 
 @pytest.fixture
-def steps(port: FakePort, engine: Engine) -> Steps:
+def watchdog() -> Watchdog:
+    return Watchdog()
+
+
+@pytest.fixture
+def steps(port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path) -> Steps:
     sink: Any = port
-    return Steps(sink, engine.runner, engine.ready)
+    reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
+    return Steps(sink, engine.runner, engine.ready, watchdog, reports)
 
 
 def first(step: int, epoch: int = 5, slot: int = 0) -> StepPlan:
@@ -226,3 +235,27 @@ def test_a_scheduler_that_leaves_takes_its_waiting_plan_along(steps: Steps, port
     steps.take([Arrival(old, Left("restarted"))])
     run(steps, new, Joined(), first(1, epoch=9))
     assert [(result.step, result.epoch) for result in results(port)] == [(1, 9)]
+
+
+def test_the_watchdog_waits_for_steps_alone(steps: Steps, port: FakePort, watchdog: Watchdog) -> None:
+    who, forever = peer(), float("inf")
+    run(steps, who, Joined())
+    assert watchdog.statistics().allowed == forever
+    steps.take([Arrival(who, first(1)), Arrival(who, then(2))])
+    steps.turn()  # the first is launched and collected
+    assert watchdog.statistics().measured[0][0] == len(PROMPT).bit_length()
+    assert watchdog.statistics().allowed == forever
+    run(steps, who)
+    assert steps.decoding == {0}
+    assert [size for size, _ in watchdog.statistics().measured] == [1, 3]
+    run(steps, who, then(1, epoch=6, on=None))
+    assert steps.decoding == set()
+
+
+def test_the_wait_for_masks_is_not_watched(steps: Steps, watchdog: Watchdog) -> None:
+    who = peer()
+    run(steps, who, Joined())
+    steps.take([Arrival(who, msgspec.structs.replace(first(1), masked=np.array([0], "<i4").tobytes()))])
+    steps.turn()
+    assert steps.halved
+    assert watchdog.statistics().allowed == float("inf")
