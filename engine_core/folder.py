@@ -20,6 +20,7 @@ EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
 EMBEDDED_EAGLE = "penstock-demo-eagle"  # and of its EAGLE head
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
+CONFIG = ("config.json",)  # what tells a model's shape
 NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
 
 
@@ -35,8 +36,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None
 
 
-def resolve(model: str, revision: str = "") -> Path:
-    """The folder of `model`: "" is the embedded model, an existing folder is itself, else a hub id is fetched.
+def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -> Path:
+    """The folder of `model`: "" is the embedded model, an existing folder is itself, else a hub id is fetched,
+    as far as its files are `wanted`.
 
     Hub ids go through huggingface_hub, whose environment variables for endpoint, cache, token and offline mode hold;
     it shows its progress bars. Raises ModelError: no such folder or repository, not reachable and not in the cache;
@@ -55,7 +57,7 @@ def resolve(model: str, revision: str = "") -> Path:
         raise ModelError(f"{path}: a model is a folder with config.json, not a file")
     if not HUB_ID.fullmatch(model):
         raise ModelError(f"{model}: no such folder, and not a hub id of the form owner/name")
-    return fetch(model, revision)
+    return fetch(model, revision, wanted)
 
 
 def resolve_draft(model: str) -> Path:
@@ -67,7 +69,7 @@ def resolve_draft(model: str) -> Path:
     return resolve(model)
 
 
-def fetch(model: str, revision: str) -> Path:
+def fetch(model: str, revision: str, wanted: tuple[str, ...] = FETCHED) -> Path:
     """The cached snapshot of a hub repository, downloaded as far as it is not there yet."""
     from huggingface_hub import errors, snapshot_download
 
@@ -75,7 +77,7 @@ def fetch(model: str, revision: str) -> Path:
     assert issubclass(transport_error, Exception)
     try:
         found = snapshot_download(
-            model, revision=revision or None, allow_patterns=list(FETCHED), ignore_patterns=list(NOT_FETCHED)
+            model, revision=revision or None, allow_patterns=list(wanted), ignore_patterns=list(NOT_FETCHED)
         )
     except (OSError, ValueError, errors.XetDownloadError, transport_error) as error:
         at = f" at revision {revision}" if revision else ""
