@@ -117,6 +117,21 @@ class Reasoning(Part, frozen=True, kw_only=True):
     split: bool = True  # it is told apart from the content
 
 
+class Pooling(Part, frozen=True, kw_only=True):
+    """A request for a vector in place of text: hidden states of its prompt behind the final norm, or logits there."""
+
+    kind: str  # mean: of all positions; last, cls: the last or the first one's; logits: those behind the last position
+    tokens: tuple[int, ...] = ()  # whose logits are wanted
+    words: tuple[str, ...] = ()  # the same as text, one token each; the tokenizer fills `tokens`
+    closing: str = ""  # text that follows the prompt, whatever is truncated of it
+    param: str = ""  # the request's field that holds the prompt, for errors
+
+    @property
+    def whole(self) -> bool:
+        """Whether it needs more than the last position: then none may come from the prefix cache."""
+        return self.kind in ("mean", "cls")
+
+
 class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
@@ -134,6 +149,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     sampling: Sampling
     grammar: Grammar | None = None
+    pooling: Pooling | None = None  # a vector is wanted and nothing is generated
     prediction: str = ""  # text that the output is expected to repeat; its tokens are drafts
     speculate: bool = True  # whether drafts other than forced ones may be proposed, its prediction included
     n: int = 1
@@ -203,12 +219,14 @@ class Rejected(Message, frozen=True, kw_only=True):
 
 
 class SubmitTokens(Message, frozen=True, kw_only=True):
-    """tokenizer → scheduler: one request as token ids. `sampling.max_tokens` is filled; prompt + max_tokens fits."""
+    """tokenizer → scheduler: one request as token ids. `sampling.max_tokens` is filled; prompt + max_tokens fits.
+    One that pools has one choice, and only its prompt must fit."""
 
     id: int
     token_ids: bytes  # int32 [prompt]
     sampling: Sampling
     automaton: Automaton | None = None
+    pooling: Pooling | None = None  # a vector is wanted and nothing is generated
     prediction: bytes = b""  # int32 [tokens] that the output is expected to repeat
     speculate: bool = True  # whether drafts other than forced ones may be proposed, its prediction included
     stop_strings: bool = False  # they may end its choices, so rows with drafts tell what became of those so far
@@ -246,6 +264,7 @@ class TokenExtra(Part, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None  # positions 1.. of the prompt, once
     drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected so far; on a choice's last row
     stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
+    vector: bytes | None = None  # float32, of a request that pools; on its one row
     error: str | None = None  # with Finish.ERROR and Finish.GRAMMAR
 
 
@@ -302,6 +321,7 @@ class TextExtra(Part, frozen=True, kw_only=True):
     stop_reason: str | int | None = None  # stop string or stop token id that ended the choice
     drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
     reasoning_tokens: int = 0  # on a choice's last row, where its reasoning was parsed; its markers count
+    vector: bytes | None = None  # float32, of a request that pools; on its one row
     approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar does not hold exactly
     error: str | None = None
 

@@ -19,6 +19,9 @@ token is drawn as if the drafts before it stood in the sequence, with the noise 
 the first whose token is not the draft that follows, and the others are thrown away (`REJECTED`). So what a request says
 is, token by token, what it would say without drafts. A draft is a guess: a wrong one costs time only.
 
+A slot that pools (`SlotStart.pooling`) never decodes and its chunks never sample: with the one that ends its prompt
+comes its vector, pooled over the positions that its chunks have run.
+
 Rows in `masked` are sampled when their masks have come (`StepMasks` of the same step).
 
 An executor with a draft model drafts for the rows that `drafting` names, once the step has sampled: the drafts stand in
@@ -31,7 +34,7 @@ ends where the chunk does: the draft model keeps up.
 
 from __future__ import annotations
 
-from protocol.messages import Logprobs, Message, Part, Sampling
+from protocol.messages import Logprobs, Message, Part, Pooling, Sampling
 
 REJECTED = -2  # token of an entry after a rejected draft
 OWN_DRAFT = -3  # id of a draft that the executor made itself
@@ -47,6 +50,7 @@ class SlotStart(Part, frozen=True, kw_only=True):
     blocks: bytes  # int32 [blocks], enough for the step's chunk
     sampling: Sampling
     seed: int  # of this choice, see `choice_seed`
+    pooling: Pooling | None = None  # what its prompt becomes; None: it generates
 
 
 class StepPlan(Message, frozen=True, kw_only=True):
@@ -87,6 +91,13 @@ class RowLogprobs(Part, frozen=True):
     logprobs: Logprobs
 
 
+class RowVector(Part, frozen=True):
+    """What a prompt that pools has become with a chunk that ends it."""
+
+    row: int  # index among the plan's chunks
+    values: bytes  # float32 [hidden], or [tokens] where logits are wanted
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """executor rank 0 → scheduler: one step's sampled tokens. An entry with non-finite logits has token -1."""
 
@@ -95,6 +106,7 @@ class StepResult(Message, frozen=True, kw_only=True):
     token_ids: bytes  # int32 [entries]
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()  # of positions start+1 .. start+count of the chunk that are prompt
+    vectors: tuple[RowVector, ...] = ()
     drafts: bytes = b""  # int32 [drafts of the told rows, row after row]
     busy: float = 0.0  # seconds of device work
     drafting: float = 0.0  # seconds of drafting behind the step before

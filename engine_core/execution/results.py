@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_core.execution.draft_rows import DraftRows
+from engine_core.execution.pooling import Vectors
 from kernels.logprobs import TokenLogprobs
 from protocol.messages import Logprobs
 from protocol.steps import RowLogprobs
@@ -33,13 +34,14 @@ class Output:
     scores: TokenLogprobs | None  # of the entries
     prompts: tuple[PromptScores, ...]
     drafts: Tensor | None = None  # int32 [told rows, turns], those that the device made after the step
+    vectors: Vectors | None = None  # of prompts that pool
 
     def tensors(self) -> list[Tensor]:
         found = [tensor for tensor in (self.tokens, self.drafts) if tensor is not None]
         for part in (self.scores, *(prompt.scores for prompt in self.prompts)):
             if part is not None:
                 found += [part.ids, part.values, part.ranks]
-        return found
+        return found if self.vectors is None else [*found, self.vectors.values]
 
     def replaced(self, tensors: Sequence[Tensor]) -> Output:
         """The same output over other tensors, in the order of `tensors()`."""
@@ -47,7 +49,9 @@ class Output:
         tokens, drafts = (None if tensor is None else next(rest) for tensor in (self.tokens, self.drafts))
         scores = None if self.scores is None else TokenLogprobs(next(rest), next(rest), next(rest))
         prompts = (replace(prompt, scores=TokenLogprobs(next(rest), next(rest), next(rest))) for prompt in self.prompts)
-        return Output(tokens, scores, tuple(prompts), drafts)
+        found = tuple(prompts)
+        vectors = None if self.vectors is None else replace(self.vectors, values=next(rest))
+        return Output(tokens, scores, found, drafts, vectors)
 
 
 @dataclass(frozen=True)

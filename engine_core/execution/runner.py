@@ -26,6 +26,7 @@ from engine_core.execution.graphs import USUAL, Graphs, GraphSizes
 from engine_core.execution.heads import attach
 from engine_core.execution.masks import entry_masks, store_masks
 from engine_core.execution.pages import kv_pages
+from engine_core.execution.pooling import Pools, Vectors, vector_rows
 from engine_core.execution.prompts import prompt_scores, prompt_spans
 from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs, told_drafts
 from engine_core.execution.rows import Column, HostRows, StepInputs, entry_columns, input_columns, step_inputs
@@ -67,6 +68,7 @@ class Begun:
     last: Tensor | None  # int32 [entries], which of them are sampled from; None: a graph has laid them out
     prompts: tuple[PromptScores, ...]
     began: torch.cuda.Event | None
+    vectors: Vectors | None = None  # of prompts that pool and end here
     computed: torch.cuda.Event | None = None  # the forward pass is over; of a step that waits for masks
 
 
@@ -113,6 +115,7 @@ class Runner:
             )
         self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
         self._entries: tuple[HostRows, Entries] | None = None  # of the last eager sampling without masks
+        self._pools = Pools()
         self._draft_rows: tuple[bytes, DraftRows] | None = None  # of the last drafting
         self._last: Launched | None = None  # that was collected
         self._steps = self._tokens = self._sampled = self._rejected = self._failed = 0
@@ -141,6 +144,7 @@ class Runner:
     def reset(self) -> None:
         """Forget every request. Steps still in flight end harmlessly."""
         self._slots.reset()
+        self._pools.reset()
 
     @torch.inference_mode()
     def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
@@ -180,6 +184,7 @@ class Runner:
         """Take over the plan's changes and enqueue its forward pass. `finish` must follow before the next `begin`."""
         began = self._mark()
         self._slots.apply(plan)
+        self._pools.start(plan.starts)
         rows = self._slots.rows(plan)
         self._steps += 1
         self._tokens += rows.tokens
@@ -196,7 +201,8 @@ class Runner:
             hidden, last = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows)), inputs.last
         spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
         prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
-        return Begun(plan, rows, hidden, last, prompts, began, self._mark() if plan.masked else None)
+        vectors = self._pools.take(plan, rows, hidden, self._model, self._upload)
+        return Begun(plan, rows, hidden, last, prompts, began, vectors, self._mark() if plan.masked else None)
 
     @torch.inference_mode()
     def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
@@ -208,13 +214,13 @@ class Runner:
             halves = begun.computed, went_on
         self._sampled += rows.entries
         widths = None
-        output = Output(None, None, begun.prompts)
+        output = Output(None, None, begun.prompts, vectors=begun.vectors)
         if rows.entries:
             wanted = self._slots.parameters.logprobs[rows.entry_slots]
             widths = wanted if wanted.max() >= 0 else None
             sampled = self._sample(begun, self._place_masks(masks, rows.entries), scored=widths is not None)
             tokens = sampled.tokens[: rows.entries]
-            output = Output(tokens, sampled.scores if widths is not None else None, begun.prompts)
+            output = replace(output, tokens=tokens, scores=sampled.scores if widths is not None else None)
         fetched, done = self._download.fetch(output.tensors())
         return Launched(
             plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done, done,
@@ -260,6 +266,7 @@ class Runner:
             token_ids=tokens.tobytes(),
             logprobs=tuple(entry_logprobs(launched, tokens)),
             prompt_logprobs=tuple(prompt_logprobs(fetched.prompts)),
+            vectors=vector_rows(fetched.vectors),
             drafts=told_drafts(launched),
             busy=times.busy,
             waited=times.waited,

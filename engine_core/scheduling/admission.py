@@ -86,7 +86,7 @@ class Admissions:
             return []
         self.hashed += len(choice.tokens) // size - len(choice.chain)
         extend(choice.chain, start, choice.tokens, len(choice.tokens) // size, size)
-        if choice.wants_scores:
+        if choice.fresh:
             return []
         most = (len(choice.tokens) - 1) // size  # at least one position is computed, so that there are logits
         found = state.prefix.match(choice.chain, most)

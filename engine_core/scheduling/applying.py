@@ -10,6 +10,7 @@ from engine_core.scheduling.guessing import land_drafting, tell_guesses
 from engine_core.scheduling.judging import follow, judge_rows
 from engine_core.scheduling.lifecycle import end, release, seal_to
 from engine_core.scheduling.outbox import Note, Rows, joined
+from engine_core.scheduling.pooling import take_vectors
 from engine_core.scheduling.slots import Lane
 from engine_core.scheduling.state import Chunk, Flight, Judged, State
 from protocol.messages import Logprobs
@@ -32,6 +33,8 @@ def apply(state: State, result: StepResult) -> None:
     land_drafts(state, flight, result.busy)
     land_drafting(state, flight, result.drafting)
     take(state, flight, result)
+    if result.vectors:
+        take_vectors(state, flight, result)
     for fenced in state.fence.open(flight.step):
         release(state, fenced)
 

@@ -24,6 +24,8 @@ assert sys.byteorder == "little", "columns are little-endian arrays"
 def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
     """Most tokens a choice can reach, prompt included."""
     prompt = len(message.token_ids) // 4
+    if message.pooling is not None:
+        return prompt + 1  # as if its last position were followed by a token: blocks are counted that way
     allowed = message.sampling.max_tokens
     return options.max_model_len if allowed is None else min(options.max_model_len, prompt + allowed)
 
@@ -59,7 +61,9 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         raise InvalidRequest(f"the prediction holds token ids outside 0..{options.vocab_size - 1}", param="prediction")
     if int(tokens.min()) < 0 or int(tokens.max()) >= options.vocab_size:
         raise InvalidRequest(f"the prompt holds token ids outside 0..{options.vocab_size - 1}", param="prompt")
-    if len(tokens) + 1 > options.max_model_len:
+    if message.pooling is not None:
+        validate_pooling(message, options)
+    elif len(tokens) + 1 > options.max_model_len:
         raise InvalidRequest(
             f"the prompt has {len(tokens)} tokens; with one token of output the model's limit is "
             f"{options.max_model_len}",
@@ -80,6 +84,22 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
             f"the server has {capacity * options.block_size}",
             param="max_tokens",
         )
+
+
+def validate_pooling(message: SubmitTokens, options: SchedulingOptions) -> None:
+    """Raise InvalidRequest if no vector can be made of its prompt."""
+    pooling, prompt = message.pooling, len(message.token_ids) // 4
+    assert pooling is not None
+    if message.n != 1 or message.automaton is not None:
+        raise InvalidRequest("a request that pools has one choice and nothing that its output must follow")
+    if prompt > options.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {prompt} tokens; the model's limit is {options.max_model_len}",
+            param=pooling.param or "prompt",
+            code="context_length_exceeded",
+        )
+    if not all(0 <= token < options.vocab_size for token in pooling.tokens):
+        raise InvalidRequest(f"logits are wanted of token ids outside 0..{options.vocab_size - 1}")
 
 
 def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None, now: float) -> None:

@@ -100,7 +100,8 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
             state.totals.failed += 1
         case _:
             state.totals.finished += 1
-            state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
+            if not request.pools:
+                state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
     state.suspects.remove(request.ending)
     del request.choices[choice.index]
     if not request.choices:

@@ -24,6 +24,7 @@ class Note:
     drafted: tuple[int, int] | None = None
     stop_token: int | None = None
     error: str | None = None
+    vector: bytes | None = None  # float32
 
     def extra(self, row: int) -> TokenExtra:
         """The note as the message carries it, once the row has its place."""
@@ -35,6 +36,7 @@ class Note:
             drafted=self.drafted,
             stop_token=self.stop_token,
             error=self.error,
+            vector=self.vector,
         )
 
     def then(self, later: Note) -> Note:
@@ -46,6 +48,7 @@ class Note:
             self.drafted if later.drafted is None else later.drafted,  # they count from the choice's beginning
             later.stop_token if self.stop_token is None else self.stop_token,
             later.error if self.error is None else self.error,
+            later.vector if self.vector is None else self.vector,
         )
 
 
@@ -134,36 +137,47 @@ class Outbox:
 
     def __init__(self) -> None:
         self._rows: list[Rows] = []
+        self._vectors: deque[Rows] = deque()  # rows with vectors, which are large: those of one step to a message
         self._rejected: deque[Rejected] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._rejected)
+        return bool(self._rows or self._vectors or self._rejected)
 
     def put(self, rows: Rows) -> None:
         self._rows.append(rows)
         if len(self._rows) >= MERGE_AT:
             self._rows = [merged(self._rows)]
 
+    def put_vectors(self, rows: Rows) -> None:
+        """The only rows of their choices."""
+        self._vectors.append(rows)
+
     def reject(self, message: Rejected) -> None:
         self._rejected.append(message)
 
     def take(self, step: int, limit: int) -> list[TokenBatch | Rejected]:
-        """At most `limit` messages: rejections first, then all rows as one batch. They count as delivered."""
+        """At most `limit` messages: rejections first, then vectors, then all other rows as one batch. They count as
+        delivered."""
         out: list[TokenBatch | Rejected] = []
         while self._rejected and len(out) < limit:
             out.append(self._rejected.popleft())
+        while self._vectors and len(out) < limit:
+            out.append(token_batch(step, self._vectors.popleft()))
         if self._rows and len(out) < limit:
             rows = merged(self._rows)
             self._rows = []
-            out.append(
-                TokenBatch(
-                    step=step,
-                    ids=rows.ids.tobytes(),
-                    choices=rows.numbers.tobytes(),
-                    counts=rows.counts.tobytes(),
-                    token_ids=rows.tokens.tobytes(),
-                    finish=rows.finish.tobytes(),
-                    extras=tuple([rows.notes[row].extra(row) for row in sorted(rows.notes)]),
-                )
-            )
+            out.append(token_batch(step, rows))
         return out
+
+
+def token_batch(step: int, rows: Rows) -> TokenBatch:
+    """The rows as the link carries them."""
+    return TokenBatch(
+        step=step,
+        ids=rows.ids.tobytes(),
+        choices=rows.numbers.tobytes(),
+        counts=rows.counts.tobytes(),
+        token_ids=rows.tokens.tobytes(),
+        finish=rows.finish.tobytes(),
+        extras=tuple([rows.notes[row].extra(row) for row in sorted(rows.notes)]),
+    )

@@ -159,6 +159,7 @@ def start_chunk(state: State, outline: Outline, choice: Choice, count: int) -> N
             blocks=np.array(choice.blocks, np.int32).tobytes(),
             sampling=sampling,
             seed=choice_seed(sampling.seed, choice.index),
+            pooling=choice.request.message.pooling,
         )
     )
     append_chunk(state, outline, choice, count)
@@ -166,7 +167,8 @@ def start_chunk(state: State, outline: Outline, choice: Choice, count: int) -> N
 
 def append_chunk(state: State, outline: Outline, choice: Choice, count: int) -> None:
     start = int(state.slots.planned[choice.slot])
-    outline.chunks.append(Chunk(choice, start, count, sample=start + count == len(choice.tokens)))
+    ends, pools = start + count == len(choice.tokens), choice.request.pools
+    outline.chunks.append(Chunk(choice, start, count, sample=ends and not pools, pool=ends and pools))
 
 
 def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> StepPlan:
@@ -242,7 +244,9 @@ def close_chunk(state: State, chunk: Chunk, step: int) -> tuple[int, int, int, i
     slots.planned[slot] += chunk.count
     slots.last[slot] = step
     seal(state, choice)
-    if chunk.sample:
+    if chunk.pool:
+        state.prefilling.remove(choice)  # its slot waits for the result
+    elif chunk.sample:
         state.prefilling.remove(choice)
         slots.set_ready(slot, bool(slots.planned[slot] + 1 < slots.limit[slot]))
         if choice.index == 0:

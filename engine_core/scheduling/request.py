@@ -52,6 +52,12 @@ class Choice:
         return self.index == 0 and request.wants_scores and self.scored < request.prompt_tokens - 1
 
     @property
+    def fresh(self) -> bool:
+        """Whether every position of it must be computed, so that none may come from the cache."""
+        pooling = self.request.message.pooling
+        return self.wants_scores or (pooling is not None and pooling.whole)
+
+    @property
     def drafted(self) -> tuple[int, int] | None:
         """Drafts accepted and rejected, None if it never had any."""
         return (self.accepted, self.rejected) if self.accepted or self.rejected else None
@@ -65,13 +71,18 @@ class Request:
     source: int
     order: int  # of arrival
     prompt_tokens: int
-    limit: int  # most tokens of a choice, prompt included
+    limit: int  # most tokens of a choice, prompt included; one more than the prompt's where it pools
     root: bytes | None  # parent of the identity chain; None: its blocks have no identity
     ending: frozenset[int]  # token ids that end a choice
     guide: Guide | None = None  # before any output; each choice has a copy
     choices: dict[int, Choice] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # choices 0..spawned-1 exist or have ended; the others wait for choice 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache
+
+    @property
+    def pools(self) -> bool:
+        """Whether it wants a vector: its one choice ends with its prompt."""
+        return self.message.pooling is not None
 
     @property
     def wants_scores(self) -> bool:

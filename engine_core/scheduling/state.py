@@ -34,6 +34,7 @@ class Chunk:
     start: int
     count: int
     sample: bool
+    pool: bool = False  # its choice's vector comes with the step's result
 
 
 @dataclass(frozen=True, slots=True, eq=False)

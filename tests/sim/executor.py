@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from protocol.messages import Logprobs, Sampling
-from protocol.steps import OWN_DRAFT, REJECTED, RowLogprobs, StepMasks, StepPlan, StepResult
+from protocol.messages import Logprobs, Pooling, Sampling
+from protocol.steps import OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
 
@@ -33,6 +34,8 @@ class Slot:
     hashes: list[int] = field(default_factory=list)  # of its own tokens, computed from nothing else
     guesses: list[int] = field(default_factory=list)  # drafts of the executor's own
     guessed: int = -1  # tokens that it had when they were made
+    pooling: Pooling | None = None
+    pooled: int = 0  # positions that went into its vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,9 @@ class FakeExecutor:
             start.sampling,
             start.seed,
             self._natures[start.sampling.seed],
+            pooling=start.pooling,
         )
+        assert not (start.pooling and start.pooling.whole and start.computed), "a vector of all positions"
         assert 0 <= start.slot < self._count
         assert 0 <= slot.computed < len(slot.tokens), "at least one position is computed"
         assert slot.computed % self._size == 0
@@ -195,7 +200,9 @@ class FakeExecutor:
         plan = work.plan
         sampler = Sampler(self._longest, {slot for (slot,) in ints(plan.masked)}, masks)
         prompt_scores: list[RowLogprobs] = []
+        vectors: list[RowVector] = []
         for index, slot, drafts in work.decoding:
+            assert slot.pooling is None, "a slot that pools never decodes"
             assert slot.computed == len(slot.tokens) - 1, "a decoding slot runs its last token"
             if OWN_DRAFT in drafts:
                 assert slot.guessed == len(slot.tokens), "drafts that were made behind other tokens"
@@ -210,7 +217,11 @@ class FakeExecutor:
             assert start == slot.computed, "a chunk starts where the slot stands"
             assert count >= 1
             lasts = self._positions(slot, count, [])
-            assert bool(sample) == (slot.computed == len(slot.tokens)), "the last chunk samples, no other does"
+            ends = slot.computed == len(slot.tokens)
+            assert bool(sample) == (ends and slot.pooling is None), "the last chunk samples, no other does"
+            if slot.pooling is not None:
+                slot.pooled += count
+                vectors += [RowVector(row, vector_of(slot).tobytes())] if ends else []
             if slot.sampling.prompt_logprobs >= 0:
                 last = min(start + count, slot.prompt_tokens - 1)
                 if part := score_positions(slot, start + 1, last):
@@ -226,6 +237,7 @@ class FakeExecutor:
             token_ids=np.array(sampler.tokens, np.int32).tobytes(),
             logprobs=tuple(sampler.scores),
             prompt_logprobs=tuple(prompt_scores),
+            vectors=tuple(vectors),
             drafts=np.array(told, np.int32).tobytes(),
             busy=0.01 + len(sampler.tokens) * self._pace if self._pace else 0.0,
             drafting=drafted,
@@ -292,6 +304,13 @@ class FakeExecutor:
             self._pages[slot.table[position // size]][position % size]
             for position in range(end - 1, end + len(drafts))
         ]
+
+
+def vector_of(slot: Slot) -> NDArray[np.float32]:
+    """What stands for a slot's vector: it tells the whole prefix, and how many positions went into it."""
+    value = np.nan if slot.nature.fails_at == 0 else slot.hashes[-1] % 9973
+    whole = slot.pooling is not None and slot.pooling.whole
+    return np.array([value, slot.pooled if whole else 0], np.float32)
 
 
 class Sampler:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Automaton, Sampling, SubmitTokens, Written
+from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, Written
 from protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS, VOCAB, Nature, rollout
@@ -41,6 +41,7 @@ class World:
     pace: float = 0.0  # of the executor, seconds for each sampled token
     skill: float = 0.5  # how many of the executor's own drafts are right
     resumed: float = 0.0  # share of lives that another scheduler had begun
+    pooled: float = 0.0  # share of lives that want a vector
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
 
@@ -100,6 +101,7 @@ def random_world(rng: random.Random) -> World:
         pace=rng.choice((0.0, 0.0001, 0.01)),
         skill=rng.choice((0.0, 0.5, 0.9, 1.0)),
         resumed=rng.choice((0.0, 0.2, 1.0)),
+        pooled=rng.choice((0.0, 0.0, 0.3)),
     )
 
 
@@ -171,9 +173,26 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         stop_at=rng.randint(1, 6) if 0.15 < fate < 0.3 else None,
         invalid=invalid,
     )
+    if world.pooled and not invalid and rng.random() < world.pooled:
+        return pooled_life(rng, life)
     if invalid or life.stop_at is not None or rng.random() >= world.resumed:
         return life
     return replace_fields(life, message=replace(life.message, written=random_written(rng, world, life)))
+
+
+def pooled_life(rng: random.Random, life: Life) -> Life:
+    """The same prompt and fate, for its vector."""
+    message = replace(
+        life.message,
+        sampling=Sampling(seed=life.message.sampling.seed, max_tokens=1),
+        pooling=Pooling(kind=rng.choice(("mean", "last", "cls"))),
+        n=1,
+        automaton=None,
+        prediction=b"",
+        speculate=False,
+        stop_strings=False,
+    )
+    return replace_fields(life, message=message, stop_at=None)
 
 
 def random_written(rng: random.Random, world: World, life: Life) -> tuple[Written, ...]:

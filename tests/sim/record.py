@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine_core.scheduling.trials import KILLER
-from protocol.messages import Finish, Logprobs, Rejected, TokenBatch
+from protocol.messages import Finish, Logprobs, Pooling, Rejected, TokenBatch
 from protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World
@@ -25,6 +25,7 @@ class Seen:
     prompt_scores: list[float] | None = None
     stop_token: int | None = None
     error: str | None = None
+    vector: list[float] | None = None
     drafted: tuple[int, int] | None = None
     drafted_early: bool = False  # told before the last row
 
@@ -70,6 +71,9 @@ class Record:
             if extra.prompt_logprobs is not None:
                 assert seen.prompt_scores is None
                 seen.prompt_scores = floats(extra.prompt_logprobs)
+            if extra.vector is not None:
+                assert seen.vector is None
+                seen.vector = np.frombuffer(extra.vector, np.float32).tolist()
             if extra.drafted is not None:
                 assert sum(extra.drafted) >= sum(seen.drafted or ()), "they count from the choice's beginning"
                 assert extra.drafted[0] >= (seen.drafted or (0,))[0]
@@ -94,6 +98,9 @@ class Record:
             assert not any((message.id, index) in self.seen for index in range(message.n))
             return
         assert not life.invalid
+        if message.pooling is not None:
+            verify_vector(self.seen[message.id, 0], life, message.pooling, aborted)
+            return
         for index in range(message.n):
             if life.over(index):
                 assert (message.id, index) not in self.seen, "a choice that had ended goes on"
@@ -145,6 +152,24 @@ class Record:
             assert seen.prompt_scores == expected[: len(prompt) - 1]
         else:
             assert seen.prompt_scores is None
+
+
+def verify_vector(seen: Seen, life: Life, pooling: Pooling, aborted: bool) -> None:
+    """A prompt's vector, made of every position that it needs, or the reason why there is none."""
+    assert not seen.tokens
+    fails = life.nature.fails_at == 0
+    if seen.finish == Finish.ABORT:
+        assert aborted
+    else:
+        assert seen.finish == (Finish.ERROR if fails else Finish.STOP)
+    assert (seen.error is not None) == (seen.finish == Finish.ERROR)
+    assert (seen.vector is not None) == (seen.finish == Finish.STOP)
+    if seen.vector is not None:
+        last = cells(life.nature.root, life.prompt)[-1] % 9973
+        assert seen.vector == [last, len(life.prompt) if pooling.whole else 0]
+        assert seen.cached is not None
+        assert seen.cached < len(life.prompt)
+        assert not (pooling.whole and seen.cached)
 
 
 def floats(scores: Logprobs) -> list[float]:

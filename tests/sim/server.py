@@ -9,7 +9,7 @@ import numpy as np
 
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Automaton, Sampling, SubmitTokens, Written
+from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, Written
 from protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
@@ -71,6 +71,7 @@ class Server:
         fails_at: int = -1,
         period: int = 0,
         automaton: Automaton | None = None,
+        pooling: Pooling | None = None,
         prediction: Sequence[int] = (),
         speculate: bool = True,
         stop_strings: bool = False,
@@ -89,6 +90,7 @@ class Server:
             priority=priority,
             cache_salt=salt,
             automaton=automaton,
+            pooling=pooling,
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=speculate,
             stop_strings=stop_strings,

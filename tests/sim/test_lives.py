@@ -40,6 +40,11 @@ def test_the_lives_are_lively() -> None:
     assert sum(stand.forecast.refused for stand in seen) > 100
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_lives_of_which_half_want_vectors(seed: int) -> None:
+    run(seed, 200, pooled=0.5, restarts=0.01)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_10000_lives_in_one_run(depth: int) -> None:
