@@ -34,10 +34,12 @@ COMMANDS: Mapping[str, str] = {
     "bench serve": "give a load to a server that runs, or to one that is started for it",
     "bench offline": "give a load to the Python API",
     "bench start": "how long a server takes to be ready",
+    "plan": "print what of a GPU's memory a model takes, and how many requests run at once",
+    "top": "show what a server does, and go on showing it",
     "collect-env": "print what a report of a problem should say about this machine",
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
-TAKES_MODEL = ("serve", "engine", "config", "chat", "complete", "run-batch", *BENCHES)
+TAKES_MODEL = ("serve", "engine", "config", "plan", "chat", "complete", "run-batch", *BENCHES)
 # Commands with arguments of their own, and the module of each.
 MODULES: Mapping[str, str] = {
     "chat": "services.commands.chat",
@@ -46,6 +48,8 @@ MODULES: Mapping[str, str] = {
     "bench serve": "services.bench.serve",
     "bench offline": "services.bench.offline",
     "bench start": "services.bench.start",
+    "plan": "services.commands.plan",
+    "top": "services.commands.top",
     "collect-env": "services.commands.collect_env",
 }
 MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
