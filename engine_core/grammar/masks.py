@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
@@ -26,8 +25,7 @@ Masks32 = npt.NDArray[np.int32]  # [rows, words]
 Job = tuple[Guide, int, list[int]]  # of which the mask at this entry, and those after each of these drafts, are wanted
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MaskRow:
+class MaskRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One constrained row of a step: it has an entry after its last token and one after each draft."""
 
     guide: Guide
@@ -123,6 +121,10 @@ class MaskStore:
         for row in rows:
             guide, drafts = row.guide, row.drafts
             end = start + len(drafts) + 1
+            if guide.bound and not (drafts or guide.ended or guide.failed):
+                jobs.append((guide, start, drafts))
+                start = end
+                continue
             if drafts or not guide.bound:
                 masks[start:end] = -1  # entries before a structure begins, and those after a draft that cannot be
             if guide.ended:

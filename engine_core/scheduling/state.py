@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -88,9 +89,8 @@ class Flight:
     behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GuidedRow:
-    """A row that samples under a mask."""
+class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A row that samples under a mask. There is one for each such row of each step, so it must cost little to make."""
 
     choice: Choice
     row: int  # in the step's lane

@@ -52,6 +52,8 @@ class Drafter:
         if self._pause:
             self._pause -= 1
             return None
+        if not (self.forced or self._proposers):  # what came is compared with the last expectation at the next look
+            return None
         self._learn(tokens)
         flying = sum([len(drafts) + 1 for drafts in self.flying])
         path = self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)

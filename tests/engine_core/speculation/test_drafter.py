@@ -136,3 +136,21 @@ def test_agreement() -> None:
     assert agreement([1, 2, 3], [1, 2], 0) == 2
     assert agreement([1], [1], 5) == 0
     assert agreement((), [1], 0) == 0
+
+
+def test_where_nothing_is_expected_what_came_is_compared_at_the_next_look() -> None:
+    """A row under a grammar without a forced run costs nothing, and its run's end counts all the same."""
+    looked, late = drafter(), drafter()
+    for one in (looked, late):
+        one.forced = TEXT[5:8]
+        assert drafted(one, 5) == TEXT[5:8]
+    for known in (6, 7, 8):
+        looked.forced = TEXT[known:8]
+        drafted(looked, known)
+    late.forced = []
+    assert drafted(late, 6) == drafted(late, 8) == []
+    for one in (looked, late):
+        one.forced = TEXT[9:11]
+        assert drafted(one, 9) == TEXT[9:11]
+    chances = [one._acceptance.chances(3, 0, 3, on_track=False) for one in (looked, late)]
+    assert chances[0] == chances[1]
