@@ -158,7 +158,8 @@ def rules(raw: msgspec.Raw, name: str) -> Grammar:
 
 
 def choice(raw: msgspec.Raw, name: str) -> Grammar:
-    return Grammar(kind="choice", source=msgspec.json.encode(decode(raw, CHOICES, name)).decode(), param=name)
+    decode(raw, CHOICES, name)
+    return Grammar(kind="choice", source=bytes(raw).decode(), param=name)
 
 
 def json_object(raw: msgspec.Raw, name: str) -> Grammar | None:

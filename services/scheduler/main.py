@@ -32,6 +32,7 @@ from services.wire import Port, Self
 log = logging.getLogger(__name__)
 
 GUIDE_THREADS = 2  # that make automata; a slow one does not hold up the next
+GUIDE_NICE = 10  # of these threads, by which their core falls to streams; they hold the interpreter for moments alone
 SWITCH = 0.0002  # seconds until a thread that has made masks gets the interpreter from the loop
 
 
@@ -47,7 +48,7 @@ def run(config: Config, index: int) -> int:
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
     grammar_tokens = tokens_of(model)
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
-    guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide"), fillers)
+    guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers)
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

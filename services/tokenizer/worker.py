@@ -27,7 +27,6 @@ from services.process import PARENT, follow_parent
 from services.tokenizer.orders import LENGTH, Done, Refusal
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
-NICE = 10  # streams come first
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -44,7 +43,6 @@ def main(arguments: Sequence[str]) -> None:
     """FOLDER PARENT SECONDS MEMORY: tell that the model's tokens are read, then answer until the input ends."""
     folder, parent, seconds, memory = arguments
     follow_parent(signal.SIGKILL, {PARENT: parent})
-    os.nice(NICE)
     path = Path(folder)
     tokens = read_tokens(path, read_vocabulary(path))
     write_frame(sys.stdout.buffer, b"")

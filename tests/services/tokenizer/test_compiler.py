@@ -18,7 +18,7 @@ from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from protocol.messages import Grammar
 from services.tokenizer import compiler as module
-from services.tokenizer.compiler import Compiler, content_key
+from services.tokenizer.compiler import NICE, Compiler, content_key
 
 BOMB = Grammar(
     kind="grammar", source="root ::= " + " ".join([f'"x{number}"' for number in range(90_000)]), param="guided_grammar"
@@ -49,6 +49,14 @@ async def test_one_flight_for_a_grammar_and_a_memory_of_it() -> None:
         statistics = compiler.statistics()
         assert (statistics.compiled, statistics.hits, statistics.workers, statistics.waiting) == (1, 5, 1, 0)
         assert statistics.slowest > 0
+
+
+async def test_workers_leave_the_cores_to_streams() -> None:
+    async with compiling() as compiler:
+        await compiler.compile(regex("[a-z]+"))
+        (worker,) = compiler._all
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, own + NICE)
 
 
 async def test_a_refusal_names_the_field_of_each_request() -> None:
