@@ -70,6 +70,14 @@ class Client:
             raise refusal(answer)
         return answer.body
 
+    def text(self, path: str) -> str:
+        """A good answer that is no JSON. Raises RequestError for any other, LinkError."""
+        response = self._send(path, None)
+        data = self._read(response)
+        if response.status != 200:
+            raise refusal(Answer(response.status, decoded(data), "", None))
+        return data.decode(errors="replace")
+
     def model(self) -> str:
         """The first model that the server lists."""
         listed = self.get("/v1/models").get("data") or [{}]

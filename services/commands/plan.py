@@ -1,0 +1,197 @@
+"""`penstock plan`: what of a GPU's memory a model takes, and how many requests of which length run at once.
+
+Weights, bytes per token and blocks come from the formulas with which an executor makes its cache; see
+`engine_core.execution.estimate` for the rest, which an executor measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine_core import folder
+from engine_core.execution.capacity import CacheShape, block_bytes, check_blocks, given_blocks, gpu_blocks
+from engine_core.execution.estimate import StepShape, step_bytes, taken_bytes, weights
+from engine_core.models.spec import ModelSpec, read_spec
+from protocol.config import Config
+from protocol.errors import ConfigError
+from protocol.speculation import WITH_MODEL, read_speculative
+from services.options import Effective
+from services.process import ExitCode
+
+GIB = 1 << 30
+# Bytes that the driver lets programs have. The H200's was read on one; the others are rounded down from what their
+# makers state.
+GPUS: Mapping[str, int] = {
+    "h200": 150_109_880_320,
+    "b200": 178 * GIB,
+    "h100": 79 * GIB,
+    "h100-nvl": 93 * GIB,
+    "a100": 79 * GIB,
+    "a100-40gb": 39 * GIB,
+    "l40s": 44 * GIB,
+    "l4": 22 * GIB,
+    "a10": 22 * GIB,
+    "rtx-4090": 23 * GIB,
+}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)(GB|GiB)", re.IGNORECASE)
+STEP_TOKENS = 8192  # of a GPU without --max-num-batched-tokens
+ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+SHORTEST = 512  # tokens; lengths are told from here on, doubled
+
+
+class Concurrency(msgspec.Struct, frozen=True):
+    """How many requests of a length, prompt and output together, run at once, and whether blocks or slots say so."""
+
+    tokens: int
+    requests: int
+    limit: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes. Bytes are of one GPU; a request is of prompt and output together."""
+
+    model: str
+    dtype: str
+    gpu: str
+    gpu_bytes: int
+    usable_bytes: int
+    parameters: int
+    weight_bytes: int
+    step_bytes: int  # reckoned: the largest step and the slots' tables
+    other_bytes: int  # reckoned: context, kernels, rotary tables
+    kv_bytes_per_token: int
+    block_size: int
+    blocks: int
+    cache_tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    concurrency: tuple[Concurrency, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", default="", metavar="NAME",
+                        help=f"one of {', '.join(GPUS)}, or its memory as 80GB or 79.1GiB")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
+    """Print the plan. Raises ConfigError, as an executor would, where not even one request of full length fits."""
+    found = plan(effective.config, namespace.gpu)
+    print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() if namespace.json else text(found))
+    return ExitCode.ORDERLY
+
+
+def plan(config: Config, gpu: str) -> Plan:
+    """What the model of `config` takes of a GPU.
+
+    Raises ModelError for its folder; ConfigError for a GPU that is not known, a draft model, and what cannot fit.
+    """
+    total = gpu_bytes(gpu)
+    if (method := read_speculative(config.scheduler.speculative_config).method) in WITH_MODEL:
+        raise ConfigError("--speculative-config", method, "plan the model without it: a draft's share is not reckoned")
+    path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
+    spec = read_spec(path)
+    dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
+    length = folder.model_length(spec, config.model)
+    tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
+    step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype])
+    shape = CacheShape(
+        block_bytes=block_bytes(spec, config.model.block_size, step.item_bytes),
+        block_size=config.model.block_size,
+        max_model_len=length,
+        max_num_seqs=config.model.max_num_seqs,
+        length_given=bool(config.model.max_model_len),
+    )
+    blocks = planned_blocks(config, shape, spec, step, total)
+    parameters = weights(spec)
+    return Plan(
+        model=folder.served_names(Path(path), config.model)[0],
+        dtype=dtype,
+        gpu=gpu,
+        gpu_bytes=total,
+        usable_bytes=int(total * config.executor.gpu_memory_utilization),
+        parameters=parameters,
+        weight_bytes=parameters * step.item_bytes,
+        step_bytes=step_bytes(spec, step),
+        other_bytes=taken_bytes(spec, step) - parameters * step.item_bytes,
+        kv_bytes_per_token=block_bytes(spec, 1, step.item_bytes),
+        block_size=shape.block_size,
+        blocks=blocks,
+        cache_tokens=blocks * shape.block_size,
+        max_model_len=length,
+        max_num_seqs=shape.max_num_seqs,
+        concurrency=tuple(concurrency(tokens, blocks, shape) for tokens in lengths(length)),
+    )
+
+
+def gpu_bytes(name: str) -> int:
+    """Memory of a GPU by its name, or as given. Raises ConfigError."""
+    if name.lower() in GPUS:
+        return GPUS[name.lower()]
+    if found := SIZE.fullmatch(name):
+        return int(float(found[1]) * (GIB if found[2].lower() == "gib" else 10**9))
+    raise ConfigError("--gpu", name, f"it must be one of {', '.join(GPUS)}, or a size such as 80GB or 79.1GiB")
+
+
+def planned_blocks(config: Config, shape: CacheShape, spec: ModelSpec, step: StepShape, total: int) -> int:
+    """KV blocks as an executor counts them. Raises ConfigError with the numbers when no request of full length fits,
+    or the weights do not."""
+    taken, peak = taken_bytes(spec, step), step_bytes(spec, step)
+    given, utilization = config.executor.kv_cache_memory, config.executor.gpu_memory_utilization
+    if taken + peak + given > int(total * utilization if not given else total):
+        raise ConfigError(
+            "--gpu-memory-utilization" if not given else "--kv-cache-memory",
+            given or utilization,
+            f"of {gib(total)} GiB weights take {gib(weights(spec) * step.item_bytes)} GiB, a step of {step.tokens} "
+            f"tokens and what CUDA needs {gib(peak + taken - weights(spec) * step.item_bytes)} GiB"
+            + (f", the cache {gib(given)} GiB" if given else ""),
+        )
+    if given:
+        return check_blocks(shape, given_blocks(shape, given), "--kv-cache-memory", given)
+    blocks = gpu_blocks(shape, total, utilization, taken, peak)
+    return check_blocks(shape, blocks, "--gpu-memory-utilization", utilization)
+
+
+def lengths(longest: int) -> list[int]:
+    """512 tokens, twice that, and so on; the longest in any case."""
+    found = []
+    tokens = SHORTEST
+    while tokens < longest:
+        found.append(tokens)
+        tokens *= 2
+    return [*found, longest]
+
+
+def concurrency(tokens: int, blocks: int, shape: CacheShape) -> Concurrency:
+    fit = blocks // -(-tokens // shape.block_size)
+    return Concurrency(tokens, min(fit, shape.max_num_seqs), "blocks" if fit < shape.max_num_seqs else "slots")
+
+
+def gib(count: int) -> str:
+    return f"{count / GIB:.2f}"
+
+
+def text(found: Plan) -> str:
+    """The plan for people."""
+    free = found.usable_bytes - found.weight_bytes - found.step_bytes - found.other_bytes
+    lines = [
+        f"{found.model} in {found.dtype} on {found.gpu}",
+        f"  GPU memory          {gib(found.gpu_bytes):>8} GiB, of which Penstock may use {gib(found.usable_bytes)}",
+        f"  weights             {gib(found.weight_bytes):>8} GiB, {found.parameters:,} parameters",
+        f"  largest step        {gib(found.step_bytes):>8} GiB, reckoned; the executor measures it",
+        f"  CUDA and tables     {gib(found.other_bytes):>8} GiB, reckoned",
+        f"  left for the cache  {gib(max(0, free)):>8} GiB",
+        f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token",
+        f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
+        "",
+        "  tokens of a request   at once",
+    ]
+    for row in found.concurrency:
+        why = " (--max-num-seqs)" if row.limit == "slots" else ""
+        lines.append(f"  {row.tokens:>19,}   {row.requests:>7,}{why}")
+    return "\n".join(lines)

@@ -1,0 +1,285 @@
+"""`penstock top`: what a running server does, from its /health and /metrics, once or again and again."""
+
+from __future__ import annotations
+
+import argparse
+import select
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from protocol.config import words
+from protocol.errors import ConfigError, LinkError
+from services.commands.client import Client, refusal
+from services.commands.target import DEFAULT
+from services.options import Effective
+from services.process import ExitCode
+
+SHORTEST = 0.1  # seconds between looks
+MEBIBYTE = 1 << 20
+ENGINE = "penstock_engine_"
+FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_latency_seconds"
+PERCENTILES = (50, 99)
+Series = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a server said at one moment: /health, and every sample of /metrics by its name and labels."""
+
+    time: float  # monotonic seconds
+    health: dict[str, Any]
+    samples: Series
+
+    def total(self, name: str) -> float:
+        """The sum of a name's samples over all labels."""
+        return sum(value for (found, _), value in self.samples.items() if found == name)
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """A histogram's cumulative counts by upper bound, summed over processes."""
+        found: dict[float, float] = {}
+        for (sample, labels), value in self.samples.items():
+            if sample == f"{name}_bucket":
+                bound = float(dict(labels)["le"])
+                found[bound] = found.get(bound, 0.0) + value
+        return dict(sorted(found.items()))
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process of a server on this machine."""
+
+    role: str
+    index: str
+    pid: int
+    resident_bytes: int
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown. Rates are of the time between two looks, 0 at the first; times are milliseconds."""
+
+    model: str
+    status: str
+    ready: bool
+    version: str
+    running: int
+    waiting: int
+    kv_used: float  # share of the blocks
+    kv_cached: float  # share that is idle and still known
+    prompt_rate: float  # tokens per second
+    output_rate: float
+    step_rate: float
+    step_ms: float
+    request_rate: float
+    preemptions: int
+    epoch: int
+    first_token_ms: dict[str, float]
+    inter_token_ms: dict[str, float]
+    parts: dict[str, bool]
+    processes: tuple[Process, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT, help=f"server to look at [default {DEFAULT}]")
+    parser.add_argument("--interval", default="1", metavar="SECONDS", help="between two looks [default 1]")
+    parser.add_argument("--once", action="store_true", help="look twice, an interval apart, print, and end")
+    parser.add_argument("--json", action="store_true", help="with --once: one JSON object")
+
+
+def command(namespace: argparse.Namespace, effective: Effective) -> int:
+    """Show the server until Ctrl-C, or once. 1 where it is not ready or went away.
+
+    Raises ConfigError, LinkError when it cannot be reached at first, RequestError when it wants a key.
+    """
+    interval = seconds(namespace.interval)
+    if namespace.json and not namespace.once:
+        raise ConfigError("--json", True, "it goes with --once")
+    key = next(iter(words(effective.config.api.api_key)), "")
+    with Client(namespace.url, key) as client:
+        before = look(client)
+        if namespace.once:
+            select.select([], [], [], interval)
+            return told(view(before, look(client), processes(effective)), sys.stdout, as_json=namespace.json)
+        return watch(client, before, interval, effective)
+
+
+def seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not SHORTEST <= found <= 3600.0:
+        raise ConfigError("--interval", text, f"it must be between {SHORTEST} and 3600 seconds")
+    return found
+
+
+def watch(client: Client, before: Look, interval: float, effective: Effective) -> int:
+    """Show looks one after another. Ctrl-C is the orderly end."""
+    console = Console()
+    shown = view(before, before, processes(effective))
+    try:
+        with Live(drawn(shown), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                select.select([], [], [], interval)
+                try:
+                    after = look(client)
+                except LinkError as error:
+                    live.update(Group(drawn(shown), Text(f"\n{error}", style="red")), refresh=True)
+                    continue
+                shown = view(before, after, processes(effective))
+                live.update(drawn(shown), refresh=True)
+                before = after
+    except KeyboardInterrupt:
+        return ExitCode.ORDERLY
+
+
+def told(found: View, out: TextIO, *, as_json: bool) -> int:
+    if as_json:
+        print(msgspec.json.encode(found).decode(), file=out)
+    else:
+        Console(file=out, width=100).print(drawn(found))
+    return ExitCode.ORDERLY if found.ready else ExitCode.FAILED
+
+
+def look(client: Client) -> Look:
+    """Ask for both. Raises LinkError, RequestError: a server that is not ready answers all the same."""
+    health = client.ask("/health")
+    if health.status not in (200, 503):
+        raise refusal(health)
+    answer = client.text("/metrics")
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer)
+        for sample in family.samples
+    }
+    return Look(time.monotonic(), health.body, samples)
+
+
+def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
+    """Two looks as one view. A total that went down is that of a process that was started again: no rate."""
+    passed = after.time - before.time
+
+    def rate(name: str) -> float:
+        more = after.total(name) - before.total(name)
+        return more / passed if passed > 0 and more > 0 else 0.0
+
+    blocks = after.total(f"{ENGINE}blocks")
+    idle, free = after.total(f"{ENGINE}blocks_idle"), after.total(f"{ENGINE}blocks_free")
+    steps = rate(f"{ENGINE}step_total")
+    running = after.total(f"{ENGINE}running")
+    parts = after.health.get("parts") or {}
+    tokenizer = parts.get("tokenizer") or {}
+    return View(
+        model=str(after.health.get("model", "")),
+        status=str(after.health.get("status", "")),
+        ready=bool(after.health.get("ready")),
+        version=str(after.health.get("version", "")),
+        running=int(running),
+        waiting=int(after.total(f"{ENGINE}waiting")),
+        kv_used=1 - (idle + free) / blocks if blocks else 0.0,
+        kv_cached=idle / blocks if blocks else 0.0,
+        prompt_rate=rate(f"{ENGINE}prompt_tokens_total"),
+        output_rate=rate(f"{ENGINE}output_tokens_total"),
+        step_rate=steps,
+        step_ms=1000 / steps if steps and running and before.total(f"{ENGINE}running") else 0.0,
+        request_rate=rate(f"{ENGINE}finished_total"),
+        preemptions=int(after.total(f"{ENGINE}preemptions_total")),
+        epoch=int(after.total(f"{ENGINE}epoch")),
+        first_token_ms=percentiles(before.buckets(FIRST), after.buckets(FIRST)),
+        inter_token_ms=percentiles(before.buckets(GAP), after.buckets(GAP)),
+        parts={
+            f"tokenizer {tokenizer.get('connected', 0)} of {tokenizer.get('configured', 0)}":
+                tokenizer.get("connected", 0) == tokenizer.get("configured", 0),
+            "scheduler": bool(parts.get("scheduler")),
+            "executor": bool(parts.get("executor")),
+        },
+        processes=found,
+    )  # fmt: skip
+
+
+def percentiles(before: Mapping[float, float], after: Mapping[float, float]) -> dict[str, float]:
+    """Milliseconds below which so many of the new observations lie, interpolated within a bucket as Prometheus'
+    histogram_quantile does; empty where there are none."""
+    counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
+    if not counts or counts[-1][1] <= 0:
+        counts = sorted(after.items())  # nothing new: of all there was
+    if not counts or counts[-1][1] <= 0:
+        return {}
+    return {f"p{percent}": 1000 * quantile(counts, percent / 100) for percent in PERCENTILES}
+
+
+def quantile(counts: list[tuple[float, float]], share: float) -> float:
+    wanted = share * counts[-1][1]
+    low, below = 0.0, 0.0
+    for bound, count in counts:
+        if count >= wanted:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * ((wanted - below) / (count - below) if count > below else 1.0)
+        low, below = bound, count
+    return low
+
+
+def processes(effective: Effective, proc: Path = Path("/proc")) -> tuple[Process, ...]:
+    """Processes of Penstock servers on this machine, of this user's that may be seen; none where the server is
+    elsewhere. With --run-dir only those that were started with it."""
+    found = []
+    for path in proc.glob("[0-9]*"):
+        try:
+            arguments = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            pages = int((path / "statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        role = role_of(arguments)
+        if role and effective.config.run.run_dir in ("", *arguments):
+            index = arguments[arguments.index("--index") + 1] if "--index" in arguments[:-1] else "0"
+            found.append(Process(role, index, int(path.name), pages * 4096))
+    return tuple(sorted(found, key=lambda process: (process.role, int(process.index or 0), process.pid)))
+
+
+def role_of(arguments: list[str]) -> str:
+    """The role that a command line starts, or nothing."""
+    for place, word in enumerate(arguments[:-1]):
+        if Path(word).name in ("penstock", "penstock.py"):
+            return arguments[place + 1] if arguments[place + 1] in ("api", "tokenizer", "scheduler", "executor") else ""
+    return ""
+
+
+def drawn(found: View) -> Group:
+    """The view for a terminal."""
+    state = Text(found.status, style="green" if found.ready else "red")
+    head = Text.assemble(("penstock ", "bold"), found.version, "  ", (found.model, "bold"), "  ", state)
+    figures = Table.grid(padding=(0, 3))
+    figures.add_row(
+        "requests",
+        f"{found.running} running",
+        f"{found.waiting} waiting",
+        f"{found.request_rate:,.1f} finished/s",
+        f"{found.preemptions} preempted",
+    )
+    figures.add_row("tokens", f"{found.output_rate:,.0f} out/s", f"{found.prompt_rate:,.0f} in/s")
+    figures.add_row("KV cache", f"{found.kv_used:.0%} used", f"{found.kv_cached:.0%} cached")
+    figures.add_row("steps", f"{found.step_rate:,.0f}/s", f"{found.step_ms:.2f} ms" if found.step_ms else "",
+                    f"epoch {found.epoch}")  # fmt: skip
+    for title, times in (("first token", found.first_token_ms), ("between tokens", found.inter_token_ms)):
+        figures.add_row(title, *(f"{name} {value:,.1f} ms" for name, value in times.items()))
+    parts = Text("  ").join(
+        Text(("● " if fine else "○ ") + name, style="green" if fine else "red") for name, fine in found.parts.items()
+    )
+    lines: list[Any] = [head, "", figures, "", parts]
+    if found.processes:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in ("process", "pid", "memory"):
+            table.add_column(title, justify="left" if title == "process" else "right")
+        for process in found.processes:
+            table.add_row(f"{process.role}-{process.index}", str(process.pid),
+                          f"{process.resident_bytes / MEBIBYTE:,.0f} MiB")  # fmt: skip
+        lines += ["", table]
+    return Group(*lines)

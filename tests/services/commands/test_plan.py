@@ -1,0 +1,107 @@
+"""`penstock plan`: the numbers of an executor, from a folder's config.json alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine_core.execution.capacity import block_bytes
+from engine_core.models.spec import read_spec
+from protocol.errors import ConfigError
+from services import cli
+from services.commands import plan as planning
+from services.commands.plan import GPUS, gpu_bytes, lengths, plan
+from services.options import effective, parse
+from tests.engine_core.execution.test_estimate import LLAMA_8B, QWEN_06B
+
+GIB = 1 << 30
+
+
+def folder_of(path: Path, config: dict[str, object]) -> Path:
+    """A model's folder with nothing but its shape."""
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def planned(model: Path, *words: str, gpu: str = "h200") -> planning.Plan:
+    parsed = parse(cli.parser_of("plan"), [str(model), *words])
+    return plan(effective(parsed, {}).config, gpu)
+
+
+def test_the_plan_of_8_billion_parameters(tmp_path: Path) -> None:
+    found = planned(folder_of(tmp_path, LLAMA_8B), "--max-model-len", "4096")
+    assert found.weight_bytes == 16_060_522_496
+    assert found.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert found.blocks == pytest.approx(55_083, rel=0.005)  # as an H200 had
+    assert found.cache_tokens == found.blocks * 16
+    assert {row.tokens: (row.requests, row.limit) for row in found.concurrency} == {
+        512: (256, "slots"), 1024: (256, "slots"), 2048: (256, "slots"), 4096: (found.blocks // 256, "blocks"),
+    }  # fmt: skip
+
+
+def test_bytes_per_token_are_the_cache_formula(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, QWEN_06B)
+    found = planned(folder)
+    assert found.kv_bytes_per_token * 16 == block_bytes(read_spec(folder), 16, 2)
+    assert planned(folder, "--dtype", "float32").kv_bytes_per_token == 2 * found.kv_bytes_per_token
+
+
+def test_given_bytes_decide_the_cache(tmp_path: Path) -> None:
+    found = planned(folder_of(tmp_path, QWEN_06B), "--kv-cache-memory", str(10 * GIB))
+    assert found.blocks == 10 * GIB // (found.kv_bytes_per_token * 16) - 1
+
+
+def test_what_cannot_fit_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA_8B)
+    with pytest.raises(ConfigError, match=r"weights take 14\.96 GiB"):
+        planned(folder, gpu="16GB")
+    with pytest.raises(ConfigError, match=r"--max-model-len.*give at most"):
+        planned(folder, gpu="l4")
+    assert planned(folder, "--max-model-len", "4096", gpu="l4").concurrency[-1].requests >= 1
+    with pytest.raises(ConfigError, match="the cache 140"):
+        planned(folder, "--kv-cache-memory", str(140 * GIB))
+
+
+def test_a_draft_model_is_not_planned(tmp_path: Path) -> None:
+    asked = '{"method": "draft_model", "model": "x", "num_speculative_tokens": 4}'
+    with pytest.raises(ConfigError, match="not reckoned"):
+        planned(folder_of(tmp_path, QWEN_06B), "--speculative-config", asked)
+
+
+@pytest.mark.parametrize(("name", "size"), [("H200", GPUS["h200"]), ("80GB", 80 * 10**9), ("22.5GiB", int(22.5 * GIB))])
+def test_a_gpu_by_name_and_by_size(name: str, size: int) -> None:
+    assert gpu_bytes(name) == size
+
+
+@pytest.mark.parametrize("name", ["", "h300", "80", "-1GB", "1e9GB"])
+def test_a_gpu_that_nobody_knows(name: str) -> None:
+    with pytest.raises(ConfigError, match="--gpu"):
+        gpu_bytes(name)
+
+
+def test_lengths_end_with_the_longest() -> None:
+    assert lengths(4096) == [512, 1024, 2048, 4096]
+    assert lengths(300) == [300]
+    assert lengths(1500) == [512, 1024, 1500]
+
+
+def test_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, LLAMA_8B)
+    assert cli.main(["plan", str(folder), "--gpu", "h200", "--max-model-len", "8192"]) == 0
+    text = capsys.readouterr().out
+    assert "131,072 bytes per token" in text
+    assert "weights                14.96 GiB, 8,030,261,248 parameters" in text
+    assert cli.main(["plan", str(folder), "--gpu", "h200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 8_030_261_248
+    assert cli.main(["plan", str(folder), "--gpu", "16GB"]) == 2
+
+
+def test_the_plan_needs_no_torch(tmp_path: Path) -> None:
+    """So that it answers at once, and on a machine that will never serve."""
+    code = "import sys; from services import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    words = ["plan", str(folder_of(tmp_path, LLAMA_8B)), "--gpu", "h200"]
+    assert subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False).returncode == 0
