@@ -114,6 +114,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         float, Option("seconds from the first byte of a request to the end of its headers", 0.1, 3600.0)
     ] = 10.0
     body_timeout: Annotated[float, Option("seconds that the body of a request may take", 0.1, 3600.0)] = 60.0
+    request_timeout: Annotated[
+        float, Option("seconds that a request may take in all; beyond it 504; 0: as long as it takes", 0.0,
+                      limits.MAX_TIMEOUT)
+    ] = 0.0
     keep_alive_timeout: Annotated[
         float, Option("seconds that a connection may be idle", 0.1, 86400.0, aliases=("--timeout-keep-alive",))
     ] = 75.0

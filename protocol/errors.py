@@ -15,7 +15,8 @@
     │   ├── HeadTooLarge             431 invalid_request_error
     │   ├── Overloaded               429 rate_limit_error
     │   ├── EngineFailure            500 server_error
-    │   └── Unavailable              503 service_unavailable
+    │   ├── Unavailable              503 service_unavailable
+    │   └── DeadlineExceeded         504 timeout_error
     ├── ConfigError                  an option of the command line or the config file
     │   └── AddressError             the address to listen on is taken or not this machine's
     ├── ModelError                   the model folder: a missing, truncated or misshapen file, an unknown architecture
@@ -139,6 +140,16 @@ class Unavailable(RequestError):
 
     status = 503
     type = "service_unavailable"
+
+
+class DeadlineExceeded(RequestError):
+    """The time that the request had, by its own word or by the server's option, was over before its answer."""
+
+    status = 504  # as google.rpc.Code has it for DEADLINE_EXCEEDED
+    type = "timeout_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="deadline_exceeded")
 
 
 class ConfigError(PenstockError):

@@ -24,6 +24,7 @@ MAX_THINKING = 1 << 24  # tokens
 MAX_PROMPTS = 256  # prompts of one completions request
 MAX_CHOICES = 1024  # prompts times n of one request
 MAX_CACHE_SALT = 256  # characters
+MAX_TIMEOUT = 604_800  # seconds, a week
 MAX_TOKEN_ID = 2**31 - 1
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1

@@ -65,8 +65,8 @@ def plain(value: object) -> object:
 def setup(process: str, level: str, style: str = "logfmt", stream: TextIO | None = None) -> None:
     """Send every record of this process at `level` (an option's word: debug, info, warning, error) or above to stderr.
 
-    `style` is logfmt or json, `process` is role-index. Replaces what handlers the root logger had. Python warnings become
-    records too, and so does an exception that nobody caught: a crash is one line.
+    `style` is logfmt or json, `process` is role-index. Replaces what handlers the root logger had. Python warnings
+    become records too, and so does an exception that nobody caught: a crash is one line.
     """
     output = logging.StreamHandler(stream if stream is not None else sys.stderr)
     output.setFormatter(LineFormatter(process, json_lines=style == "json"))

@@ -59,4 +59,7 @@ class Routes:
 
 def application(service: Service) -> Gate:
     """The whole application."""
-    return Gate(Routes(service), service.keys, Origins(service.config.api), service.traffic)
+    options = service.config.api
+    return Gate(
+        Routes(service), service.keys, Origins(options), service.traffic, request_timeout=options.request_timeout
+    )

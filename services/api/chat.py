@@ -42,6 +42,7 @@ class ChatCompletions:
         body = await read_json(scope, receive, service.config.api)
         request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
+        exchange.of(scope).bound(request.timeout, "timeout")
         bounds.check(request, service.config.api)
         n = choices(request, 1)
         refusals.check(body, refusals.REFUSED_IN_CHAT, n)

@@ -45,6 +45,7 @@ class Completions:
         body = await read_json(scope, receive, service.config.api)
         request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
+        exchange.of(scope).bound(request.timeout, "timeout")
         bounds.check(request, service.config.api)
         prompts = prompts_of(request.prompt, service.model, any_length=bool(request.truncate_prompt_tokens))
         n = choices(request, len(prompts))

@@ -8,13 +8,15 @@ for errors, and when the client is slow: it then waits for the connection, while
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Send
 
-from protocol.errors import RequestError
+from protocol.errors import DeadlineExceeded, RequestError
 from services.api.connection import Outlet
 from services.api.departure import ClientLeft, departure
 from services.api.exchange import Exchange
@@ -98,12 +100,18 @@ async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | Non
 
 @asynccontextmanager
 async def attended(reply: Reply, pipeline: Pipeline, receive: Receive, exchange: Exchange) -> AsyncIterator[None]:
-    """While inside, a client that leaves aborts its request at once; on the way out whatever is left is aborted."""
+    """While inside, a client that leaves aborts its request at once, and so does the exchange's time when it is over;
+    on the way out whatever is left is aborted."""
     watch = asyncio.create_task(abort_on_departure(reply, pipeline, receive))
+    timer = None
+    if (left := exchange.left(time.monotonic())) < math.inf:
+        timer = asyncio.get_running_loop().call_later(left, expire, reply, pipeline, exchange.late())
     try:
         yield
     finally:
         watch.cancel()
+        if timer is not None:
+            timer.cancel()
         pipeline.drop(reply)
         exchange.note(reply)
 
@@ -112,6 +120,13 @@ async def abort_on_departure(reply: Reply, pipeline: Pipeline, receive: Receive)
     await departure(receive)
     pipeline.drop(reply)
     reply.leave()
+
+
+def expire(reply: Reply, pipeline: Pipeline, error: DeadlineExceeded) -> None:
+    """End the request wherever it is, in the queue or running."""
+    if not reply.ended:
+        pipeline.drop(reply)
+        reply.fail(error)
 
 
 async def answered(question: Coroutine[None, None, T], receive: Receive) -> T:

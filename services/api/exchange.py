@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 
 from starlette.types import Scope
 
+from protocol import limits
+from protocol.errors import DeadlineExceeded, InvalidRequest
 from services.api.reply import Reply
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 KEY = "penstock.exchange"  # where the scope holds it
+TIMEOUT = b"x-request-timeout"  # seconds, in ASCII digits, with a fraction or without
+SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class Exchange:
     """`id` is the client's X-Request-Id or one of ours; it names the exchange in the log and nothing inside."""
 
-    __slots__ = ("completion_tokens", "endpoint", "first_token", "id", "prompt_tokens", "started", "status")
+    __slots__ = (
+        "completion_tokens", "endpoint", "first_token", "id", "prompt_tokens", "source", "started", "status", "timeout",
+    )  # fmt: skip
 
     def __init__(self, id: bytes, started: float) -> None:
         self.id = id
@@ -26,6 +33,21 @@ class Exchange:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.first_token: float | None = None  # seconds after the start
+        self.timeout = math.inf  # seconds from the start in which it must end
+        self.source = ""  # who said so
+
+    def bound(self, seconds: float | None, source: str) -> None:
+        """It must end within so many seconds from its start; of several bounds the shortest holds."""
+        if seconds is not None and seconds < self.timeout:
+            self.timeout, self.source = seconds, source
+
+    def left(self, now: float) -> float:
+        """Seconds that remain, infinity without a bound."""
+        return max(0.0, self.started + self.timeout - now)
+
+    def late(self) -> DeadlineExceeded:
+        """What a request ends with that is not complete by then."""
+        return DeadlineExceeded(f"the request was not complete after {self.timeout:g} s ({self.source})")
 
     def note(self, reply: Reply) -> None:
         """Take over what the reply knows."""
@@ -47,6 +69,18 @@ def request_id(scope: Scope) -> bytes:
         if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return bytes(value)
     return new_id()
+
+
+def timeout_of(scope: Scope) -> float | None:
+    """Seconds of the header X-Request-Timeout, None without it. Raises InvalidRequest."""
+    given = [value for name, value in scope["headers"] if name == TIMEOUT]
+    if not given:
+        return None
+    seconds = float(given[0]) if len(given) == 1 and SECONDS.fullmatch(given[0]) else math.nan
+    if not 0 < seconds <= limits.MAX_TIMEOUT:
+        message = f"the header X-Request-Timeout must be a number of seconds, above 0 and at most {limits.MAX_TIMEOUT}"
+        raise InvalidRequest(message, code="invalid_header")
+    return seconds
 
 
 def new_id() -> bytes:

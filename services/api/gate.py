@@ -43,15 +43,19 @@ CLIENT_LEFT = 499  # in the log and the metrics alone; nobody is there to receiv
 class Gate:
     """Wraps the routes. Every request passes through here exactly once, in and out."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, origins: Origins, traffic: Traffic) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, origins: Origins, traffic: Traffic, *, request_timeout: float = 0.0
+    ) -> None:
         self._app = app
         self._keys = keys
         self._origins = origins
         self._traffic = traffic
+        self._timeout = request_timeout or None  # seconds that every request has
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # main.py configures neither websockets nor lifespan
         current = Exchange(exchange.request_id(scope), time.monotonic())
+        current.bound(self._timeout, "--request-timeout")
         scope[exchange.KEY] = current
         shared = self._origins.headers(scope)
 
@@ -75,6 +79,7 @@ class Gate:
                 await send({"type": "http.response.body", "body": b""})
                 return
             self._check_key(scope)
+            current.bound(exchange.timeout_of(scope), "X-Request-Timeout")
             await self._app(scope, receive, send)
             return
         except ClientLeft:

@@ -64,7 +64,7 @@ class Operation(msgspec.Struct, frozen=True):
     media: str = "text/plain"
 
 
-GENERATION_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503)
+GENERATION_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a chat", ChatAnswer, ChatRequest, True, False,
               GENERATION_STATUSES),
@@ -94,6 +94,7 @@ STATUS_TEXTS: Mapping[int, str] = {
     429: "Too many requests are unfinished; see Retry-After",
     500: "The engine failed on this request",
     503: "The server is loading, draining or missing a part",
+    504: "The request took longer than it may: `timeout`, X-Request-Timeout or --request-timeout",
 }
 
 

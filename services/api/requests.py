@@ -21,6 +21,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TopCount = Annotated[int, Meta(ge=0, le=limits.MAX_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Timeout = Annotated[float, Meta(gt=0, le=limits.MAX_TIMEOUT, description="seconds in which the request must end")]
 Whitespace = Annotated[str, Meta(min_length=1, max_length=limits.MAX_WHITESPACE)]
 SPECULATIVE = "false: no drafts for this request but those that its grammar forces; the output is the same"
 TRUNCATE = "keep so many of the prompt's last tokens; -1: as many as leave room for max_tokens"
@@ -95,6 +96,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: Annotated[bool, Meta(description=RETURN_IDS)] | None = None
     return_tokens_as_token_ids: Annotated[bool, Meta(description=AS_IDS)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+    timeout: Timeout | None = None
     speculative: Annotated[bool, Meta(description=SPECULATIVE)] | None = None
 
     # What the output must follow: at most one of these, see `services.api.grammar`.

@@ -36,6 +36,7 @@ def test_every_status_has_an_openai_type():
         431: "invalid_request_error",
         500: "server_error",
         503: "service_unavailable",
+        504: "timeout_error",
     }
 
 
