@@ -87,9 +87,8 @@ class Restarts:
         return found
 
     def recovered(self, role: Role, index: int) -> None:
-        """The process is ready."""
+        """The process is ready. Its failures still count: one that dies of what it does is ready every time."""
         if self._hopeless.pop((role, index), None) is not None:
-            self._times.pop((role, index))
             self._tell()
 
     def give_up(self, roles: Iterable[Role]) -> None:

@@ -47,14 +47,15 @@ class Server:
 
     def healthy(self, limit: float = 60.0) -> None:
         """Wait until every part is there and requests are taken."""
-        deadline = time.monotonic() + limit
-        while True:
+        deadline, trouble = time.monotonic() + limit, ""
+        while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(self.url + "/health", timeout=30):
                     return
             except OSError as error:
-                assert time.monotonic() < deadline, f"the server is not healthy: {error}"
+                trouble = str(error)
             select.select([], [], [], 0.02)
+        raise TimeoutError(f"the server is not healthy: {trouble}")
 
     def until(self, path: str, done: Any, limit: float = 30.0) -> Any:
         """The first answer of GET `path` for which `done(answer)` holds; asks again as soon as it has an answer."""
@@ -80,12 +81,15 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, model: str = "") -> Iterator[Server]:
-    """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes over 30 s."""
+def serving(folder: Path, *arguments: str, model: str = "", entry: Path | None = None) -> Iterator[Server]:
+    """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes over 30 s.
+
+    `entry` is run in place of penstock.py.
+    """
     notices = NoticeSocket(folder / "notify.sock")
     run_dir = folder / "run"
     log = folder / "server.log"
-    command = [sys.executable, "-m", "penstock", "serve", *([model] if model else [])]
+    command = [sys.executable, *([str(entry)] if entry else ["-m", "penstock"]), "serve", *([model] if model else [])]
     command += ["--port", "0", "--run-dir", str(run_dir), *ONE_EACH, *arguments]
     environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
     started = time.monotonic()

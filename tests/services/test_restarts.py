@@ -66,14 +66,16 @@ def test_the_end_of_hope_is_told_once_and_it_is_tried_again(restarts: Restarts, 
     assert restarts.statistics().deaths == LIMIT + 1
 
 
-def test_who_comes_back_begins_anew(restarts: Restarts, tmp_path: Path) -> None:
+def test_there_is_hope_for_who_comes_back_and_the_next_failure_ends_it(restarts: Restarts, tmp_path: Path) -> None:
     restarts.recovered(*EXECUTOR)
     fail(restarts, LIMIT)
     restarts.recovered(*EXECUTOR)
     assert failures(tmp_path) == ()
     assert not (tmp_path / FILE).exists()
-    assert restarts.died(*EXECUTOR, "exit code 7", 102.0) is None
-    assert restarts.due(102.0) == [EXECUTOR]
+    assert restarts.died(*EXECUTOR, "exit code 7", 102.0) is not None
+    restarts.recovered(*EXECUTOR)
+    assert restarts.died(*EXECUTOR, "exit code 7", 102.0 + WINDOW) is None
+    assert restarts.due(102.0 + WINDOW) == [EXECUTOR]
 
 
 def test_at_the_end_nobody_is_waited_for(restarts: Restarts, tmp_path: Path) -> None:
