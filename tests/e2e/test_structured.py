@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,6 +155,14 @@ def test_what_cannot_be_followed_is_a_400_that_names_the_field(
         with pytest.raises(openai.BadRequestError) as caught:
             said(client, extra_body=fields, stream=stream)
         assert caught.value.param == param
+
+
+def test_automata_are_made_behind_streams(client: openai.OpenAI, server: Server) -> None:
+    said(client, extra_body={"regex": "[a-z]{3}x"}, max_tokens=5)
+    scheduler, own = server.children()["scheduler"], os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, scheduler) == own
+    found = [os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{scheduler}/task")]
+    assert (min(found), max(found)) == (own, min(19, own + 10))
 
 
 def test_a_bomb_ends_its_own_request_alone(client: openai.OpenAI, server: Server) -> None:
