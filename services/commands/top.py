@@ -26,6 +26,7 @@ from services.process import ExitCode
 
 SHORTEST = 0.1  # seconds between looks
 MEBIBYTE = 1 << 20
+PAGE = 4096  # bytes
 ENGINE = "penstock_engine_"
 FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_latency_seconds"
 PERCENTILES = (50, 99)
@@ -237,11 +238,19 @@ def processes(effective: Effective, proc: Path = Path("/proc")) -> tuple[Process
             pages = int((path / "statm").read_text().split()[1])
         except (OSError, IndexError, ValueError):
             continue
-        role = role_of(arguments)
-        if role and effective.config.run.run_dir in ("", *arguments):
-            index = arguments[arguments.index("--index") + 1] if "--index" in arguments[:-1] else "0"
-            found.append(Process(role, index, int(path.name), pages * 4096))
-    return tuple(sorted(found, key=lambda process: (process.role, int(process.index or 0), process.pid)))
+        role, run_dir = role_of(arguments), effective.config.run.run_dir
+        if role and (not run_dir or value_of("--run-dir", arguments) == run_dir):
+            found.append(Process(role, value_of("--index", arguments) or "0", int(path.name), pages * PAGE))
+    return tuple(sorted(found, key=lambda process: (process.role, process.index, process.pid)))
+
+
+def value_of(flag: str, arguments: list[str]) -> str:
+    """What stands behind a flag on a command line, with a space or a `=` between."""
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else "".join(arguments[place + 1 : place + 2])
+    return ""
 
 
 def role_of(arguments: list[str]) -> str:

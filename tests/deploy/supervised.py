@@ -1,0 +1,128 @@
+"""The supervisord of `deploy/supervisord.conf`, run for real over the embedded model."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.notify import NoticeSocket
+from tests.e2e.server import descendants
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "deploy" / "supervisord.conf"
+LIMIT = 120.0  # seconds for anything; a loaded two-core machine needs some of them
+ROLES = ("api", "tokenizer", "scheduler", "executor")
+TOML = """
+[api]
+port = 0
+api_processes = 1
+[tokenizer]
+tokenizer_processes = 1
+[executor]
+device = "cpu"
+"""
+
+
+class Supervised:
+    """A supervisord with its programs, and what they told of themselves through NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], environ: dict[str, str], notices: NoticeSocket):
+        self.process = process
+        self.log = folder / "log"
+        self.run_dir = folder / "run"
+        self.url = ""
+        self._environ = environ
+        self._notices = notices
+        self._ready: set[int] = set()
+
+    def control(self, *words: str) -> str:
+        """What `supervisorctl` prints."""
+        command = [sys.executable, "-m", "supervisor.supervisorctl", "-c", str(CONF), *words]
+        ran = subprocess.run(command, env=self._environ, capture_output=True, text=True, timeout=LIMIT, check=False)
+        return ran.stdout + ran.stderr
+
+    def pids(self) -> dict[str, int]:
+        """Pid of each program's process, by role."""
+        found = {}
+        for pid in descendants(self.process.pid):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            for role in ROLES:
+                if role.encode() in words[:4]:
+                    found.setdefault(role, pid)
+        return found
+
+    def serving(self, *fresh: str, old: dict[str, int] | None = None) -> dict[str, int]:
+        """Wait until every role has a process that is ready, those of `fresh` another than in `old`, and requests are
+        taken; their pids."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            select.select([self._notices], [], [], 0.05)
+            for notice in self._notices.receive():
+                self.url = notice.fields.get("X_PENSTOCK_URL", self.url)
+                if notice.ready:
+                    self._ready.add(notice.pid)
+            pids = self.pids()
+            whole = len(pids) == len(ROLES) and self._ready >= set(pids.values())
+            if whole and not any((old or {}).get(role) == pids[role] for role in fresh) and self.answers():
+                return pids
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{pids}, ready {self._ready}:\n{self.log.read_text()}"
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/health/ready", timeout=30):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def home_in(folder: Path) -> Path:
+    """What an operator's virtual environment has: bin/penstock."""
+    binary = folder / "home" / "bin" / "penstock"
+    binary.parent.mkdir(parents=True)
+    binary.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "penstock.py"}" "$@"\n')
+    binary.chmod(0o755)
+    return binary.parent.parent
+
+
+@contextmanager
+def supervised(folder: Path) -> Iterator[Supervised]:
+    """supervisord with the programs of `deploy/`, started; whatever is left of it at the end is killed."""
+    run_dir, config = folder / "run", folder / "penstock.toml"
+    run_dir.mkdir(mode=0o700)
+    config.write_text(TOML)
+    notices = NoticeSocket(folder / "notify.sock")
+    environ = {
+        **os.environ, "PENSTOCK_HOME": str(home_in(folder)), "PENSTOCK_CONFIG": str(config),
+        "PENSTOCK_RUN": str(run_dir), "NOTIFY_SOCKET": str(notices.path), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with (folder / "log").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(CONF)],
+            stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=folder,
+        )  # fmt: skip
+    try:
+        yield Supervised(folder, process, environ, notices)
+    finally:
+        left = descendants(process.pid)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        notices.close()

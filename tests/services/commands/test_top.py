@@ -1,0 +1,125 @@
+"""`penstock top`: what it makes of two looks, and a running server."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError
+from services import cli
+from services.commands import top
+from services.commands.top import Look, Process, percentiles, processes, role_of, seconds, told, view
+from services.options import effective, parse
+from tests.e2e.server import Server
+from tests.services.commands.run import penstock
+
+HEALTH = {
+    "model": "m", "status": "ok", "ready": True, "version": "0.1.0",
+    "parts": {"tokenizer": {"connected": 1, "configured": 2}, "scheduler": True, "executor": False},
+}  # fmt: skip
+GAUGES = {"running": 3.0, "waiting": 2.0, "blocks": 100.0, "blocks_free": 10.0, "blocks_idle": 30.0, "epoch": 7.0}
+TOTALS = {"step": 50.0, "prompt_tokens": 100.0, "output_tokens": 200.0, "finished": 4.0, "preemptions": 1.0}
+GAP = "penstock_inter_token_latency_seconds_bucket"
+
+
+def looked(time: float, factor: float = 1.0, **more: float) -> Look:
+    samples = {(f"penstock_engine_{name}", ()): value for name, value in GAUGES.items()}
+    samples |= {(f"penstock_engine_{name}_total", ()): value * factor for name, value in TOTALS.items()}
+    for bound, count in more.items():
+        for api in ("0", "1"):
+            samples[GAP, (("api", api), ("le", bound.removeprefix("le").replace("_", ".")))] = count / 2
+    return Look(time, HEALTH, samples)
+
+
+def test_rates_are_of_the_time_between() -> None:
+    found = view(looked(10.0), looked(12.0, 3.0), ())
+    assert (found.output_rate, found.prompt_rate, found.step_rate, found.request_rate) == (200, 100, 50, 4)
+    assert found.step_ms == 20.0
+    assert (found.running, found.waiting, found.epoch, found.preemptions) == (3, 2, 7, 3)
+    assert found.kv_used == pytest.approx(0.6)
+    assert found.kv_cached == pytest.approx(0.3)
+    assert found.parts == {"tokenizer 1 of 2": False, "scheduler": True, "executor": False}
+
+
+def test_what_was_started_again_has_no_rate() -> None:
+    assert view(looked(10.0, 5.0), looked(11.0), ()).output_rate == 0.0
+    assert view(looked(10.0), looked(10.0), ()).output_rate == 0.0
+
+
+def test_a_server_that_knows_no_engine_is_shown() -> None:
+    bare = Look(1.0, {"status": "the engine's heartbeat is missing", "ready": False}, {})
+    found = view(bare, bare, ())
+    assert (found.ready, found.kv_used, found.first_token_ms) == (False, 0.0, {})
+    out = io.StringIO()
+    assert told(found, out, as_json=False) == 1
+    assert "heartbeat is missing" in out.getvalue()
+
+
+def test_percentiles_are_of_what_is_new() -> None:
+    before = looked(1.0, le0_01=100, le0_02=100, leinf=100).buckets(GAP.removesuffix("_bucket"))
+    after = looked(2.0, le0_01=100, le0_02=200, leinf=200).buckets(GAP.removesuffix("_bucket"))
+    assert percentiles(before, after)["p50"] == pytest.approx(15.0)
+    assert percentiles(before, before)["p50"] == pytest.approx(5.0)  # nothing new: of all
+    assert percentiles({}, {}) == {}
+    assert percentiles({}, {0.01: 0.0, float("inf"): 5.0}) == {"p50": 10.0, "p99": 10.0}  # no bound above is known
+
+
+def test_processes_by_their_command_lines(tmp_path: Path) -> None:
+    for pid, line in (("7", "python|/x/penstock.py|api|--index=2|"), ("8", "/opt/penstock|executor|--run-dir|/r|"),
+                      ("9", "vim|penstock.md|api|")):  # fmt: skip
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cmdline").write_bytes(line.replace("|", "\0").encode())
+        (tmp_path / pid / "statm").write_text("1000 256 3")
+    (tmp_path / "10").mkdir()  # it ended meanwhile
+    every = effective(parse(cli.parser_of("top"), []), {})
+    one = effective(parse(cli.parser_of("top"), ["--run-dir", "/r"]), {})
+    assert processes(every, tmp_path) == (Process("api", "2", 7, 1 << 20), Process("executor", "0", 8, 1 << 20))
+    assert [process.role for process in processes(one, tmp_path)] == ["executor"]
+    assert role_of(["python", "-m", "pytest", "api", ""]) == ""
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])
+def test_an_interval_that_cannot_be(text: str) -> None:
+    with pytest.raises(ConfigError, match="--interval"):
+        seconds(text)
+
+
+def test_once(server: Server) -> None:
+    ran = penstock("top", "--url", server.url, "--once", "--interval", "0.1", "--run-dir", str(server.run_dir))
+    assert ran.returncode == 0, ran.stderr
+    assert "penstock-demo" in ran.stdout
+    assert "● executor" in ran.stdout
+    assert all(word in ran.stdout for word in ("api-0", "tokenizer-0", "scheduler-0", "executor-0"))
+    as_json = penstock("top", "--url", server.url, "--once", "--json", "--interval", "0.1")
+    body = json.loads(as_json.stdout)
+    assert (body["ready"], body["running"], body["waiting"]) == (True, 0, 0)
+
+
+def test_what_is_refused(server: Server) -> None:
+    locked = penstock("top", "--url", server.url, "--once", key="wrong")
+    assert locked.returncode == 1
+    assert locked.stderr.startswith("penstock: ")
+    assert penstock("top", "--url", "http://127.0.0.1:1", "--once").returncode == 5
+    assert penstock("top", "--url", server.url, "--json").returncode == 2
+
+
+def test_it_is_shown_again_and_again(server: Server) -> None:
+    """Until Ctrl-C; a pipe gets every view."""
+    effective_options = effective(parse(cli.parser_of("top"), []), {})
+    views = 0
+
+    def interrupted(*_: object) -> list[object]:
+        nonlocal views
+        views += 1
+        if views == 3:
+            raise KeyboardInterrupt
+        return []
+
+    patch = pytest.MonkeyPatch()
+    with top.Client(server.url, "open") as client, patch.context() as patched:
+        patched.setattr(top.select, "select", interrupted)
+        assert top.watch(client, top.look(client), 1.0, effective_options) == 0
+    assert views == 3
