@@ -108,6 +108,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
     log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; otherwise no prompt is")] = False
+    metrics_alias: Annotated[
+        str, Option("server under whose names metrics are exported too, as far as they mean the same",
+                    choices=("none", "vllm"))
+    ] = "none"
     max_header_bytes: Annotated[int, Option("largest request line with headers", 1024, 1 << 24)] = 64 << 10
     max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
     header_timeout: Annotated[

@@ -117,7 +117,9 @@ class MetricsText:
         service = self._service
         pipeline = service.pipeline
         own = Entry.of(service.index, service.traffic, pipeline.statistics())
-        body = Scrape([own, *service.ledger.others()], pipeline.status).text()
+        entries = [own, *service.ledger.others()]
+        alias = service.config.api.metrics_alias
+        body = Scrape(entries, pipeline.status, model=service.model.name, alias=alias).text()
         head = [
             (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
             (b"content-length", str(len(body)).encode()),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -18,6 +20,18 @@ class HistogramStatistics(msgspec.Struct, frozen=True):
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+
+
+def merged(several: Sequence[HistogramStatistics]) -> HistogramStatistics:
+    """At least one, of the same bounds, as one."""
+    counts = tuple(map(sum, zip(*(each.counts for each in several), strict=True)))
+    return HistogramStatistics(several[0].bounds, counts, sum(each.total for each in several))
+
+
+def cumulated(statistics: HistogramStatistics) -> list[tuple[str, float]]:
+    """Observations up to each bound, as Prometheus counts them, by the bound's text."""
+    bounds = (*map(str, statistics.bounds), "+Inf")
+    return list(zip(bounds, accumulate(statistics.counts), strict=True))
 
 
 class Histogram:

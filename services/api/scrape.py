@@ -4,16 +4,18 @@ heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from protocol.messages import EngineStatus
+from protocol.version import VERSION
+from services.api.aliases import vllm
 from services.api.ledger import Entry
-from services.api.metrics import HistogramStatistics
+from services.api.metrics import HistogramStatistics, cumulated
 
-GAUGES: tuple[tuple[str, str], ...] = (
+GAUGES: tuple[tuple[str, str], ...] = (  # fields of EngineStatus
     ("running", "Requests in the engine's slots"),
     ("waiting", "Requests waiting for a slot"),
     ("blocks", "KV blocks in all"),
@@ -23,6 +25,7 @@ GAUGES: tuple[tuple[str, str], ...] = (
     ("drain_rate", "Requests finished per second, recently"),
     ("epoch", "Epoch of the executors"),
 )
+UNITS: Mapping[str, str] = {"step_age": "step_age_seconds"}  # names that tell a unit which the field does not
 TOTALS: tuple[tuple[str, str], ...] = (
     ("step", "Steps applied"),
     ("prompt_tokens", "Prompt tokens of admitted requests"),
@@ -59,9 +62,13 @@ Family = CounterMetricFamily | GaugeMetricFamily
 class Scrape:
     """What one scrape finds, in the form that prometheus-client writes as text."""
 
-    def __init__(self, entries: Sequence[Entry], status: EngineStatus | None) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], status: EngineStatus | None, *, model: str = "", alias: str = "none"
+    ) -> None:
         self._entries = entries
         self._status = status
+        self._model = model
+        self._alias = alias
 
     def text(self) -> bytes:
         """Prometheus' text format 0.0.4."""
@@ -69,9 +76,14 @@ class Scrape:
 
     def collect(self) -> Iterator[Metric]:
         """Every family; called by `generate_latest`."""
+        build = GaugeMetricFamily("penstock_build_info", "1; what runs", labels=["version", "model"])
+        build.add_metric([VERSION, self._model], 1)
+        yield build
         yield from self._of_apis()
         if self._status is not None:
             yield from engine_families(self._status)
+        if self._alias == "vllm":
+            yield from vllm(self._entries, self._status, self._model)
 
     def _of_apis(self) -> Iterable[Metric]:
         responses = CounterMetricFamily(
@@ -99,12 +111,7 @@ class Scrape:
 
 
 def add_histogram(family: HistogramMetricFamily, label: str, statistics: HistogramStatistics) -> None:
-    running = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*map(str, statistics.bounds), "+Inf"), statistics.counts, strict=True):
-        running += count
-        buckets.append((bound, running))
-    family.add_metric([label], buckets, statistics.total)
+    family.add_metric([label], cumulated(statistics), statistics.total)
 
 
 def engine_families(status: EngineStatus) -> Iterator[Metric]:
@@ -113,7 +120,7 @@ def engine_families(status: EngineStatus) -> Iterator[Metric]:
     ready.add_metric([], float(status.ready))
     yield ready
     for name, help_text in GAUGES:
-        gauge = GaugeMetricFamily(f"penstock_engine_{name}", help_text)
+        gauge = GaugeMetricFamily(f"penstock_engine_{UNITS.get(name, name)}", help_text)
         gauge.add_metric([], getattr(status, name))
         yield gauge
     for name, help_text in TOTALS:
