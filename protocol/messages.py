@@ -24,6 +24,7 @@ class Finish(enum.IntEnum):
     ABORT = 3  # the client left or asked for it
     ERROR = 4  # the row's extra says what
     GRAMMAR = 6  # the automaton of its structure failed; the row's extra says how
+    UNAVAILABLE = 7  # a part of the server is gone for good; the row's extra says which
     CALLS = 5  # as STOP, behind tool calls that are complete; known to the tokenizer and the api alone
 
 
@@ -265,7 +266,7 @@ class TokenExtra(Part, frozen=True, kw_only=True):
     drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected so far; on a choice's last row
     stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
     vector: bytes | None = None  # float32, of a request that pools; on its one row
-    error: str | None = None  # with Finish.ERROR and Finish.GRAMMAR
+    error: str | None = None  # with Finish.ERROR, Finish.GRAMMAR and Finish.UNAVAILABLE
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):

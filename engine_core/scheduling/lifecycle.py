@@ -96,7 +96,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     match finish:
         case Finish.ABORT:
             state.totals.aborted += 1
-        case Finish.ERROR | Finish.GRAMMAR:
+        case Finish.ERROR | Finish.GRAMMAR | Finish.UNAVAILABLE:
             state.totals.failed += 1
         case _:
             state.totals.finished += 1

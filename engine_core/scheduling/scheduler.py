@@ -152,7 +152,7 @@ class Scheduler:
     def fail(self, error: str) -> None:
         """End every request with this error: nobody will compute it."""
         for request in list(self._state.requests.values()):
-            cancel(self._state, request, Finish.ERROR, error)
+            cancel(self._state, request, Finish.UNAVAILABLE, error)
 
     def check(self, *, thorough: bool = False) -> PoolReport:
         """Compare the pool's books with every table: sums alone, or (when idle, when a sum is wrong) block by block.

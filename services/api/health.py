@@ -6,6 +6,7 @@ Health is read from the heartbeat with its step counter, never from a generation
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from services.api.errors import send_json
 from services.api.ledger import Entry
 from services.api.scrape import Scrape
 from services.api.service import Service
+from services.restarts import failures
 
 
 class TokenizerHealth(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ class Readiness:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if trouble := self._service.pipeline.trouble(time.monotonic()):
+        if trouble := trouble_of(self._service, time.monotonic()):
             raise Unavailable(trouble, code="not_ready")
         await send_json(send, msgspec.json.encode(StatusAnswer()))
 
@@ -128,10 +130,16 @@ class MetricsText:
         await send({"type": "http.response.body", "body": body})
 
 
+def trouble_of(service: Service, now: float) -> str:
+    """Why the server is not ready; a process that the launcher has given up is why before anything it leads to."""
+    hopeless = [failure.reason for failure in failures(Path(service.config.run.run_dir))]
+    return "; ".join(hopeless) or service.pipeline.trouble(now)
+
+
 def health_of(service: Service, now: float) -> Health:
     pipeline = service.pipeline
     status, statistics = pipeline.status, pipeline.statistics()
-    trouble = pipeline.trouble(now)
+    trouble = trouble_of(service, now)
     age = None if status is None else now - pipeline.status_time
     heard = age is not None and age <= pipeline.status_limit
     return Health(

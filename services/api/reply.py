@@ -165,6 +165,8 @@ class Reply:
                 self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
             elif finish == Finish.GRAMMAR:
                 self.fail(GrammarFailure(extra.error if extra and extra.error else "the structure cannot be followed"))
+            elif finish == Finish.UNAVAILABLE:
+                self.fail(Unavailable(extra.error if extra and extra.error else "the server lost a part of itself"))
             elif finish == Finish.ABORT:
                 self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
         if not choice.news:

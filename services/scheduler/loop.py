@@ -10,6 +10,7 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -19,10 +20,12 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
+from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
 from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady, StepResult
 from services import journal
+from services.restarts import failures
 from services.scheduler.executors import Executors
 from services.scheduler.guides import Guides, GuideStatistics, rejection
 from services.scheduler.masker import Masker, MaskerStatistics
@@ -110,6 +113,7 @@ class Loop:
         self._applied = 0  # last step whose result this epoch's executors sent
         self._busy = 0.0  # seconds of the last result's step on the device
         self._checked_step = 0
+        self._hopeless = ""  # why no executor will come, as the launcher says
         self._collected_at = now
         self._rested = True
         self._worked_at = now
@@ -145,6 +149,7 @@ class Loop:
             self._next_tick = now + TICK
             self._tokens.tick(now)
             self._steps.tick(now)
+            self._hopeless = self._told_hopeless()
         self._send_masks()
         results = self._results
         for arrival in self._steps.receive():
@@ -159,8 +164,8 @@ class Loop:
         if self._brain is not None:
             self._admit(self._brain, now)
             if self._given_up(now) and self._brain.unfinished:
-                journal.error(log, "gave_up", unfinished=self._brain.unfinished, seconds=MISSING_LIMIT)
-                self._brain.fail(LOST)
+                journal.error(log, "gave_up", unfinished=self._brain.unfinished, reason=self._hopeless or LOST)
+                self._brain.fail(self._hopeless or LOST)
             self._plan(self._brain, now)
             self._deliver(self._brain)
         self._send_refusals()
@@ -312,8 +317,16 @@ class Loop:
         self._refusals.append((peer, Rejected(id=request, status=503, message=why, code="not_ready")))
 
     def _given_up(self, now: float) -> bool:
-        """Whether the executors have been missing for so long that nobody should wait for them."""
-        return not self.executors.complete and now - self.executors.missing_since >= MISSING_LIMIT
+        """Whether the executors have been missing for so long, or failed so often, that nobody should wait for them."""
+        late = now - self.executors.missing_since >= MISSING_LIMIT
+        return not self.executors.complete and (late or bool(self._hopeless))
+
+    def _told_hopeless(self) -> str:
+        """What the launcher says of an executor that is beyond hope; under a supervisor nobody says anything."""
+        if self.executors.complete or not self._config.run.run_dir:
+            return ""
+        found = failures(Path(self._config.run.run_dir))
+        return next((failure.reason for failure in found if failure.role == Role.EXECUTOR), "")
 
     def _plan(self, brain: Scheduler, now: float) -> None:
         """Keep `depth` steps in flight as long as there is work."""

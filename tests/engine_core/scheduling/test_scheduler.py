@@ -57,7 +57,7 @@ def test_when_nobody_will_compute_them_all_requests_fail_and_say_why() -> None:
     server.plan()
     server.scheduler.fail("no executor")
     seen = [*[server.seen(running, choice) for choice in range(3)], server.seen(waiting)]
-    assert [(one.finish, one.error) for one in seen] == [(Finish.ERROR, "no executor")] * 4
+    assert [(one.finish, one.error) for one in seen] == [(Finish.UNAVAILABLE, "no executor")] * 4
     server.apply()
     assert server.scheduler.idle
     assert server.scheduler.statistics().failed == 4

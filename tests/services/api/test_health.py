@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from protocol.config import RunConfig
+from protocol.links import Role
+from services.restarts import LIMIT, Restarts
 from tests.services.api.pipe import FakePort, client, service, silent, status
 from tests.services.api.shapes import check_error
 
@@ -30,3 +38,19 @@ async def test_health_says_what_is_missing() -> None:
     assert loading.json()["last_step_age"] == 9.5
     assert loading.json()["parts"]["executor"] is False
     assert (lost.status_code, lost.json()["status"]) == (503, "no tokenizer is connected")
+
+
+async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Path) -> None:
+    parts = service(FakePort(silent))
+    parts = replace(parts, config=msgspec.structs.replace(parts.config, run=RunConfig(run_dir=str(tmp_path))))
+    restarts = Restarts(tmp_path)
+    for _ in range(LIMIT):
+        restarts.died(Role.TOKENIZER, 1, "signal SIGKILL", 100.0)
+    reason = "tokenizer-1 failed 5 times within 60 seconds, the last time with signal SIGKILL"
+    async with client(parts) as http:
+        health, ready = await http.get("/health"), await http.get("/health/ready")
+        assert (health.status_code, health.json()["status"], health.json()["ready"]) == (503, reason, False)
+        assert (ready.status_code, ready.json()["error"]["message"]) == (503, reason)
+        assert (await http.get("/health/live")).status_code == 200
+        restarts.recovered(Role.TOKENIZER, 1)
+        assert (await http.get("/health/ready")).status_code == 200

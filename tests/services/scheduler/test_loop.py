@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.config import Config, ModelConfig, SchedulerConfig
+from protocol.config import Config, ModelConfig, RunConfig, SchedulerConfig
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
+from services.restarts import LIMIT, Restarts
 from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop, ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
@@ -24,12 +25,13 @@ def collector():
 class Bench:
     """A loop between one tokenizer and one executor, with a clock that tests turn."""
 
-    def __init__(self, overlap: bool = True, size: int = 8, speculative: str = "") -> None:
+    def __init__(self, overlap: bool = True, size: int = 8, speculative: str = "", run_dir: str = "") -> None:
         self.now = 1000.0
         self.tokens, self.steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
         config = Config(
             model=ModelConfig(max_num_seqs=size, max_num_batched_tokens=64),
             scheduler=SchedulerConfig(overlap=overlap, speculative_config=speculative),
+            run=RunConfig(run_dir=run_dir),
         )
         self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
         self.tokenizer = self.tokens.join()
@@ -256,11 +258,40 @@ def test_an_executor_that_does_not_come_back_ends_its_requests_with_an_error():
     assert bench.loop.unfinished == 1
     bench.turn(MISSING_LIMIT)
     transcript = bench.read()
-    assert transcript.ends == {1: [Finish.ERROR]}
+    assert transcript.ends == {1: [Finish.UNAVAILABLE]}
     assert len(transcript.errors) == 1
     bench.submit(2)
     bench.turn()
     assert [one.status for one in bench.tokens.take(Rejected)] == [503]
+
+
+def test_an_executor_that_is_beyond_hope_is_not_waited_for(tmp_path):
+    bench = Bench(run_dir=str(tmp_path))
+    bench.ready()
+    bench.submit(1, max_tokens=40)
+    bench.turn()
+    bench.step()
+    restarts = Restarts(tmp_path)
+    for _ in range(LIMIT):
+        restarts.died(Role.TOKENIZER, 0, "exit code 1", 100.0)
+    bench.steps.leave(bench.executor.peer)
+    bench.turn(1.0)
+    assert bench.loop.unfinished == 1  # that a tokenizer fails is not its business
+    for _ in range(LIMIT):
+        restarts.died(Role.EXECUTOR, 0, "exit code 6", 100.0)
+    bench.turn(1.0)
+    transcript = bench.read()
+    assert transcript.ends == {1: [Finish.UNAVAILABLE]}
+    assert "executor-0 failed 5 times within 60 seconds" in transcript.errors[0]
+    bench.submit(2)
+    bench.turn()
+    assert [one.status for one in bench.tokens.take(Rejected)] == [503]
+    restarts.recovered(Role.EXECUTOR, 0)
+    bench.executor = FakeExecutor(bench.steps)
+    bench.ready()
+    bench.submit(3)
+    bench.turn()
+    assert bench.run().ends[3] == [Finish.LENGTH]
 
 
 def test_an_executor_that_says_ready_again_starts_an_epoch():
