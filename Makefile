@@ -2,6 +2,7 @@
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+JOBS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 8 : n)))
 VENV := .venv
 BIN := $(VENV)/bin
 # With an NVIDIA driver the machine's own torch (2.11 or newer) is kept; without one a CPU build serves.
@@ -41,7 +42,7 @@ serve: setup
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) build *.egg-info
