@@ -178,6 +178,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     scheduling_policy: Annotated[
         str, Option("order of waiting requests: fcfs, or the request's priority first", choices=("fcfs", "priority"))
     ] = "fcfs"
+    max_queued_tokens: Annotated[
+        int, Option("tokens of the prompts that wait; beyond it 429 with Retry-After; 0: any number", 0, 1 << 40)
+    ] = 8 << 20
+    max_queue_time: Annotated[
+        float, Option("seconds that a request waits to begin; beyond it 429 with Retry-After; 0: as long as it takes",
+                      0.0, limits.MAX_TIMEOUT)
+    ] = 0.0
     overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
     speculative_config: Annotated[
         str,

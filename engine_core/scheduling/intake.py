@@ -10,10 +10,11 @@ from engine_core.grammar.guide import Guide
 from engine_core.kv.identity import root
 from engine_core.scheduling.lifecycle import add, resume
 from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.overload import check_room
 from engine_core.scheduling.request import Request
 from engine_core.scheduling.state import State
 from engine_core.scheduling.stops import ending_tokens
-from protocol.errors import EngineFailure, InvalidRequest, RequestError
+from protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
 from protocol.messages import Rejected, SubmitTokens
 
 CONDEMNED = "a request like this one ended the engine's executor; it is refused for ten minutes"
@@ -111,11 +112,16 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         validate(message, options, state.pool.capacity)
         if state.condemned.holds(message, now):
             raise InvalidRequest(CONDEMNED, code="condemned")
+        check_room(state, message)
     except RequestError as error:
         state.totals.rejected += 1
+        later = error.retry_after if isinstance(error, Overloaded) else None
         state.outbox(source).reject(
-            Rejected(id=message.id, status=error.status, message=error.message, param=error.param, code=error.code)
-        )
+            Rejected(
+                id=message.id, status=error.status, message=error.message, param=error.param, code=error.code,
+                retry_after=later,
+            )
+        )  # fmt: skip
         return
     start: bytes | None = None
     if options.prefix_caching:
@@ -132,6 +138,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         root=start,
         ending=ending_tokens(message.sampling, options.vocab_size),
         guide=guide,
+        since=now,
     )
     state.requests[message.id] = request
     state.totals.prompt_tokens += request.prompt_tokens

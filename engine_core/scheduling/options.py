@@ -20,6 +20,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fcfs"  # or "priority": larger first, then arrival
     expected_share: float = 1.0  # of a request's max_tokens that it is expected to use, until ends teach better
     speculation: SpeculationOptions = SpeculationOptions()
+    max_queued_tokens: int = 0  # of prompts that wait; 0: any number
+    max_queue_time: float = 0.0  # seconds that a request waits for its first slot; 0: as long as it takes
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -28,4 +30,6 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
         assert 0.0 <= self.expected_share <= 1.0
+        assert self.max_queued_tokens >= 0
+        assert self.max_queue_time >= 0.0
         assert self.policy in ("fcfs", "priority")

@@ -14,6 +14,7 @@ class Queue:
     def __init__(self) -> None:
         self._ranks: list[Rank] = []
         self._choices: list[Choice] = []
+        self.tokens = 0  # of the prompts of those that wait
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -25,16 +26,16 @@ class Queue:
         index = bisect.bisect_left(self._ranks, choice.rank)
         self._ranks.insert(index, choice.rank)
         self._choices.insert(index, choice)
+        self.tokens += choice.request.prompt_tokens
 
     def remove(self, choice: Choice) -> None:
         index = bisect.bisect_left(self._ranks, choice.rank)
         assert self._choices[index] is choice
-        del self._ranks[index]
-        del self._choices[index]
+        self.remove_at(index)
 
     def remove_at(self, index: int) -> None:
         del self._ranks[index]
-        del self._choices[index]
+        self.tokens -= self._choices.pop(index).request.prompt_tokens
 
     def at(self, index: int) -> Choice:
         return self._choices[index]

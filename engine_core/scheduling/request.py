@@ -75,6 +75,7 @@ class Request:
     root: bytes | None  # parent of the identity chain; None: its blocks have no identity
     ending: frozenset[int]  # token ids that end a choice
     guide: Guide | None = None  # before any output; each choice has a copy
+    since: float = 0.0  # when it came, on the caller's clock
     choices: dict[int, Choice] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # choices 0..spawned-1 exist or have ended; the others wait for choice 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache

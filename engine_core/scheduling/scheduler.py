@@ -16,6 +16,7 @@ from engine_core.scheduling.judging import follow
 from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
 from engine_core.scheduling.masking import MaskWork, mask_work
 from engine_core.scheduling.options import SchedulingOptions
+from engine_core.scheduling.overload import expire
 from engine_core.scheduling.planning import plan
 from engine_core.scheduling.state import new_state
 from engine_core.scheduling.statistics import SchedulerStatistics
@@ -86,6 +87,10 @@ class Scheduler:
         for request in [found for found in self._state.requests.values() if found.source == source]:
             cancel(self._state, request, Finish.ABORT)
         self._state.outboxes.pop(source, None)
+
+    def expire(self, now: float) -> None:
+        """End what has waited in the queue for too long with `Rejected`. Called several times a second."""
+        expire(self._state, now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None

@@ -149,6 +149,8 @@ class Loop:
             self._next_tick = now + TICK
             self._tokens.tick(now)
             self._steps.tick(now)
+            if self._brain is not None:
+                self._brain.expire(now)
             self._hopeless = self._told_hopeless()
         self._send_masks()
         results = self._results
@@ -233,6 +235,8 @@ class Loop:
                 prefix_caching=options.enable_prefix_caching,
                 policy=options.scheduling_policy,
                 speculation=self._speculation(),
+                max_queued_tokens=options.max_queued_tokens,
+                max_queue_time=options.max_queue_time,
                 epoch=epoch,
             )
         )

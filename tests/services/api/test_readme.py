@@ -7,7 +7,7 @@ import re
 import pytest
 from starlette.routing import Route
 
-from protocol.config import ApiConfig, Field, fields
+from protocol.config import ApiConfig, Field, SchedulerConfig, fields
 from services.api import refusals
 from services.api.app import Routes
 from services.api.requests import ChatRequest, CompletionRequest
@@ -116,6 +116,9 @@ def test_the_defaults_that_are_told_are_the_defaults() -> None:
     assert told["body"] == body
     assert told["idle connection"] == f"{options.keep_alive_timeout:g} s"
     assert told["unfinished requests"].startswith(f"{options.max_queued_requests:,} ")
+    queue = SchedulerConfig()
+    assert told["prompts that wait"] == f"{queue.max_queued_tokens >> 20} Mi tokens, for any time"
+    assert queue.max_queue_time == 0.0
     most = (options.max_n, options.max_logprobs, options.max_stop_strings, options.max_logit_bias)
     assert told["`n`; log-probabilities; stop strings; `logit_bias`"] == "; ".join(f"{value:,}" for value in most)
 
