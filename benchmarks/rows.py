@@ -187,8 +187,8 @@ def table(records: Mapping[tuple[str, str], Record], models: Sequence[tuple[str,
     for key, title in shown:
         found = [(row, records[key, row.name]) for row in FEATURES if (key, row.name) in records]
         if found:
-            heads = [title, "tok/s", "ms per token", "price", "goal", "vLLM"]
-            lines += ["", "| " + " | ".join(heads) + " |", "|---|---|---|---|---|---|"]
+            heads = [title, "tok/s", "ms per token", "price", "goal", "vLLM", "scheduler, µs per token"]
+            lines += ["", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
             lines += [f"| {row.name} | {feature_cells(row, record)} |" for row, record in found]
     return "\n".join(lines)
 
@@ -221,7 +221,8 @@ def feature_cells(row: Row, record: Record) -> str:
     rate = f"**{rate}**" if record.met and not row.against else rate
     if cached := cached_share(record):
         rate += f" ({cached:.0%} cached)"
-    return " | ".join((rate, number(tpot), *words))
+    host = number(record.host_microseconds_per_token.get("scheduler"))
+    return " | ".join((rate, number(tpot), *words, host))
 
 
 def figure_tpot(row: Row, record: Record) -> float | None:
