@@ -22,6 +22,7 @@ from protocol.errors import ModelError
 from protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
 from protocol.speculation import read_speculative
 from services import journal
+from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import Stop
 from services.scheduler.guides import Guides
@@ -87,9 +88,11 @@ def turn_until_stopped(
         poller.register(descriptor, zmq.POLLIN)
     told = False
     drained_by = float("inf")
+    heartbeat = Heartbeat()
     notify("STATUS=waiting for the executor")
     while True:
         now = time.monotonic()
+        heartbeat.tick(now)
         if stop.asked and not loop.draining:
             loop.draining = True
             drained_by = now + config.run.drain_timeout
