@@ -136,10 +136,16 @@ class EngineFailure(RequestError):
 
 
 class Unavailable(RequestError):
-    """The server is loading, draining or missing a part."""
+    """The server is loading, draining or missing a part. `retry_after` is in seconds, where it may be worth it."""
 
     status = 503
     type = "service_unavailable"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after = retry_after
 
 
 class DeadlineExceeded(RequestError):

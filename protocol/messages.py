@@ -315,7 +315,6 @@ class TextExtra(Part, frozen=True, kw_only=True):
     row: int
     prompt_tokens: int | None = None  # on a choice's first row
     prompt_token_ids: bytes | None = None  # int32, on the first choice's first row where they were asked for
-    token_ids: bytes = b""  # int32, of the tokens that this row accounts for, where they were asked for
     cached_tokens: int | None = None  # on a choice's first row
     logprobs: tuple[PositionLogprobs, ...] = ()  # of the text in this row
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0
@@ -334,6 +333,7 @@ class TextBatch(Message, frozen=True, kw_only=True):
     choices: bytes  # uint16 [rows]
     text: tuple[str, ...]  # [rows]
     tokens: bytes  # int32 [rows], output tokens that this row accounts for
+    token_ids: bytes  # int32 [sum of tokens]: who has them can have the request go on elsewhere
     finish: bytes  # uint8 [rows]
     extras: tuple[TextExtra, ...] = ()
     parsed: tuple[ParsedRow, ...] = ()  # of rows that hold more than content

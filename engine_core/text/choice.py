@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -47,7 +48,7 @@ class Choice:
         "_scanner",
         "_vocabulary",
         "ended",
-        "tokens",
+        "written",
     )
 
     def __init__(
@@ -75,20 +76,30 @@ class Choice:
         self._include_stop = include_stop
         self._approximations = approximations  # told with the first delta
         self._drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected, as last told
-        self.tokens = 0  # output tokens so far
+        self.written = array("i")  # the output's tokens so far
         self.ended = False
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens so far."""
+        return len(self.written)
+
+    def resume(self, token_ids: Iterable[int]) -> None:
+        """Take what was written, and told, before a process was lost. What it held back of that is held back again."""
+        for token_id in token_ids:
+            self.advance((token_id,))
 
     def advance(self, token_ids: Sequence[int], finish: int = Finish.NONE, extra: TokenExtra | None = None) -> Delta:
         """Take output tokens, the last ones when `finish` says so."""
         if self._first is not None or finish or extra is not None or len(token_ids) != 1:
             return self._advance(token_ids, finish, extra)
         # The steady step: one token, nothing beside it.
-        self.tokens += 1
+        self.written.append(token_ids[0])
         text = self._detokenizer.push(token_ids[0])
         self._length += len(text)
         if self._scanner is None or not text:
             return Delta(text, 1) if self._parser is None else self._parsed(self._parser, text)
-        found = self._scanner.push(text, armed=self.tokens > self._min_tokens)
+        found = self._scanner.push(text, armed=len(self.written) > self._min_tokens)
         if not isinstance(found, Match):
             return Delta(found, 1) if self._parser is None else self._parsed(self._parser, found)
         self.ended = True
@@ -127,7 +138,7 @@ class Choice:
         match: Match | None = None
         for index, token_id in enumerate(token_ids):
             offsets.append(self._length + self._detokenizer.held())
-            self.tokens += 1
+            self.written.append(token_id)
             thinking = self._thinking()
             if index < visible:
                 match = self._scan(self._detokenizer.push(token_id), parts)
@@ -160,7 +171,7 @@ class Choice:
         if self._scanner is None or not text:
             self._parse(text, parts)
             return None
-        found = self._scanner.push(text, armed=self.tokens > self._min_tokens)
+        found = self._scanner.push(text, armed=len(self.written) > self._min_tokens)
         if isinstance(found, Match):
             self._parse(found.text, parts)
             return found

@@ -3,6 +3,9 @@
 Every (id, choice) that came in gets exactly one terminal row, or its request one `Rejected`. A choice that a stop
 string ends is answered at once; the scheduler's own end of it is awaited and swallowed. An abort wins over a prompt
 that is still being made.
+
+Requests outlive their scheduler: all that their choices have written is kept here until they end, and goes with them
+to the scheduler that comes next. How long they wait for one is for their api process to bound.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from collections import deque
 import msgspec
 
 from engine_core.text.choice import Choice, Delta
-from engine_core.text.columns import pack, unpack
+from engine_core.text.columns import unpack
 from engine_core.text.logprobs import prompt_positions
 from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
-from engine_core.text.request import Request
+from engine_core.text.request import Kept, Request
 from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import RequestError
+from protocol.errors import RequestError, Unavailable
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -37,11 +40,14 @@ from protocol.messages import (
 
 log = logging.getLogger(__name__)
 
+MOST_KEPT = 256  # tokens of a choice that is wanted in one piece; so many are written again at most if we are lost
+
 
 class FrontendStatistics(msgspec.Struct, frozen=True):
     """Counters since start, and what stands now."""
 
     requests: int  # now
+    held: int  # now: requests that wait for a scheduler
     encoding: int  # now: prompts being made
     upward: int  # now: messages waiting for the scheduler
     outward: int  # now: rows and messages waiting for api processes
@@ -63,7 +69,8 @@ class Frontend:
         self._requests: dict[int, Request] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._status: EngineStatus | None = None
-        self._linked = False
+        self._held: dict[int, Request] = {}  # wait for a scheduler that takes requests, in order
+        self._taking = False  # the scheduler has been ready, and not said that it ends
         self.draining = False  # set by the owner: what comes from now on is refused
         self.upward: deque[Message] = deque()  # for the scheduler, in order; the caller takes from the left
         self._submitted = self._rejected = self._aborted = self._failed = self._stop_hits = 0
@@ -83,16 +90,19 @@ class Frontend:
             request.api = None
             self.abort(request.id)
 
-    def join_scheduler(self) -> None:
-        self._linked = True
-
     def leave_scheduler(self) -> None:
-        """The scheduler is gone, and with it every request that it had."""
-        self._linked = False
+        """The scheduler is gone. Its requests wait for another one, which gets them with all that was written."""
+        self._taking = False
+        if self._status is not None:
+            self.report(msgspec.structs.replace(self._status, ready=False))
         self._status = None
         self.upward.clear()
+        self._held.clear()
         for request in [request for request in self._requests.values() if not request.encoding]:
-            self._reject(request, unavailable(request.id, "the scheduler was lost; try again"))
+            if request.aborted or not request.open():
+                self._drop(request)
+            else:
+                self._held[request.id] = request
 
     def outbox(self, api: int) -> Outbox:
         return self._outboxes[api]
@@ -128,14 +138,12 @@ class Frontend:
             return
         if isinstance(made, Rejected):
             self._reject(request, made)
-        elif not self._linked or self.draining:
-            reason = "the server is shutting down" if self.draining else "the scheduler is not there; try again"
-            self._reject(request, unavailable(request_id, reason))
+        elif self.draining:
+            self._reject(request, unavailable(request_id, "the server is shutting down"))
         else:
             self._submitted += 1
             self._prompt_tokens += len(made.token_ids)
-            request.start(self._vocabulary, made)
-            self.upward.append(made.request)
+            self._begin(request, made)
 
     def abort(self, request_id: int) -> None:
         """End every choice of a request. Unknown ids are ignored: the end may have crossed."""
@@ -143,14 +151,11 @@ class Frontend:
         if request is None:
             return
         self._aborted += 1
-        if not request.encoding:
+        if request.encoding or request_id in self._held:
+            self._drop(request)
+        else:
+            request.aborted = True
             self.upward.append(Abort(request_id))
-            return
-        del self._requests[request_id]
-        outbox = self._outbox_of(request)
-        for seat in request.seats:
-            if outbox is not None:
-                outbox.add(seat, Delta("", 0, Finish.ABORT))
 
     def answer(self, request: Tokenize | Detokenize, now: float) -> Message:
         """Ids of a text or text of ids. Touches no request's state: may run in any thread."""
@@ -167,12 +172,25 @@ class Frontend:
     # From the scheduler
 
     def reject(self, rejected: Rejected) -> None:
+        """The scheduler refuses a request. One that it was not ready for waits until it is, or another one."""
         request = self._requests.get(rejected.id)
-        if request is not None:
+        if request is None:
+            return
+        if rejected.status != Unavailable.status:
             self._reject(request, rejected)
+        elif request.aborted:
+            self._drop(request)
+        else:
+            self._held[request.id] = request
 
     def report(self, status: EngineStatus) -> None:
+        """The scheduler's heartbeat. Once it is ready it gets what waits for it."""
         self._status = status
+        self._taking = (self._taking or status.ready) and not status.draining
+        if status.ready:
+            for request in self._held.values():
+                self.upward.append(request.handover())
+            self._held.clear()
         for outbox in self._outboxes.values():
             outbox.report(status)
 
@@ -222,20 +240,20 @@ class Frontend:
         if delta.stop_hit:
             self._stop_hits += 1
             self.upward.append(StopHit(request.id, index, choice.tokens))
-        taken: list[int] = token_ids[: delta.tokens] if request.with_token_ids else []
+        taken = token_ids if len(token_ids) == delta.tokens else token_ids[: delta.tokens]
         if request.prompt_ids is not None and index == 0:
             delta = with_extra(delta, prompt_token_ids=request.prompt_ids)
             request.prompt_ids = None
         if request.kept:
-            if not delta.finish:
-                request.kept[index].add(delta, taken)
+            kept = request.kept[index]
+            if not delta.finish and len(kept.token_ids) + delta.tokens < MOST_KEPT:
+                kept.add(delta, taken)
                 return
-            delta = request.kept[index].join(delta, taken)
-        elif taken:
-            delta = with_extra(delta, token_ids=pack("i", taken))
+            delta, taken = kept.join(delta, taken), kept.token_ids
+            request.kept[index] = Kept()
         outbox = self._outbox_of(request)
         if outbox is not None:
-            outbox.add(request.seats[index], delta)
+            outbox.add(request.seats[index], delta, taken)
 
     def _with_prompt_logprobs(self, request: Request, index: int, delta: Delta, extra: TokenExtra) -> Delta:
         """The delta with the prompt's log-probabilities, when they came or when a prompt of one token has none."""
@@ -258,8 +276,36 @@ class Frontend:
         if request.confirmed == len(request.choices):
             del self._requests[request.id]
 
+    def _begin(self, request: Request, made: Prepared) -> None:
+        """From here on the scheduler has it, or will."""
+        try:
+            request.start(self._vocabulary, made)
+        except Exception:  # guard: design 7, one request ends and its neighbours go on
+            log.exception("request %x: what was written of it could not be read again", request.id)
+            self._failed += 1
+            del self._requests[request.id]
+            if (outbox := self._outbox_of(request)) is not None:
+                outbox.post(failure(request.id))
+            return
+        if self._taking:
+            self.upward.append(request.handover())
+        else:
+            self._held[request.id] = request
+
+    def _drop(self, request: Request) -> None:
+        """End a request that the scheduler does not have."""
+        del self._requests[request.id]
+        self._held.pop(request.id, None)
+        outbox = self._outbox_of(request)
+        if outbox is None:
+            return
+        for index, seat in enumerate(request.seats):
+            if request.encoding or not request.choices[index].ended:
+                outbox.add(seat, Delta("", 0, Finish.ABORT))
+
     def _reject(self, request: Request, rejected: Rejected) -> None:
         del self._requests[request.id]
+        self._held.pop(request.id, None)
         self._rejected += 1
         outbox = self._outbox_of(request)
         if outbox is not None and request.open():
@@ -276,6 +322,7 @@ class Frontend:
         """Counters for metrics and tests."""
         return FrontendStatistics(
             requests=len(self._requests),
+            held=len(self._held),
             encoding=sum(request.encoding for request in self._requests.values()),
             upward=len(self.upward),
             outward=sum(outbox.waiting() for outbox in self._outboxes.values()),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
@@ -27,19 +29,20 @@ class Seat:
 class Rows:
     """A TextBatch being made."""
 
-    __slots__ = ("choices", "extras", "finish", "ids", "pieces", "text", "tokens")
+    __slots__ = ("choices", "extras", "finish", "ids", "pieces", "text", "token_ids", "tokens")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.choices: list[int] = []
         self.text: list[str] = []
         self.tokens: list[int] = []
+        self.token_ids: list[Sequence[int]] = []  # of each row
         self.finish: list[int] = []
         self.extras: dict[int, TextExtra] = {}
         self.pieces: dict[int, list[Piece]] = {}  # what follows a row's text
 
-    def add(self, seat: Seat, delta: Delta) -> None:
-        """A row of its own, or more of the choice's row."""
+    def add(self, seat: Seat, delta: Delta, token_ids: Sequence[int]) -> None:
+        """A row of its own, or more of the choice's row. `token_ids` are the delta's."""
         if seat.rows is self:
             row = seat.row
             if row in self.pieces:
@@ -49,6 +52,7 @@ class Rows:
             if delta.pieces:
                 self.pieces.setdefault(row, []).extend(delta.pieces)
             self.tokens[row] += delta.tokens
+            self.token_ids[row] = [*self.token_ids[row], *token_ids]
             self.finish[row] = delta.finish
             if delta.extra is not None:
                 earlier = self.extras.get(row)
@@ -64,6 +68,7 @@ class Rows:
         self.choices.append(seat.choice)
         self.text.append(delta.text)
         self.tokens.append(delta.tokens)
+        self.token_ids.append(token_ids)
         self.finish.append(delta.finish)
 
     def pack(self) -> TextBatch:
@@ -73,6 +78,7 @@ class Rows:
             choices=pack("H", self.choices),
             text=tuple(self.text),
             tokens=pack("i", self.tokens),
+            token_ids=pack("i", chain.from_iterable(self.token_ids)),
             finish=pack("B", self.finish),
             extras=tuple(msgspec.structs.replace(extra, row=row) for row, extra in self.extras.items()),
             parsed=tuple(ParsedRow(row, merged(pieces)) for row, pieces in self.pieces.items()),
@@ -85,7 +91,6 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         row=0,
         prompt_tokens=first.prompt_tokens if first.prompt_tokens is not None else second.prompt_tokens,
         prompt_token_ids=first.prompt_token_ids if first.prompt_token_ids is not None else second.prompt_token_ids,
-        token_ids=first.token_ids + second.token_ids,
         cached_tokens=first.cached_tokens if first.cached_tokens is not None else second.cached_tokens,
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
@@ -105,8 +110,9 @@ class Outbox:
         self._ready: deque[Message] = deque()
         self._status: EngineStatus | None = None
 
-    def add(self, seat: Seat, delta: Delta) -> None:
-        self._rows.add(seat, delta)
+    def add(self, seat: Seat, delta: Delta, token_ids: Sequence[int] = ()) -> None:
+        """`token_ids` are those that the delta accounts for."""
+        self._rows.add(seat, delta, token_ids)
 
     def post(self, message: Message) -> None:
         """A message of its own, after all rows so far."""

@@ -4,48 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from engine_core.text.choice import Choice, Delta
-from engine_core.text.columns import pack
+from engine_core.text.columns import pack, unpack
 from engine_core.text.detokenizer import SILENT, detokenizer
 from engine_core.text.outbox import Seat
 from engine_core.text.parsers.pieces import content, merged
 from engine_core.text.prompts import Prepared
 from engine_core.text.stops import StopScanner, compile_stops
 from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import Piece, PositionLogprobs, SubmitText, TextExtra
+from protocol.messages import Piece, PositionLogprobs, SubmitText, SubmitTokens, TextExtra, Written
 
 
 class Kept:
     """Deltas of a choice whose client wants its text in one piece."""
 
-    __slots__ = ("_extra", "_logprobs", "_pieces", "_prompt_logprobs", "_texts", "_token_ids", "_tokens")
+    __slots__ = ("_extra", "_logprobs", "_pieces", "_prompt_logprobs", "_texts", "_tokens", "token_ids")
 
     def __init__(self) -> None:
         self._texts: list[str] = []  # what comes before the pieces
         self._pieces: list[Piece] = []
         self._tokens = 0
-        self._token_ids: list[int] = []  # where they were asked for
+        self.token_ids: list[int] = []  # of those tokens
         self._extra: TextExtra | None = None  # of the first delta
         self._logprobs: list[PositionLogprobs] = []
         self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
-    def add(self, delta: Delta, token_ids: Sequence[int] = ()) -> None:
-        """Keep what a delta brought; `token_ids` are its tokens, where they were asked for."""
+    def add(self, delta: Delta, token_ids: Sequence[int]) -> None:
+        """Keep what a delta brought; `token_ids` are its tokens."""
         if self._pieces:
             self._pieces += content(delta.text)
         else:
             self._texts.append(delta.text)
         self._pieces += delta.pieces
         self._tokens += delta.tokens
-        self._token_ids += token_ids
+        self.token_ids += token_ids
         if delta.extra is not None:
             self._extra = self._extra or delta.extra
             self._logprobs += delta.extra.logprobs
             if delta.extra.prompt_logprobs is not None:
                 self._prompt_logprobs = delta.extra.prompt_logprobs
 
-    def join(self, last: Delta, token_ids: Sequence[int] = ()) -> Delta:
-        """All deltas as one that ends as the last one does."""
+    def join(self, last: Delta, token_ids: Sequence[int]) -> Delta:
+        """All deltas as one that ends as the last one does, if it does. Nothing more can be kept here."""
         self.add(last, token_ids)
         first = self._extra
         if first is None:
@@ -54,7 +56,6 @@ class Kept:
             row=0,
             prompt_tokens=first.prompt_tokens,
             prompt_token_ids=first.prompt_token_ids,
-            token_ids=pack("i", self._token_ids),
             cached_tokens=first.cached_tokens,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
@@ -63,6 +64,7 @@ class Kept:
             drafted=last.extra.drafted if last.extra is not None else None,
             reasoning_tokens=last.extra.reasoning_tokens if last.extra is not None else 0,
             error=last.extra.error if last.extra is not None else None,
+            vector=last.extra.vector if last.extra is not None else None,
         )
         return Delta("".join(self._texts), self._tokens, last.finish, extra, pieces=merged(self._pieces))
 
@@ -71,8 +73,8 @@ class Request:
     """State of one request. Owned by the frontend."""
 
     __slots__ = (
-        "_text", "api", "choices", "confirmed", "id", "kept", "prompt_ids", "seats", "skip_special_tokens",
-        "token_ids", "with_token_ids",
+        "_message", "_text", "aborted", "api", "choices", "confirmed", "id", "kept", "prompt_ids", "seats",
+        "skip_special_tokens", "token_ids",
     )  # fmt: skip
 
     def __init__(self, api: int, text: SubmitText) -> None:
@@ -80,13 +82,14 @@ class Request:
         self.id = text.id
         self._text: SubmitText | None = text  # until the prompt is made: it may be large
         self.skip_special_tokens = text.skip_special_tokens
-        self.with_token_ids = text.with_token_ids
+        self._message: SubmitTokens | None = None  # for the scheduler, once the prompt is made
+        self.aborted = False  # the scheduler was told to end it
         self.choices: tuple[Choice, ...] = ()
         self.token_ids: Sequence[int] = ()  # of the prompt, while its log-probabilities may come
         self.prompt_ids: bytes | None = None  # of the prompt, until they are told
         self.confirmed = 0  # choices that the scheduler ended
         self.seats = tuple(Seat(text.id, index) for index in range(text.n))
-        self.kept: tuple[Kept, ...] = () if text.stream else tuple(Kept() for _ in range(text.n))
+        self.kept = [] if text.stream else [Kept() for _ in range(text.n)]
 
     @property
     def encoding(self) -> bool:
@@ -97,6 +100,7 @@ class Request:
         """Its prompt is made: from here on tokens may come."""
         text, self._text = self._text, None
         assert text is not None
+        self._message = prepared.request
         stops = compile_stops(text.stop) if text.stop else None
         if text.sampling.prompt_logprobs >= 0:
             self.token_ids = prepared.token_ids
@@ -124,6 +128,26 @@ class Request:
             )
             for _ in range(text.n)
         )
+        if text.written:
+            self._resume(text.written)
+
+    def handover(self) -> SubmitTokens:
+        """What a scheduler that knows nothing of it begins it with, or goes on with behind all that was written."""
+        assert self._message is not None
+        self.confirmed = sum(choice.ended for choice in self.choices)
+        if not any(choice.ended or choice.written for choice in self.choices):
+            return self._message
+        written = tuple(Written(choice.written.tobytes(), choice.ended) for choice in self.choices)
+        return msgspec.structs.replace(self._message, written=written)
+
+    def _resume(self, written: tuple[Written, ...]) -> None:
+        """Bring each choice to where its api process knows it. What comes with a first token was told with it."""
+        for choice, before in zip(self.choices, written, strict=True):
+            choice.resume(unpack("i", before.token_ids))
+            assert before.ended or not choice.ended, "what ended it was told together with its end"
+            choice.ended = before.ended
+        if written[0].ended or written[0].token_ids:
+            self.token_ids, self.prompt_ids = (), None
 
     def open(self) -> bool:
         """Whether a choice has not ended towards the api process."""

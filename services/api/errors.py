@@ -10,7 +10,7 @@ import math
 import msgspec
 from starlette.types import Send
 
-from protocol.errors import REQUEST_ERRORS, EngineFailure, Overloaded, RequestError
+from protocol.errors import REQUEST_ERRORS, EngineFailure, Overloaded, RequestError, Unavailable
 from protocol.messages import Rejected
 
 MAX_RETRY_AFTER = 60  # seconds
@@ -38,7 +38,7 @@ def encode(error: RequestError) -> bytes:
 
 def headers(error: RequestError) -> list[tuple[bytes, bytes]]:
     """Headers that the error asks for beside its body's."""
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | Unavailable) and error.retry_after is not None:
         seconds = min(max(math.ceil(error.retry_after), 1), MAX_RETRY_AFTER)
         return [(b"retry-after", str(seconds).encode())]
     if error.status == 401:
@@ -50,6 +50,8 @@ def from_rejected(rejected: Rejected) -> RequestError:
     """The error that a later part refused the request with."""
     if rejected.status == 429:
         return Overloaded(rejected.message, retry_after=rejected.retry_after or 1.0)
+    if rejected.status == Unavailable.status:
+        return Unavailable(rejected.message, code=rejected.code, retry_after=rejected.retry_after)
     kind = REQUEST_ERRORS.get(rejected.status, EngineFailure)
     error = kind(rejected.message, param=rejected.param)
     error.code = rejected.code or error.code

@@ -194,14 +194,14 @@ async def attend(service: Service, server: Server) -> None:
             announced = True
             notify("READY=1", "STATUS=serving")
             journal.info(log, "ready")
-        pipeline.settle()
+        pipeline.tend(time.monotonic())
         await asyncio.sleep(TICK if announced else EAGER)
     pipeline.draining = True
     notify("STOPPING=1", "STATUS=draining")
     journal.info(log, "draining", unfinished=pipeline.statistics().unfinished)
     deadline = time.monotonic() + service.config.run.drain_timeout
     while time.monotonic() < deadline:
-        pipeline.settle()
+        pipeline.tend(time.monotonic())
         await asyncio.sleep(TICK)
     pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
 

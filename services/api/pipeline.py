@@ -1,14 +1,19 @@
 """The api's end of the pipeline: requests go to a tokenizer, rows of text come back to the reply they belong to.
 
-Every internal request has one ticket from its submission until its terminal row, its rejection, its abort, or the loss
-of its tokenizer; then the ticket is gone and what still arrives for its id is dropped. An abort that the link has no
-credit for is owed and sent as soon as there is some, so that no request runs on for a client that left.
+Every internal request has one ticket from its submission until its terminal row, its rejection or its abort; then the
+ticket is gone and what still arrives for its id is dropped. An abort that the link has no credit for is owed and sent as
+soon as there is some, so that no request runs on for a client that left.
+
+A ticket keeps the request and all that was delivered of it. When its tokenizer is lost the request goes on at another
+one, or at the same one's successor, behind exactly that: under a new id, so that nothing of its former life can be taken
+for more of it. While a part is missing requests wait, up to HOLD seconds, unless the server has never been ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -27,6 +32,7 @@ from protocol.messages import (
     TextBatch,
     Tokenize,
     Tokenized,
+    Written,
     request_id,
 )
 from services.api.errors import from_rejected
@@ -34,6 +40,7 @@ from services.api.reply import Reply
 from services.wire import Arrival, Joined, Left, Peer
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
+HOLD = 60.0  # seconds that requests wait for a missing part to come back
 
 
 class TextPort(Protocol):
@@ -53,29 +60,46 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     submitted: int
     refused: int  # for want of room or of credit
     aborts_owed: int
+    held: int  # of the unfinished, those that no tokenizer has
+    moved: int  # requests that went on elsewhere when their tokenizer was lost
 
 
 class Ticket:
     """One internal request: its rows go to choices `first`.. of `reply`."""
 
-    __slots__ = ("first", "id", "open", "peer", "reply")
+    __slots__ = ("ended", "first", "id", "peer", "reply", "request", "written")
 
-    def __init__(self, number: int, peer: Peer, reply: Reply, first: int, n: int) -> None:
-        self.id = number
-        self.peer = peer
+    def __init__(self, request: SubmitText, reply: Reply, first: int) -> None:
+        self.id = request.id
+        self.request = request
+        self.peer: Peer | None = None  # None while no tokenizer has it
         self.reply = reply
         self.first = first
-        self.open = n
+        self.written = [bytearray() for _ in range(request.n)]  # int32: ids of the tokens that were delivered
+        self.ended: set[int] = set()
+
+    def message(self) -> SubmitText:
+        """What has a tokenizer begin it, or go on behind what was delivered."""
+        written: tuple[Written, ...] = ()
+        if self.ended or any(self.written):
+            written = tuple(Written(bytes(ids), index in self.ended) for index, ids in enumerate(self.written))
+        return msgspec.structs.replace(self.request, id=self.id, written=written)
 
 
 class Question:
     """A call to a tokenizer that has one answer."""
 
-    __slots__ = ("answer", "peer")
+    __slots__ = ("_message", "answer", "id", "peer")
 
-    def __init__(self, peer: Peer, answer: asyncio.Future[Tokenized | Detokenized]) -> None:
-        self.peer = peer
+    def __init__(self, message: Tokenize | Detokenize, answer: asyncio.Future[Tokenized | Detokenized]) -> None:
+        self.id = message.id
+        self._message = message
+        self.peer: Peer | None = None  # None while no tokenizer has it
         self.answer = answer
+
+    def message(self) -> Tokenize | Detokenize:
+        """What it asks."""
+        return self._message
 
 
 class Pipeline:
@@ -111,8 +135,11 @@ class Pipeline:
         self._counter = 0
         self._tickets: dict[int, Ticket] = {}
         self._questions: dict[int, Question] = {}
+        self._held: dict[int, Ticket | Question] = {}  # wait for a tokenizer, in order
         self._owed: deque[tuple[Peer, Abort]] = deque()
-        self._submitted = self._refused = 0
+        self._served = False  # requests were taken once
+        self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
+        self._submitted = self._refused = self._moved = 0
 
     def new_id(self) -> int:
         """An id that no other request of any api process has."""
@@ -139,11 +166,11 @@ class Pipeline:
     def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float) -> None:
         """Send all `requests`, prompt i's choices being those from i * n on, or none of them.
 
-        Raises Unavailable when the engine is not ready, Overloaded when too many requests are unfinished or a
-        tokenizer takes no more, InvalidRequest when these alone are more than ever fit.
+        Raises Unavailable when the engine was never ready, is draining or has been missing a part for too long,
+        Overloaded when too many requests are unfinished or a tokenizer takes no more, InvalidRequest when these alone
+        are more than ever fit.
         """
-        if trouble := self.trouble(now):
-            raise Unavailable(trouble, code="not_ready")
+        self._check_open(self.trouble(now), now)
         if len(requests) > self._limit:
             message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"
             raise InvalidRequest(message, param="prompt", code="invalid_value")
@@ -151,12 +178,12 @@ class Pipeline:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
         for number, request in enumerate(requests):
-            peer = self._send(request.id, request)
-            if peer is None:
+            ticket = Ticket(request, reply, number * request.n)
+            if not self._place(ticket):
                 self.drop(reply)
                 self._refused += 1
                 raise Overloaded("the server is busy; try again later", retry_after=self.retry_after())
-            self._tickets[request.id] = Ticket(request.id, peer, reply, number * request.n, request.n)
+            self._tickets[request.id] = ticket
             reply.tickets.append(request.id)
         self._submitted += len(requests)
 
@@ -164,13 +191,25 @@ class Pipeline:
         """Abort what the reply still waits for; nobody will take it."""
         for number in reply.tickets:
             ticket = self._tickets.pop(number, None)
-            if ticket is not None:
+            self._held.pop(number, None)
+            if ticket is not None and ticket.peer is not None:
                 self._owed.append((ticket.peer, Abort(number)))
         reply.tickets.clear()
         self.settle()
 
+    def tend(self, now: float) -> None:
+        """Do what is owed, and end what has waited too long for a missing part. Called several times a second."""
+        self.settle()
+        if not self.draining and self._missing(now) >= HOLD:
+            self.fail_all(unavailable(self.trouble(now)))
+
     def settle(self) -> None:
-        """Send the aborts that are owed, as far as there is credit."""
+        """Send the aborts that are owed and the requests that wait, as far as there is credit."""
+        for number, waiting in list(self._held.items()):
+            waiting.peer = self._send(waiting)
+            if waiting.peer is None:
+                break
+            del self._held[number]
         for _ in range(len(self._owed)):
             peer, abort = self._owed.popleft()
             port = self._port(peer)
@@ -182,18 +221,18 @@ class Pipeline:
 
         Raises Unavailable without a tokenizer, Overloaded when it takes no more, and what it refuses the question with.
         """
-        if trouble := self._tokenizer_trouble():
-            raise Unavailable(trouble, code="not_ready")
-        peer = self._send(question.id, question) if len(self._questions) < self._limit else None
-        if peer is None:
+        self._check_open(self._tokenizer_trouble(), time.monotonic())
+        answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
+        asked = Question(question, answer)
+        if len(self._questions) >= self._limit or not self._place(asked):
             self._refused += 1
             raise Overloaded("the server is busy; try again later", retry_after=RETRY_AFTER)
-        answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
-        self._questions[question.id] = Question(peer, answer)
+        self._questions[question.id] = asked
         try:
             return await answer
         finally:
             del self._questions[question.id]
+            self._held.pop(question.id, None)
 
     def receive(self, arrivals: list[Arrival], now: float) -> None:
         """What the ports delivered, at `now` in monotonic seconds."""
@@ -212,14 +251,14 @@ class Pipeline:
                 case Left():
                     self._lost(arrival.peer)
                 case Joined():
-                    pass
+                    pass  # what waits is sent below
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel down the text link")
-        if self._owed:
+        if self._owed or self._held:
             self.settle()
 
     def fail_all(self, error: Unavailable) -> None:
-        """End every unfinished request with `error`; the drain limit is over."""
+        """End every unfinished request with `error`: a limit is over."""
         for ticket in list(self._tickets.values()):
             ticket.reply.fail(error)
         for question in self._questions.values():
@@ -238,7 +277,24 @@ class Pipeline:
             submitted=self._submitted,
             refused=self._refused,
             aborts_owed=len(self._owed),
+            held=sum(ticket.peer is None for ticket in self._tickets.values()),
+            moved=self._moved,
         )
+
+    def _check_open(self, trouble: str, now: float) -> None:
+        """Raise Unavailable unless what comes now is served, or may wait for a missing part."""
+        missing = self._missing(now)
+        if trouble and (self.draining or not self._served or missing >= HOLD):
+            raise unavailable(trouble)
+
+    def _missing(self, now: float) -> float:
+        """Seconds since when requests cannot be served."""
+        if not self.trouble(now):
+            self._served, self._missing_since = True, None
+            return 0.0
+        if self._missing_since is None:
+            self._missing_since = now
+        return now - self._missing_since
 
     def _tokenizer_trouble(self) -> str:
         if self.draining:
@@ -254,18 +310,25 @@ class Pipeline:
         parsed = {each.row: each.pieces for each in batch.parsed} if batch.parsed else {}
         tickets = self._tickets
         replies: dict[Reply, None] = {}  # those with news, once each
+        ids_of_tokens, end = memoryview(batch.token_ids), 0
         columns = zip(ids, choices, batch.text, tokens, batch.finish, strict=True)
         for row, (number, choice, text, count, finish) in enumerate(columns):
+            start, end = end, end + 4 * count
             ticket = tickets.get(number)
             if ticket is not None:
                 extra = extras.get(row) if extras else None
                 pieces = parsed.get(row, ()) if parsed else ()
-                ticket.reply.push(ticket.first + choice, text, count, finish, extra, now, pieces)
+                written = ids_of_tokens[start:end]
+                told = written if ticket.request.with_token_ids else b""
+                ticket.reply.push(ticket.first + choice, text, count, finish, extra, now, pieces, told)
                 replies[ticket.reply] = None
-                if finish:
-                    ticket.open -= 1
-                    if not ticket.open:
-                        del tickets[number]
+                if not finish:
+                    ticket.written[choice] += written
+                    continue
+                ticket.written[choice].clear()
+                ticket.ended.add(choice)
+                if len(ticket.ended) == ticket.request.n:
+                    del tickets[number]
         for reply in replies:
             reply.pushed()
 
@@ -279,20 +342,39 @@ class Pipeline:
             ticket.reply.fail(error)
 
     def _lost(self, peer: Peer) -> None:
-        error = Unavailable("a part of the server was lost; try again", code="part_lost")
+        """A tokenizer is gone: what it had goes on elsewhere, in the order in which it came."""
         for ticket in [ticket for ticket in self._tickets.values() if ticket.peer is peer]:
+            self._moved += 1
             del self._tickets[ticket.id]
-            ticket.reply.fail(error)
+            numbers = ticket.reply.tickets
+            place = numbers.index(ticket.id)
+            ticket.id = numbers[place] = self.new_id()
+            ticket.peer = None
+            self._tickets[ticket.id] = ticket
+            self._held[ticket.id] = ticket
         for question in self._questions.values():
-            if question.peer is peer and not question.answer.done():
-                question.answer.set_exception(error)
+            if question.peer is peer:
+                question.peer = None
+                self._held[question.id] = question
 
-    def _send(self, number: int, message: Message) -> Peer | None:
-        """Hand `message` to the tokenizer that `number` falls to, or to the next with credit; None: all are full."""
+    def _place(self, waiting: Ticket | Question) -> bool:
+        """Give it to a tokenizer, or have it wait while there is none; False when all are full."""
+        self.settle()
+        if not any(port.peers for port in self._ports):
+            self._held[waiting.id] = waiting
+            return True
+        if self._held:
+            return False
+        waiting.peer = self._send(waiting)
+        return waiting.peer is not None
+
+    def _send(self, waiting: Ticket | Question) -> Peer | None:
+        """Hand it to the tokenizer that its id falls to, or to the next with credit; None: all are full."""
+        message = waiting.message()
         for ports in (self._own, self._spare):
             candidates = [(port, peer) for port in ports for peer in port.peers]
             for step in range(len(candidates)):
-                port, peer = candidates[(number + step) % len(candidates)]
+                port, peer = candidates[(message.id + step) % len(candidates)]
                 if port.send(peer, message):
                     return peer
         return None
@@ -300,3 +382,8 @@ class Pipeline:
     def _port(self, peer: Peer) -> TextPort | None:
         """The port that `peer` is connected by; None when it is gone, and its requests with it."""
         return next((port for port in self._ports if peer in port.peers), None)
+
+
+def unavailable(trouble: str) -> Unavailable:
+    """The error of a request that cannot be served now."""
+    return Unavailable(trouble, code="not_ready", retry_after=RETRY_AFTER)

@@ -48,7 +48,7 @@ class Choice:
 
     __slots__ = (
         "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "reasoning_tokens", "segments",
-        "stop_reason", "text", "token_ids", "tokens",
+        "stop_reason", "text", "token_ids", "tokens", "vector",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt: int) -> None:
@@ -141,8 +141,10 @@ class Reply:
         extra: TextExtra | None,
         now: float,
         pieces: Iterable[Piece] = (),
+        token_ids: bytes | memoryview = b"",
     ) -> None:
-        """One row of a TextBatch for choice `index`, arrived at `now` in monotonic seconds."""
+        """One row of a TextBatch for choice `index`, arrived at `now` in monotonic seconds. `token_ids` (int32) are
+        those of its tokens, where they were asked for."""
         choice = self.choices[index]
         if choice.finish:
             return
@@ -156,6 +158,8 @@ class Reply:
             choice.segments.push(pieces)
         if tokens:
             choice.tokens += tokens
+            if token_ids:
+                choice.token_ids.append(bytes(token_ids))
             if self.stream:
                 self._time(choice, now)
         if finish:
@@ -239,8 +243,6 @@ class Reply:
             facts.logprobs = extra.prompt_logprobs
         if extra.logprobs:
             choice.logprobs.extend(extra.logprobs)
-        if extra.token_ids:
-            choice.token_ids.append(extra.token_ids)
         if extra.prompt_token_ids is not None:
             facts.token_ids = extra.prompt_token_ids
         if extra.stop_reason is not None:

@@ -115,7 +115,6 @@ class Relay:
                     self._frontend.report(status)
                 case Joined():
                     self._scheduler = arrival.peer
-                    self._frontend.join_scheduler()
                     journal.info(log, "scheduler_joined", pid=arrival.peer.pid)
                 case Left(reason):
                     self._scheduler = None
@@ -203,8 +202,11 @@ class Relay:
         self._encode_short()
 
     def _make(self, peer: Peer, question: Question) -> Prepared | Message | None:
-        """The answer, or None when nobody waits for it any more. May run in a thread."""
-        now = time.time()
+        """The answer, or None when nobody waits for it any more. May run in a thread.
+
+        A template knows the time when its request came, so that a prompt made once more is the same.
+        """
+        now = (question.arrival if isinstance(question, SubmitText) else 0.0) or time.time()
         if peer not in self._apis or (isinstance(question, SubmitText) and not self._frontend.wants(question.id)):
             return None
         if isinstance(question, SubmitText):

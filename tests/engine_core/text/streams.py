@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from engine_core.text.columns import pack, unpack
@@ -37,7 +38,10 @@ def make_frontend(kind: str = "byte_level", apis: Sequence[int] = (API,)) -> Fro
     frontend = Frontend(found, Prompter(found, template, PromptLimits(found.size, 4096, (found.eos or 0,))))
     for api in apis:
         frontend.join_api(api)
-    frontend.join_scheduler()
+    frontend.report(STATUS)
+    for api in apis:
+        assert frontend.outbox(api).next() == STATUS
+        frontend.outbox(api).sent()
     return frontend
 
 
@@ -73,6 +77,7 @@ class Answer:
         self.text = ""
         self.tokens = 0
         self.finish = Finish.NONE
+        self.token_ids: list[int] = []
         self.extras: list[TextExtra] = []
         self.rows = 0
 
@@ -115,13 +120,16 @@ class Client:
         keys = list(zip(unpack("q", message.ids), unpack("H", message.choices), strict=True))
         assert len(set(keys)) == len(keys), "a choice has one row in a batch"
         rows = zip(keys, message.text, unpack("i", message.tokens), message.finish, strict=True)
+        ids = iter(unpack("i", message.token_ids))
         for row, (key, text, tokens, finish) in enumerate(rows):
             answer = self.answers.setdefault(key, Answer())
             assert not answer.finish, "a row after the terminal one"
             assert key[0] not in self.rejected, "a row after the rejection"
             answer.text += text
             answer.tokens += tokens
+            answer.token_ids += islice(ids, tokens)
             answer.finish = Finish(finish)
             answer.rows += 1
             if row in extras:
                 answer.extras.append(extras[row])
+        assert next(ids, None) is None, "an id for each token and no more"

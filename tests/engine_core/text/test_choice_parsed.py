@@ -68,8 +68,8 @@ def test_whole_and_streamed_and_merged_are_the_same(text: str, cuts: list[int], 
     assert one_by_one[-1].finish == in_steps[-1].finish
     kept = Kept()
     for delta in in_steps[:-1]:
-        kept.add(delta)
-    joined = kept.join(in_steps[-1])
+        kept.add(delta, ())
+    joined = kept.join(in_steps[-1], ())
     assert pieces([joined]) == expected
     outbox, seat = Outbox(), Seat(1, 0)
     for delta in in_steps:

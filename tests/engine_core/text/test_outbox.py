@@ -95,7 +95,20 @@ def test_approximations_survive_a_merge() -> None:
     assert merge_extras(second, first).approximations == ("a",)
 
 
-def test_token_ids_survive_a_merge_in_order() -> None:
-    first, second = TextExtra(row=0, token_ids=b"1234", prompt_token_ids=b"5678"), TextExtra(row=0, token_ids=b"9012")
-    merged = merge_extras(first, second)
-    assert (merged.token_ids, merged.prompt_token_ids) == (b"12349012", b"5678")
+def test_the_prompts_ids_survive_a_merge() -> None:
+    first, second = TextExtra(row=0, prompt_token_ids=b"5678"), TextExtra(row=0, cached_tokens=1)
+    assert merge_extras(first, second).prompt_token_ids == b"5678"
+    assert merge_extras(second, first).prompt_token_ids == b"5678"
+
+
+def test_token_ids_are_merged_row_by_row() -> None:
+    outbox, seats = Outbox(), (Seat(1, 0), Seat(1, 1))
+    given = [1]
+    outbox.add(seats[0], Delta("a", 1), given)
+    outbox.add(seats[1], Delta("b", 2), [2, 3])
+    outbox.add(seats[0], Delta("c", 1), [4])
+    outbox.add(seats[1], Delta("", 0, Finish.STOP))
+    batch = outbox.next()
+    assert isinstance(batch, TextBatch)
+    assert (unpack("i", batch.tokens), unpack("i", batch.token_ids)) == ([2, 2], [1, 4, 2, 3])
+    assert given == [1], "a row is never written into what it was given"

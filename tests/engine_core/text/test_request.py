@@ -16,6 +16,7 @@ from protocol.messages import (
     SubmitTokens,
     TextExtra,
     TokenLogprob,
+    Written,
 )
 from tests.engine_core.text.vocabularies import vocabulary
 
@@ -55,9 +56,9 @@ def test_the_prompt_is_kept_only_for_its_logprobs() -> None:
 
 def test_kept_deltas_become_one() -> None:
     kept = Kept()
-    kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=4, cached_tokens=2, logprobs=(position(1),))))
-    kept.add(Delta("", 1))
-    kept.add(Delta("b", 1, extra=TextExtra(row=0, prompt_logprobs=(None,), logprobs=(position(2),))))
+    kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=4, cached_tokens=2, logprobs=(position(1),))), [5])
+    kept.add(Delta("", 1), [6])
+    kept.add(Delta("b", 1, extra=TextExtra(row=0, prompt_logprobs=(None,), logprobs=(position(2),))), [7])
     end = TextExtra(row=0, stop_reason="s", error="e", logprobs=(position(3),), drafted=(5, 2))
     last = Delta("c", 2, Finish.STOP, end)
     extra = TextExtra(
@@ -70,14 +71,15 @@ def test_kept_deltas_become_one() -> None:
         drafted=(5, 2),
         error="e",
     )
-    assert kept.join(last) == Delta("abc", 5, Finish.STOP, extra)
-    assert Kept().join(Delta("c", 2, Finish.LENGTH)) == Delta("c", 2, Finish.LENGTH)
+    assert kept.join(last, [8, 9]) == Delta("abc", 5, Finish.STOP, extra)
+    assert kept.token_ids == [5, 6, 7, 8, 9]
+    assert Kept().join(Delta("c", 2, Finish.LENGTH), [1, 2]) == Delta("c", 2, Finish.LENGTH)
 
 
 def test_approximations_of_the_first_delta_stand_in_the_answer() -> None:
     kept = Kept()
-    kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=2, approximations=("minimum at /a",))))
-    extra = kept.join(Delta("b", 1, Finish.STOP)).extra
+    kept.add(Delta("a", 1, extra=TextExtra(row=0, prompt_tokens=2, approximations=("minimum at /a",))), [1])
+    extra = kept.join(Delta("b", 1, Finish.STOP), [2]).extra
     assert extra is not None
     assert extra.approximations == ("minimum at /a",)
 
@@ -87,10 +89,29 @@ def test_kept_token_ids_stand_in_the_answer() -> None:
     kept.add(Delta("a", 2, extra=TextExtra(row=0, prompt_tokens=1, prompt_token_ids=b"\1\0\0\0")), [5, 6])
     extra = kept.join(Delta("b", 1, Finish.STOP), [7]).extra
     assert extra is not None
-    assert extra.token_ids == pack("i", [5, 6, 7])
+    assert kept.token_ids == [5, 6, 7]
     assert extra.prompt_token_ids == pack("i", [1])
 
 
 def test_the_prompts_ids_wait_where_they_are_asked_for() -> None:
     assert started(prompt="x").prompt_ids is None
     assert started(prompt="x", with_token_ids=True).prompt_ids == pack("i", [7, 8])
+
+
+def test_a_scheduler_gets_all_that_was_written() -> None:
+    request = started(prompt="x", n=2)
+    assert request.handover().written == ()
+    request.choices[0].advance([5, 6])
+    request.choices[1].advance([7], Finish.STOP)
+    assert request.handover().written == (Written(pack("i", [5, 6])), Written(pack("i", [7]), ended=True))
+    assert request.confirmed == 1, "nobody will confirm the end of what has ended"
+
+
+def test_what_came_with_the_first_token_is_not_told_again() -> None:
+    fields = {"with_token_ids": True, "sampling": Sampling(prompt_logprobs=0), "prompt": "x"}
+    fresh = started(**fields, n=2, written=(Written(), Written(pack("i", [5]))))
+    assert (fresh.prompt_ids, fresh.token_ids) == (pack("i", [7, 8]), [7, 8])
+    for written in (Written(pack("i", [5])), Written(ended=True)):
+        request = started(**fields, n=2, written=(written, Written()))
+        assert (request.prompt_ids, request.token_ids) == (None, ())
+        assert request.choices[0].ended == written.ended

@@ -38,6 +38,7 @@ from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
+from services.api.responses.store import ResponseStore
 from services.api.served import ServedModel
 from services.api.service import Service
 from services.sizing import sized
@@ -57,6 +58,7 @@ class Row(msgspec.Struct, kw_only=True):
     tokens: int = 1
     choice: int = 0
     finish: Finish = Finish.NONE
+    token_ids: bytes = b""  # int32; zeros
     extra: dict[str, Any] = {}
     pieces: tuple[Piece, ...] = ()
 
@@ -118,6 +120,7 @@ def batch(rows: Sequence[tuple[int, Row]]) -> TextBatch:
         choices=struct.pack(f"<{count}H", *(row.choice for _, row in rows)),
         text=tuple(row.text for _, row in rows),
         tokens=struct.pack(f"<{count}i", *(row.tokens for _, row in rows)),
+        token_ids=b"".join(row.token_ids or bytes(4 * row.tokens) for _, row in rows),
         finish=bytes(row.finish for _, row in rows),
         extras=tuple(TextExtra(row=index, **row.extra) for index, (_, row) in enumerate(rows) if row.extra),
         parsed=tuple(ParsedRow(index, row.pieces) for index, (_, row) in enumerate(rows) if row.pieces),
@@ -188,7 +191,8 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation())
     ledger = Ledger(Path(config.run.run_dir), 0, 1)
-    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api))
+    responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
+    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api), responses)
 
 
 @asynccontextmanager

@@ -27,13 +27,13 @@ def with_ids(request: SubmitText) -> list[list[Row]]:
     assert request.with_token_ids
     rows: list[list[Row]] = []
     for choice in range(request.n):
-        first: dict[str, Any] = {"prompt_tokens": 3, "token_ids": packed(11)}
+        first: dict[str, Any] = {"prompt_tokens": 3}
         if choice == 0:
             first["prompt_token_ids"] = packed(1, 2, 3)
-        rows.append([Row(text="a", choice=choice, extra=first)])
-        rows.append([Row(text="", choice=choice, extra={"token_ids": packed(12)})])
-        rows.append([Row(text="bc", choice=choice, tokens=2, extra={"token_ids": packed(13, 14)})])
-        rows.append([Row(text="", choice=choice, finish=Finish.STOP, extra={"token_ids": packed(2)})])
+        rows.append([Row(text="a", choice=choice, token_ids=packed(11), extra=first)])
+        rows.append([Row(text="", choice=choice, token_ids=packed(12))])
+        rows.append([Row(text="bc", choice=choice, tokens=2, token_ids=packed(13, 14))])
+        rows.append([Row(text="", choice=choice, finish=Finish.STOP, token_ids=packed(2))])
     return rows
 
 

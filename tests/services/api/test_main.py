@@ -149,7 +149,7 @@ async def test_sigterm_before_the_engine_is_there(tmp_path: Path) -> None:
 
 async def test_a_message_that_makes_no_sense_ends_the_process(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with api(tmp_path) as process:
-        tokenizer.arrive(TextBatch(ids=b"", choices=b"", text=("a",), tokens=b"", finish=b""))
+        tokenizer.arrive(TextBatch(ids=b"", choices=b"", text=("a",), tokens=b"", token_ids=b"", finish=b""))
         assert await process.ended() == ExitCode.FAILED
         assert "api_failed" in process.log.read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any
 
 import pytest
@@ -10,11 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
-from protocol.messages import Abort, Detokenize, Finish, Rejected, Sampling, SubmitText, Tokenize, api_index
+from protocol.messages import (
+    Abort,
+    Detokenize,
+    Finish,
+    Rejected,
+    Sampling,
+    SubmitText,
+    Tokenize,
+    Written,
+    api_index,
+)
 from services.api.metrics import Timings
-from services.api.pipeline import Pipeline
+from services.api.pipeline import HOLD, Pipeline
 from services.api.reply import Reply
-from services.wire import Arrival, Left
+from services.wire import Arrival, Joined, Left
 from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, silent, status, words
 
 NOW = 100.0
@@ -27,6 +38,10 @@ def pipeline(*ports: FakePort, limit: int = 8, index: int = 3, processes: int = 
         port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     ports[0].arrive(status())
     return made
+
+
+def ids(*tokens: int) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
 def reply(prompts: int = 1, n: int = 1) -> Reply:
@@ -158,14 +173,115 @@ async def test_questions_have_one_answer_each() -> None:
         await asking
 
 
-async def test_a_question_to_a_lost_tokenizer_fails() -> None:
+async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
     port = FakePort(silent)
     made = pipeline(port)
     asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a")))
     await asyncio.sleep(0)
     port.lose()
+    port.script, port.peer = answering(words("x")), new_peer()
+    port.arrive(Joined())
+    assert type(await asking).__name__ == "Tokenized"
+    assert made.statistics().held == 0
+
+
+def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> None:
+    ports = [FakePort(silent, index) for index in range(2)]
+    made = pipeline(*ports)
+    waiting, (request,) = submit(made, n=3)
+    home, other = ports if ports[0].of(SubmitText) else ports[::-1]
+    home.arrive(batch([
+        (request.id, Row(text="a", choice=0, token_ids=ids(5))),
+        (request.id, Row(text="b", choice=1, tokens=2, token_ids=ids(6, 7))),
+    ]))  # fmt: skip
+    home.arrive(batch([(request.id, Row(choice=1, token_ids=ids(8), finish=Finish.STOP))]))
+    home.arrive(batch([(request.id, Row(text="c", choice=0, tokens=2, token_ids=ids(9, 10)))]))
+    home.lose()
+    (moved,) = other.of(SubmitText)
+    assert moved.id != request.id
+    assert waiting.tickets == [moved.id]
+    assert moved.written == (Written(ids(5, 9, 10)), Written(ended=True), Written())
+    other.arrive(batch([(request.id, Row(text="of its former life"))]))
+    ends = [(moved.id, Row(text=text, choice=choice, finish=Finish.STOP)) for choice, text in ((0, "d"), (2, "e"))]
+    other.arrive(batch(ends))
+    assert waiting.ended
+    assert waiting.error is None
+    assert [choice.take_text() for choice in waiting.choices] == ["acd", "b", "e"]
+    assert [choice.tokens for choice in waiting.choices] == [4, 3, 1]
+    assert (made.statistics().unfinished, made.statistics().moved) == (0, 1)
+
+
+def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    _, (first,) = submit(made)
+    port.lose()
+    left, _ = submit(made)
+    _, (last,) = submit(made)
+    assert made.statistics().held == 3
+    made.drop(left)
+    assert made.statistics().held == 2
+    port.sent.clear()
+    port.peer = new_peer()
+    port.peer.credit = 1
+    port.arrive(Joined())
+    (moved,) = port.of(SubmitText)
+    assert (moved.prompt, moved.written) == (first.prompt, ())
+    with pytest.raises(Overloaded):
+        submit(made)
+    port.peer.credit = 5
+    made.settle()
+    assert [message.id for message in port.of(SubmitText)] == [moved.id, last.id]
+    assert not port.of(Abort)
+
+
+def test_waiting_has_an_end() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    waiting, _ = submit(made)
+    port.lose()
+    made.tend(NOW)
+    made.tend(NOW + HOLD - 0.1)
+    assert waiting.error is None
+    made.tend(NOW + HOLD)
+    assert isinstance(waiting.error, Unavailable)
+    assert waiting.error.retry_after is not None
     with pytest.raises(Unavailable):
-        await asking
+        made.submit([SubmitText(id=made.new_id(), prompt="a", sampling=Sampling())], reply(), NOW + HOLD)
+    made.drop(waiting)
+    port.peer = new_peer()
+    port.arrive(Joined(), status())
+    made.tend(NOW + HOLD + 1)
+    submit(made)
+    assert made.statistics().unfinished == 1
+
+
+def test_a_server_that_was_never_ready_has_nobody_wait() -> None:
+    port = FakePort(silent)
+    made = Pipeline((port,), 0, 5, 8, status_limit=2.0, processes=1)
+    with pytest.raises(Unavailable):
+        submit(made)
+
+
+@given(cuts=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30), n=st.integers(1, 3))
+def test_whatever_is_cut_and_merged_the_tokens_are_whole(cuts: list[tuple[int, bool]], n: int) -> None:
+    """The next tokenizer is told exactly what came before, each time."""
+    port = FakePort(silent)
+    made = pipeline(port)
+    waiting, _ = submit(made, n=n)
+    said: list[list[int]] = [[] for _ in range(n)]
+    for number, (count, lose) in enumerate(cuts):
+        choice = number % n
+        fresh = list(range(len(said[choice]), len(said[choice]) + count))
+        said[choice] += fresh
+        (ticket,) = waiting.tickets
+        port.arrive(batch([(ticket, Row(text="x" * count, choice=choice, tokens=count, token_ids=ids(*fresh)))]))
+        if lose:
+            port.lose()
+            port.peer = new_peer()
+            port.arrive(Joined())
+            assert port.of(SubmitText)[-1].written == tuple(Written(ids(*tokens)) for tokens in said)
+    assert [len(choice.take_text()) for choice in waiting.choices] == list(map(len, said))
 
 
 def test_aborts_owed_to_a_lost_tokenizer_are_forgotten() -> None:

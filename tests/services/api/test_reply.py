@@ -137,8 +137,8 @@ def test_gaps_are_timed_per_choice() -> None:
 
 def test_token_ids_wait_to_be_taken() -> None:
     whole = reply(stream=False, n=2)
-    whole.push(0, "a", 1, Finish.NONE, TextExtra(row=0, prompt_token_ids=b"1234", token_ids=b"5678"), 0.0)
-    whole.push(0, "b", 1, Finish.NONE, TextExtra(row=0, token_ids=b"9012"), 0.0)
+    whole.push(0, "a", 1, Finish.NONE, TextExtra(row=0, prompt_token_ids=b"1234"), 0.0, (), b"5678")
+    whole.push(0, "b", 1, Finish.NONE, None, 0.0, (), memoryview(b"9012"))
     whole.push(1, "c", 1, Finish.STOP, None, 0.0)
     first, second = whole.choices
     assert (first.take_token_ids(), first.take_token_ids()) == (b"56789012", b"")

@@ -30,6 +30,7 @@ def batches(ids: list[int]) -> list[bytes]:
         "ids": struct.pack(f"<{STREAMS}q", *ids),
         "choices": bytes(2 * STREAMS),
         "tokens": struct.pack(f"<{STREAMS}i", *[1] * STREAMS),
+        "token_ids": bytes(4 * STREAMS),
     }
     made = []
     for step in range(STEPS):

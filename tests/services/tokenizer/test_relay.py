@@ -32,7 +32,8 @@ from services.wire import Arrival, Joined, Left
 from tests.engine_core.text.streams import STATUS, batch, make_frontend
 from tests.engine_core.text.vocabularies import tokenizer
 
-IDS = tokenizer("byte_level").encode("one two three").ids
+TEXT = "one two three"
+IDS = tokenizer("byte_level").encode(TEXT).ids
 LONG = "one " * LONG_PROMPT
 
 
@@ -139,7 +140,7 @@ async def test_what_has_no_credit_waits_and_is_merged(joined: Relay, api: Neighb
     await until(scheduler, SubmitTokens)
     for token_id in IDS:
         joined.from_scheduler([scheduler.arrival(batch((1, 0, [token_id], Finish.NONE)))])
-    assert not api.got
+    assert not any(isinstance(message, TextBatch) for message in api.got)
     api.credit = 5
     (merged,) = await until(api, TextBatch)
     assert merged.text == ("one two three",)
@@ -194,12 +195,25 @@ async def test_whoever_leaves_is_not_answered(
     assert joined.statistics().apis == 0
 
 
-async def test_a_lost_scheduler_ends_its_requests(joined: Relay, api: Neighbour, scheduler: Neighbour) -> None:
+async def test_the_next_scheduler_gets_the_requests_of_a_lost_one(
+    joined: Relay, api: Neighbour, scheduler: Neighbour
+) -> None:
     joined.from_apis([api.arrival(request(1))])
+    joined.from_scheduler([scheduler.arrival(batch((1, 0, IDS[:2], Finish.NONE)))])
     joined.from_scheduler([scheduler.arrival(Left("gone"))])
     joined.from_apis([api.arrival(request(2))])
-    rejected = await until(api, Rejected, 2)
-    assert [(message.id, message.status) for message in rejected] == [(1, 503), (2, 503)]
+    assert joined.statistics().frontend.held == 2
+    following = Neighbour()
+    joined.from_scheduler([following.arrival(Joined())])
+    assert not following.got
+    joined.from_scheduler([following.arrival(STATUS)])
+    first, second = following.got
+    assert isinstance(first, SubmitTokens)
+    assert isinstance(second, SubmitTokens)
+    assert (first.id, second.id, second.written) == (1, 2, ())
+    assert unpack("i", first.written[0].token_ids) == IDS[:2]
+    joined.from_scheduler([following.arrival(batch((1, 0, IDS[2:], Finish.LENGTH)))])
+    assert "".join(text for message in api.got if isinstance(message, TextBatch) for text in message.text) == TEXT
 
 
 async def test_draining_ends_with_the_last_request_or_at_its_limit(
