@@ -343,9 +343,7 @@ def with_extra(delta: Delta, **fields: object) -> Delta:
 
 
 def rejection(request_id: int, error: RequestError) -> Rejected:
-    return Rejected(
-        id=request_id, status=error.status, message=error.message, param=error.param, code=error.code
-    )
+    return Rejected(id=request_id, status=error.status, message=error.message, param=error.param, code=error.code)
 
 
 def failure(request_id: int) -> Rejected:

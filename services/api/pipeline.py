@@ -1,11 +1,11 @@
 """The api's end of the pipeline: requests go to a tokenizer, rows of text come back to the reply they belong to.
 
 Every internal request has one ticket from its submission until its terminal row, its rejection or its abort; then the
-ticket is gone and what still arrives for its id is dropped. An abort that the link has no credit for is owed and sent as
-soon as there is some, so that no request runs on for a client that left.
+ticket is gone and what still arrives for its id is dropped. An abort that the link has no credit for is owed and sent
+as soon as there is some, so that no request runs on for a client that left.
 
 A ticket keeps the request and all that was delivered of it. When its tokenizer is lost the request goes on at another
-one, or at the same one's successor, behind exactly that: under a new id, so that nothing of its former life can be taken
+one, or at its successor, behind exactly that: under a new id, so that nothing of its former life can be taken
 for more of it. While a part is missing requests wait, up to HOLD seconds, unless the server has never been ready.
 """
 

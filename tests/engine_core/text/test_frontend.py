@@ -518,7 +518,9 @@ def scheduler_turn(chance: random.Random, frontend: Frontend, running: dict[tupl
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_token_ids_come_with_the_text_and_the_prompts_where_they_are_asked_for(frontend: Frontend, client: Client, stream: bool) -> None:
+def test_token_ids_come_with_the_text_and_the_prompts_when_asked_for(
+    frontend: Frontend, client: Client, stream: bool
+) -> None:
     submit(frontend, stream=stream, with_token_ids=True, n=2)
     sent = frontend.upward.popleft()
     assert isinstance(sent, SubmitTokens)
