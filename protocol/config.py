@@ -56,6 +56,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, Option("token budget of one step; 0: 8192 on a GPU, 512 on a CPU", 0, 1 << 20)
     ] = 0
     tensor_parallel_size: Annotated[int, Option("GPUs per replica; only 1 is built", 1, 1)] = 1
+    pooler: Annotated[
+        str,
+        Option("hidden state that a text's vector is made of; auto: as the model's folder says, else the last",
+               choices=("auto", "mean", "last", "cls")),
+    ] = "auto"
+    scorer: Annotated[
+        str,
+        Option("how pairs of texts are scored: the cosine of their vectors, or the model's yes or no as Qwen3-Reranker "
+               "is asked; auto: as the model's folder says, else cosine",
+               choices=("auto", "cosine", "yes_no")),
+    ] = "auto"
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
     batch_invariant: Annotated[
         bool, Option("a request's tokens never depend on what shares its steps, to the last bit; needs a GPU")

@@ -21,6 +21,7 @@ MAX_TOOLS = 512
 MAX_TOOL_NAME = 64  # characters; OpenAI's bound
 MAX_CHAT_TEMPLATE = 1 << 16  # characters of a request's own
 MAX_THINKING = 1 << 24  # tokens
+MAX_INPUTS = 2048  # texts of one request for vectors; OpenAI's bound
 MAX_PROMPTS = 256  # prompts of one completions request
 MAX_CHOICES = 1024  # prompts times n of one request
 MAX_CACHE_SALT = 256  # characters

@@ -224,6 +224,7 @@ class Choice:
             stop_reason=match.stop if match is not None else stop_token,
             drafted=self._drafted if self.ended else None,
             reasoning_tokens=self._reasoned if self.ended else 0,
+            vector=extra.vector if extra is not None else None,
             approximations=self._approximations if first else (),
             error=extra.error if extra is not None and match is None else None,
         )

@@ -95,6 +95,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
         approximations=first.approximations or second.approximations,
+        vector=first.vector if first.vector is not None else second.vector,
         stop_reason=second.stop_reason,
         drafted=second.drafted,
         reasoning_tokens=second.reasoning_tokens,

@@ -8,13 +8,14 @@ import msgspec
 
 from engine_core.grammar.answers import Bound, Opening, answer_bound
 from engine_core.grammar.calls import read_functions
-from engine_core.text.columns import pack, unpack_token_ids
+from engine_core.text.columns import pack, unpack, unpack_token_ids
 from engine_core.text.detokenizer import detokenizer
 from engine_core.text.parsers.dialect import Dialect, Parsing
+from engine_core.text.pooling import pooled_submission
 from engine_core.text.rendering import Rendered, Renderer
 from engine_core.text.template import ChatTemplate
 from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, NotBuilt
 from protocol.limits import MAX_BAD_WORD_TOKENS
 from protocol.messages import (
     Detokenize,
@@ -34,6 +35,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     vocab_size: int  # rows of the embedding; ids are below it
     max_model_len: int  # prompt plus output, in tokens
     eos_token_ids: tuple[int, ...]
+    headless: bool = False  # it has no output embedding, so it makes vectors alone
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -61,6 +63,14 @@ class Prompter:
 
     def prepare(self, request: SubmitText, now: float) -> Prepared:
         """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
+        if request.pooling is not None:
+            limits = self._limits
+            pooled = pooled_submission(
+                request, request.pooling, self._vocabulary, limits.vocab_size, limits.max_model_len
+            )
+            return Prepared(pooled, unpack("i", pooled.token_ids), "")
+        if self._limits.headless:
+            raise NotBuilt("this model has no output embedding: it makes vectors and no text", param="model")
         rendered = self._renderer.render(request, now) if request.messages is not None else None
         token_ids = self._prompt_ids(request, rendered)
         param = "prompt" if request.messages is None else "messages"

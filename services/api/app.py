@@ -8,12 +8,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.api import exchange
 from services.api.chat import ChatCompletions
 from services.api.completions import Completions
+from services.api.embeddings import Embeddings
 from services.api.files import FILES, StaticFile
 from services.api.gate import Gate
 from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
 from services.api.models import Models
 from services.api.openapi import Description
 from services.api.origins import Origins
+from services.api.scoring import Reranks, Scores
 from services.api.service import Service
 from services.api.tokenization import DetokenizeText, TokenizeText
 
@@ -37,6 +39,11 @@ class Routes:
         endpoints: tuple[tuple[str, str, ASGIApp], ...] = (
             ("POST", "/v1/chat/completions", ChatCompletions(service)),
             ("POST", "/v1/completions", Completions(service)),
+            ("POST", "/v1/embeddings", Embeddings(service)),
+            ("POST", "/v1/score", Scores(service)),
+            ("POST", "/v1/rerank", Reranks(service, documents=True)),
+            ("POST", "/rerank", Reranks(service, documents=True)),
+            ("POST", "/v2/rerank", Reranks(service, documents=False)),
             ("GET", "/v1/models", Models(service)),
             ("GET", "/v1/models/{name:path}", Models(service)),
             ("POST", "/tokenize", TokenizeText(service)),

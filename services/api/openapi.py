@@ -16,6 +16,7 @@ from protocol.config import ApiConfig
 from protocol.version import VERSION
 from services.api import bounds, query, refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
+from services.api.embeddings import EmbeddingAnswer, EmbeddingRequest
 from services.api.errors import ErrorResponse, send_json
 from services.api.grammar import ResponseFormat, StructuredOutputs
 from services.api.health import Health, StatusAnswer, VersionAnswer
@@ -27,6 +28,7 @@ from services.api.requests import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from services.api.scoring import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
 from services.api.service import Service
 from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer
 from services.api.tools import Tool, ToolChoice
@@ -70,6 +72,14 @@ OPERATIONS = (
               GENERATION_STATUSES),
     Operation("post", "/v1/completions", "Continue prompts", CompletionAnswer, CompletionRequest, True, False,
               GENERATION_STATUSES),
+    Operation("post", "/v1/embeddings", "Vectors of texts", EmbeddingAnswer, EmbeddingRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/v1/score", "Score pairs of texts", ScoreAnswer, ScoreRequest, statuses=GENERATION_STATUSES),
+    Operation("post", "/v1/rerank", "Rank documents", RerankAnswer, RerankRequest, statuses=GENERATION_STATUSES),
+    Operation("post", "/rerank", "Rank documents, by Jina's path", RerankAnswer, RerankRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/v2/rerank", "Rank documents, by Cohere's path", RerankAnswer, RerankRequest,
+              statuses=GENERATION_STATUSES),
     Operation("get", "/v1/models", "List the served names", ModelList),
     Operation("get", "/v1/models/{name}", "One served name", ModelAnswer, statuses=(404,)),
     Operation("post", "/tokenize", "Token ids of a text or a chat", TokenizeAnswer, TokenizeRequest,

@@ -63,6 +63,7 @@ class Choice:
         self.stop_reason: str | int | None = None
         self.drafted = (0, 0)  # draft tokens accepted and rejected
         self.reasoning_tokens = 0
+        self.vector: bytes | None = None  # float32, where one was asked for
         self.news = False  # stands in the reply's list of choices with news
         self.begun = False  # the stream's first frame of this choice was made
         self.last = 0.0  # when the latest tokens came; 0 before the first
@@ -247,6 +248,8 @@ class Reply:
             facts.token_ids = extra.prompt_token_ids
         if extra.stop_reason is not None:
             choice.stop_reason = extra.stop_reason
+        if extra.vector is not None:
+            choice.vector = extra.vector
         if extra.drafted is not None:
             choice.drafted = extra.drafted
         if extra.reasoning_tokens:

@@ -8,6 +8,7 @@ import msgspec
 
 from engine_core import folder
 from engine_core.folder import Generation
+from engine_core.models.pooler import Pooler, read_pooler
 from engine_core.models.spec import read_spec
 from protocol.config import Config
 from protocol.errors import NotFound
@@ -21,6 +22,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     created: int  # unix seconds
     generation: Generation = Generation()
+    hidden: int = 0  # numbers of a vector
+    pooler: Pooler = Pooler()
 
     @property
     def name(self) -> str:
@@ -42,4 +45,6 @@ def served_model(config: Config) -> ServedModel:
         vocab_size=spec.vocab_size,
         created=int(time.time()),
         generation=folder.read_generation(path),
+        hidden=spec.hidden,
+        pooler=read_pooler(path, config.model.pooler, config.model.scorer),
     )

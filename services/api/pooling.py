@@ -1,0 +1,186 @@
+"""Texts to vectors: what requests for vectors have in common, over HTTP and in the Python API."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+from starlette.types import Receive, Scope
+
+from protocol import limits
+from protocol.errors import InvalidRequest, NotBuilt
+from protocol.messages import Pooling, Sampling, SubmitText, TraceContext
+from services.api import decoding, exchange
+from services.api.completions import check_ids
+from services.api.delivery import attended, whole
+from services.api.refusals import FIELDS
+from services.api.reply import Reply
+from services.api.requests import TokenId
+from services.api.served import ServedModel
+from services.api.service import Service
+
+Vector = NDArray[np.float32]
+Text = str | list[int]
+Texts = str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)]
+
+SLICE = 512  # texts of one request that are open at once: half of what a link takes
+TRUNCATE = "keep so many of the first tokens of each text; -1: as many as the model's context holds"
+
+# What clients of other servers may send, and why it is refused unless it is null.
+REFUSED: Mapping[str, str] = {
+    "messages": "vectors are made of texts and token ids",
+    "chat_template": "vectors are made of texts and token ids",
+    "images": "only text and token ids are read",
+    "input_type": "put the model's instruction before the text; /v1/rerank does so by itself",
+    "task": "put the model's instruction before the text; /v1/rerank does so by itself",
+    "prompt_name": "put the model's instruction before the text; /v1/rerank does so by itself",
+    "late_chunking": "each text has a vector of its own",
+    "embedding_types": "give encoding_format: float or base64",
+    "embed_dtype": "vectors are float32",
+    "endianness": "vectors are little-endian",
+    "rank_fields": "documents are texts, or objects with text",
+    "max_chunks_per_doc": "a document is one text; give truncate_prompt_tokens",
+    "max_tokens_per_doc": "give truncate_prompt_tokens",
+    "mm_processor_kwargs": "only text and token ids are read",
+}
+
+
+class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request for vectors or scores may say."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID, description=TRUNCATE)] | None = None
+    priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+
+
+class VectorUsage(msgspec.Struct, frozen=True):
+    """`usage`: nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Pooled(msgspec.Struct, frozen=True):
+    """The vectors of a request's texts, in their order, as the engine gave them."""
+
+    vectors: list[Vector]
+    prompt_tokens: int
+
+    @property
+    def usage(self) -> VectorUsage:
+        return VectorUsage(self.prompt_tokens, self.prompt_tokens)
+
+
+def check_fields(body: bytes) -> None:
+    """Raise NotBuilt for a field that is refused and asks for something. `body` is a JSON object."""
+    for name, raw in decoding.decode(body, FIELDS).items():
+        if name in REFUSED and bytes(raw).strip() != b"null":
+            raise NotBuilt(f"{name} is not built: {REFUSED[name]}", param=name)
+
+
+def texts_of(given: str | Sequence[int | str | list[int]], param: str, model: ServedModel, *, cut: bool) -> list[Text]:
+    """The texts of a field: one text, texts, one list of token ids, or lists of them; `cut`: they are yet to be
+    truncated. Raises InvalidRequest naming the one that is wrong."""
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if len(kinds) != 1:
+        message = f"{param} mixes texts, token ids and lists of token ids" if kinds else f"{param} is empty"
+        raise InvalidRequest(message, param=param, code="invalid_type")
+    found: list[Text] = [list(given)] if kinds == {int} else list(given)  # type: ignore[arg-type]
+    check_count(len(found), param)
+    for number, ids in enumerate(found):
+        if not isinstance(ids, str):
+            check_ids(ids, param if kinds == {int} else f"{param}[{number}]", model, any_length=cut)
+    return found
+
+
+def check_count(count: int, param: str) -> None:
+    if count > limits.MAX_INPUTS:
+        message = f"{param} holds {count} texts; at most {limits.MAX_INPUTS} are taken at once"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+
+
+def vector_submission(
+    request: VectorRequest, text: Text, pooling: Pooling, trace: TraceContext, *, special: bool = True
+) -> SubmitText:
+    """One text as a message that has no id yet. `special`: with what the tokenizer puts around texts."""
+    return SubmitText(
+        id=0,
+        prompt=text if isinstance(text, str) else None,
+        prompt_ids=None if isinstance(text, str) else struct.pack(f"<{len(text)}i", *text),
+        add_special_tokens=special,
+        sampling=Sampling(max_tokens=1),
+        pooling=pooling,
+        speculate=False,
+        detokenize=False,
+        priority=request.priority or 0,
+        truncate=request.truncate_prompt_tokens or 0,
+        cache_salt=request.cache_salt or "",
+        trace=trace,
+        arrival=time.time(),
+    )
+
+
+async def pooled(service: Service, scope: Scope, receive: Receive, submits: Sequence[SubmitText]) -> Pooled:
+    """Send them and wait for their vectors, so many at a time that other requests have room beside them.
+
+    Raises the first error of any of them, which ends the others, and ClientLeft.
+    """
+    pipeline, noted = service.pipeline, exchange.of(scope)
+    most = min(SLICE, service.config.api.max_queued_requests)
+    vectors: list[Vector] = []
+    tokens = 0
+    for low in range(0, len(submits), most):
+        part = [msgspec.structs.replace(submit, id=pipeline.new_id()) for submit in submits[low : low + most]]
+        now = time.monotonic()
+        reply = Reply(len(part), 1, stream=False, timings=service.traffic.timings, now=now)
+        pipeline.submit(part, reply, now)
+        async with attended(reply, pipeline, receive, noted):
+            await whole(reply)
+        vectors += vectors_of(reply)
+        tokens += reply.usage.prompt_tokens
+    noted.prompt_tokens = tokens
+    return Pooled(vectors, tokens)
+
+
+def vectors_of(reply: Reply) -> list[Vector]:
+    """Of a reply that has ended without an error."""
+    found = []
+    for choice in reply.choices:
+        assert choice.vector is not None, "a request that pools ends with its vector"
+        found.append(np.frombuffer(choice.vector, "<f4"))
+    return found
+
+
+def shaped(vector: Vector, dimensions: int | None, *, normalize: bool) -> Vector:
+    """Its first `dimensions` numbers (Matryoshka representations, Kusupati et al., 2022), scaled to length 1."""
+    cut = vector if dimensions is None else vector[:dimensions]
+    length = math.sqrt(float(np.square(cut, dtype=np.float64).sum()))
+    return (cut / length).astype(np.float32) if normalize and length > 0.0 else cut
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
+    """Raise InvalidRequest unless a vector of the model can be cut to so many numbers."""
+    if dimensions is not None and dimensions > model.hidden:
+        message = f"dimensions is {dimensions}; the model's vectors have {model.hidden}"
+        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+
+
+def cosines(pairs: Iterable[tuple[Vector, Vector]]) -> list[float]:
+    """Of each pair, in fp64; 0 where one has no length."""
+    found = []
+    for one, other in pairs:
+        first, second = one.astype(np.float64), other.astype(np.float64)
+        lengths = math.sqrt(float(first @ first) * float(second @ second))
+        found.append(max(-1.0, min(1.0, float(first @ second) / lengths)) if lengths > 0.0 else 0.0)
+    return found

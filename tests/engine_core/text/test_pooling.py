@@ -1,0 +1,101 @@
+"""Prompts of requests that pool: truncation at their ends, closings, words, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from engine_core.embedded import demo_folder
+from engine_core.text.pooling import pooled_submission
+from engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from protocol.errors import InvalidRequest
+from protocol.messages import Pooling, Sampling, SubmitText
+
+LENGTH = 64
+TEXT = "Once upon a time there was a small fox who lived by the river."
+
+
+class Wrapped:
+    """A vocabulary whose tokenizer puts a token before and one behind every text."""
+
+    def __init__(self, inner: Vocabulary) -> None:
+        self.inner = inner
+        self.longest = inner.longest
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids = self.inner.encode(text, add_special_tokens=False)
+        return [1, *ids, 2] if add_special_tokens else ids
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(demo_folder())
+
+
+def ids(vocabulary: Any, text: str | None = TEXT, **fields: Any) -> list[int]:
+    pooling = fields.pop("pooling", Pooling(kind="mean", param="input[2]"))
+    request = SubmitText(id=1, prompt=text, sampling=Sampling(), pooling=pooling, **fields)
+    found = pooled_submission(request, pooling, vocabulary, 4000, LENGTH)
+    return list(struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids))
+
+
+def test_a_text_with_what_the_tokenizer_puts_around_it(vocabulary: Vocabulary) -> None:
+    bare = vocabulary.encode(TEXT, add_special_tokens=False)
+    assert ids(Wrapped(vocabulary)) == [1, *bare, 2]
+    assert ids(Wrapped(vocabulary), add_special_tokens=False) == bare
+
+
+def test_truncation_keeps_the_beginning_and_what_stands_around(vocabulary: Vocabulary) -> None:
+    bare = vocabulary.encode(TEXT, add_special_tokens=False)
+    assert ids(Wrapped(vocabulary), truncate=6) == [1, *bare[:4], 2]
+    assert ids(vocabulary, truncate=6, add_special_tokens=False) == bare[:6]
+    assert ids(Wrapped(vocabulary), truncate=60) == [1, *bare, 2]
+    assert ids(Wrapped(vocabulary), TEXT * 20, truncate=-1)[-1] == 2
+    assert len(ids(Wrapped(vocabulary), TEXT * 20, truncate=-1)) == LENGTH
+    assert len(ids(Wrapped(vocabulary), TEXT * 2000, truncate=-1)) == LENGTH
+    assert ids(vocabulary, None, prompt_ids=struct.pack("<4i", 9, 8, 7, 6), truncate=2) == [9, 8]
+
+
+def test_a_closing_stays_whatever_is_cut(vocabulary: Vocabulary) -> None:
+    closing = vocabulary.encode("The end.", add_special_tokens=False)
+    pooling = Pooling(kind="last", closing="The end.", param="input")
+    found = ids(vocabulary, pooling=pooling, truncate=8, add_special_tokens=False)
+    assert len(found) == 8
+    assert found[-len(closing) :] == closing
+    assert ids(vocabulary, "", pooling=pooling, add_special_tokens=False) == closing
+
+
+def test_words_become_tokens(vocabulary: Vocabulary) -> None:
+    word = next(text for text in ("yes", "a", "the") if len(vocabulary.encode(text, add_special_tokens=False)) == 1)
+    pooling = Pooling(kind="logits", words=(word,), param="input")
+    request = SubmitText(id=1, prompt=TEXT, sampling=Sampling(), pooling=pooling)
+    found = pooled_submission(request, pooling, vocabulary, 4000, LENGTH).pooling
+    assert found is not None
+    assert found.tokens == tuple(vocabulary.encode(word, add_special_tokens=False))
+    assert (found.words, found.closing) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": "", "add_special_tokens": False}, "input[2]"),
+        ({"text": TEXT * 10}, "input[2]"),
+        ({"text": TEXT * 5000}, "input[2]"),
+        ({"text": None, "prompt_ids": b""}, "input[2]"),
+        ({"text": None, "prompt_ids": struct.pack("<i", 4000)}, "input[2]"),
+        ({"text": None, "prompt_ids": struct.pack("<i", -1)}, "input[2]"),
+        ({"truncate": LENGTH + 1}, "truncate_prompt_tokens"),
+        ({"truncate": 2}, "truncate_prompt_tokens"),
+    ],
+)
+def test_what_cannot_be_pooled_is_refused(vocabulary: Vocabulary, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ids(Wrapped(vocabulary), **fields)
+    assert caught.value.param == param
+
+
+def test_a_word_of_several_tokens_is_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(InvalidRequest, match="no token for"):
+        ids(vocabulary, pooling=Pooling(kind="logits", words=("incomprehensibilities",), param="input"))
