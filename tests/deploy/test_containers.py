@@ -1,0 +1,233 @@
+"""Dockerfile, compose.yaml, Kubernetes manifests and fronts, held to what can be told without running them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from protocol import limits
+from protocol.config import ApiConfig, Config
+from services import cli, options
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+YAML = tuple(sorted(path for pattern in ("*.yaml", "*.yml") for path in DEPLOY.rglob(pattern)))
+HEALTH = {"/health/live", "/health/ready"}
+
+
+def documents(name: str) -> dict[str, Any]:
+    """The manifests of a file by their kind."""
+    found = [document for document in yaml.safe_load_all((DEPLOY / name).read_text()) if document]
+    kinds = [document["kind"] for document in found]
+    assert len(set(kinds)) == len(kinds)
+    return {document["kind"]: document for document in found}
+
+
+def parsed(words: list[str]) -> Config:
+    """A command line as the product takes it, less the file that only the place where it runs has."""
+    assert words[0] in cli.COMMANDS
+    namespace = options.parse(cli.parser_of(words[0]), words[1:])
+    namespace.config = ""
+    return options.effective(namespace, {}).config
+
+
+def seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_yaml_is_yaml(path: Path) -> None:
+    assert all(document for document in yaml.safe_load_all(path.read_text()))
+    assert "\t" not in path.read_text()
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = (DEPLOY / "container" / "Dockerfile").read_text()
+    joined = re.sub(r"\\\n\s*", "", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in joined.splitlines() if line.strip()]
+
+
+def test_the_images_run_as_nobody_special_and_end_in_order() -> None:
+    stages: dict[str, dict[str, str]] = {}
+    for word, rest in instructions():
+        if word == "FROM":
+            stages[rest.split()[-1]] = {}
+        elif stages:
+            stages[list(stages)[-1]][word] = rest
+    assert set(stages) == {"common", "cpu-packages", "cuda-packages", "cpu", "cuda"}
+    for name in ("cpu", "cuda"):
+        stage = stages[name]
+        assert stage["USER"] == "penstock"
+        assert stage["STOPSIGNAL"] == "SIGTERM"
+        assert "/health/live" in stage["HEALTHCHECK"]
+        assert stage["ENTRYPOINT"] == '["penstock"]'
+        assert parsed(yaml.safe_load(stage["CMD"])).api.host == "0.0.0.0"
+    assert "--device" in stages["cpu"]["CMD"]
+    assert "gcc" in stages["cuda"]["RUN"]
+
+
+def test_the_images_are_of_a_python_that_is_served() -> None:
+    version = re.search(r"python:3\.(\d+)", (DEPLOY / "container" / "Dockerfile").read_text())
+    assert version is not None
+    low, high = re.findall(
+        r"3\.(\d+)", tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    )
+    assert int(low) <= int(version[1]) < int(high)
+
+
+def test_the_context_leaves_out_what_is_not_the_product() -> None:
+    left = (DEPLOY / "container" / "Dockerfile.dockerignore").read_text().split()
+    assert {".git", ".venv", "benchmarks", "tests"} <= set(left)
+    assert not {"services", "engine_core", "kernels", "protocol", "pyproject.toml", "LICENSE", "README.md"} & set(left)
+
+
+def test_compose_brings_what_watches_a_server() -> None:
+    found = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())
+    services = found["services"]
+    assert set(services) == {"penstock", "penstock-gpu", "prometheus", "grafana", "jaeger"}
+    targets = {word for word, rest in instructions() if word == "FROM" for word in [rest.split()[-1]]}
+    for name in ("penstock", "penstock-gpu"):
+        service = services[name]
+        assert service["build"]["target"] in targets
+        assert (DEPLOY / "container" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        assert seconds(service["stop_grace_period"]) == Config().run.drain_timeout + 10
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["cap_drop"] == ["ALL"]
+        parsed([re.sub(r"\$\{.*\}", "model", word) for word in service["command"]])
+    for name, service in services.items():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in found["volumes"] or (DEPLOY / "container" / source).exists(), f"{name}: {volume}"
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        if not name.startswith("penstock"):
+            assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"]), name
+
+
+def test_grafana_finds_its_sources_and_its_dashboard() -> None:
+    sources = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    services = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
+    for source in sources:
+        assert re.fullmatch(r"http://(\w+):\d+", source["url"])[1] in services  # type: ignore[index]
+    board = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/penstock.yaml").read_text())["providers"][0]
+    mounted = [volume.split(":")[1] for volume in services["grafana"]["volumes"]]
+    assert any(path.startswith(board["options"]["path"]) for path in mounted)
+
+
+def test_a_pod_is_probed_drained_and_closed_in() -> None:
+    manifests = documents("kubernetes/penstock.yaml")
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+    assert container["startupProbe"]["httpGet"]["path"] in HEALTH
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+    }  # fmt: skip
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    asked, most = container["resources"]["requests"], container["resources"]["limits"]
+    assert asked["nvidia.com/gpu"] == most["nvidia.com/gpu"] == "1"
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_pod_has_the_time_that_it_drains() -> None:
+    manifests = documents("kubernetes/penstock.yaml")
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    settings = tomllib.loads(manifests["ConfigMap"]["data"]["penstock.toml"])
+    pause = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    wait = float(re.search(r", (\d+)\)", pause[-1])[1])  # type: ignore[index]
+    assert pod["terminationGracePeriodSeconds"] == wait + settings["run"]["drain_timeout"] + 10
+    assert settings["api"]["port"] == pod["containers"][0]["ports"][0]["containerPort"]
+
+
+def test_manifests_mean_one_another() -> None:
+    manifests = documents("kubernetes/penstock.yaml")
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert manifests["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert manifests["Service"]["spec"]["selector"] == labels
+    assert manifests["Service"]["spec"]["sessionAffinity"] == "ClientIP"
+    assert manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    volumes = manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
+    assert claims == [manifests["PersistentVolumeClaim"]["metadata"]["name"]]
+
+
+def test_the_pods_options_are_options(tmp_path: Path) -> None:
+    manifests = documents("kubernetes/penstock.yaml")
+    (tmp_path / "penstock.toml").write_text(manifests["ConfigMap"]["data"]["penstock.toml"])
+    words = manifests["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    words = [str(tmp_path / "penstock.toml") if word.endswith(".toml") else word for word in words]
+    config = options.effective(options.parse(cli.parser_of(words[0]), words[1:]), {}).config
+    assert config.run.run_dir == "/run/penstock/server"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_takes_the_manifests() -> None:
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    kinds = {document["kind"] for document in yaml.safe_load_all(ran.stdout)}
+    assert kinds == set(documents("kubernetes/penstock.yaml"))
+
+
+def directives() -> list[list[str]]:
+    """nginx's directives in order; blocks are `{` and `}`."""
+    lexer = shlex.shlex((DEPLOY / "front" / "nginx.conf").read_text(), posix=True, punctuation_chars="{};")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    found: list[list[str]] = [[]]
+    for token in lexer:
+        if set(token) <= set("{};"):
+            found += [[mark] for mark in token if mark != ";"]
+            found.append([])
+        else:
+            found[-1].append(token)
+    return [words for words in found if words]
+
+
+def nginx() -> dict[str, list[str]]:
+    return {words[0]: words[1:] for words in directives() if words[0] not in "{}"}
+
+
+def test_nginx_lets_tokens_pass_and_repeats_no_post() -> None:
+    found = nginx()
+    blocks = [words[0] for words in directives()]
+    assert blocks.count("{") == blocks.count("}") == 6
+    assert found["proxy_buffering"] == found["gzip"] == found["proxy_ignore_client_abort"] == ["off"]
+    assert found["proxy_http_version"] == ["1.1"]
+    assert seconds(found["proxy_read_timeout"][0]) >= 3600
+    assert "non_idempotent" not in found["proxy_next_upstream"]
+    assert not [word for word in found["proxy_next_upstream"] if word.startswith("http_")]
+    assert found["client_max_body_size"] == [f"{limits.MAX_BODY_BYTES >> 20}m"]
+
+
+def test_envoy_lets_tokens_pass_and_repeats_nothing_that_began() -> None:
+    found = yaml.safe_load((DEPLOY / "front" / "envoy.yaml").read_text())["static_resources"]
+    connection = found["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    routes = connection["route_config"]["virtual_hosts"][0]["routes"]
+    route = routes[-1]["route"]
+    assert connection["stream_idle_timeout"] == connection["request_timeout"] == route["timeout"] == "0s"
+    assert seconds(route["idle_timeout"]) >= 3600
+    assert set(route["retry_policy"]["retry_on"].split(",")) == {"connect-failure", "refused-stream"}
+    assert route["cluster"] == found["clusters"][0]["name"]
+    assert found["clusters"][0]["health_checks"][0]["http_health_check"]["path"] in HEALTH
+    assert {route["match"].get("path") for route in routes} == {"/metrics", None}
+
+
+def test_fronts_let_go_of_connections_before_the_server_does() -> None:
+    server = ApiConfig().keep_alive_timeout
+    text = (DEPLOY / "front" / "nginx.conf").read_text()
+    upstream = text[text.index("upstream penstock") : text.index("server {")]
+    assert seconds(re.search(r"keepalive_timeout (\S+);", upstream)[1]) < server  # type: ignore[index]
+    cluster = yaml.safe_load((DEPLOY / "front" / "envoy.yaml").read_text())["static_resources"]["clusters"][0]
+    (protocol,) = cluster["typed_extension_protocol_options"].values()
+    assert seconds(protocol["common_http_protocol_options"]["idle_timeout"]) < server
