@@ -1,8 +1,11 @@
-"""The real process at a scheduler's link: it joins, runs plans, outlives schedulers, ends on SIGTERM."""
+"""The real process at a scheduler's link: it joins, runs plans, outlives schedulers, ends on SIGTERM, may be
+stopped, and leaves a report when it fails."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +22,8 @@ from protocol.links import STEPS, Role, shared_hash
 from protocol.messages import Message, Sampling
 from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
 from services.executor.main import COLLECT_SECONDS, REST, collection_due
+from services.notify import NoticeSocket
+from services.process import ExitCode
 from services.wire import Left, Peer, Port, Self
 from tests.services.executor.folder import write_folder
 
@@ -56,12 +61,13 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made.destroy(linger=0)
 
 
-def spawn(run_dir: Path, model: ModelConfig) -> subprocess.Popen[bytes]:
+def spawn(run_dir: Path, model: ModelConfig, **environ: str) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "services.cli", "executor", f"--run-dir={run_dir}", f"--model={model.model}",
         "--load-format=dummy", f"--max-num-seqs={model.max_num_seqs}", "--device=cpu", "--cpu-threads=1",
     ]  # fmt: skip
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -120,6 +126,63 @@ def test_a_life(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: M
         second.port.close()
     finally:
         end(process)
+
+
+def test_stopped_and_continued_it_goes_on(
+    context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: ModelConfig, tmp_path: Path
+) -> None:
+    """Under a supervisor that has patience. Whoever watches hears nothing of it meanwhile."""
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    scheduler = Scheduler(context, run_dir, shared_hash(model), 1)
+    process = spawn(run_dir, model, NOTIFY_SOCKET=str(listener.path), WATCHDOG_USEC="1000000")
+
+    def beats(seconds: float) -> int:
+        """Beats until one comes or the time is over."""
+        end, heard = time.monotonic() + seconds, 0
+        while not heard and time.monotonic() < end:
+            select.select([listener], [], [], max(0.0, end - time.monotonic()))
+            heard = sum(notice.fields.get("WATCHDOG") == "1" for notice in listener.receive())
+        return heard
+
+    try:
+        peer, _ = scheduler.wait(ExecutorReady)
+        assert scheduler.port.send(peer, request_plan(1))
+        scheduler.wait(StepResult)
+        assert beats(DEADLINE)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        listener.receive()
+        assert scheduler.port.send(peer, StepPlan(step=2, epoch=1, decode_on=np.array([0], "<i4").tobytes()))
+        assert beats(1.0) == 0
+        process.send_signal(signal.SIGCONT)
+        _, result = scheduler.wait(StepResult)
+        assert isinstance(result, StepResult)
+        assert result.step == 2
+        assert beats(DEADLINE)
+    finally:
+        end(process)
+        scheduler.port.close()
+        listener.close()
+
+
+def test_a_bug_ends_it_and_leaves_a_report(
+    context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: ModelConfig
+) -> None:
+    scheduler = Scheduler(context, run_dir, shared_hash(model), 1)
+    process = spawn(run_dir, model)
+    try:
+        peer, _ = scheduler.wait(ExecutorReady)
+        chunk = np.array([0, 0, 3, 1], "<i4").tobytes()
+        assert scheduler.port.send(peer, StepPlan(step=1, epoch=1, blocks=b"odd", chunks=chunk))
+        assert process.wait(DEADLINE) == ExitCode.FAILED
+        (left,) = (run_dir / "crashes").iterdir()
+        report = json.loads(left.read_bytes())
+        assert (report["reason"], report["epoch"], report["pid"]) == ("crashed", 1, process.pid)
+        assert [plan["step"] for plan in report["plans"]] == [1]
+        assert "Traceback" in report["trace"]
+    finally:
+        end(process)
+        scheduler.port.close()
 
 
 def test_garbage_is_collected_once_in_a_rest_and_now_and_then_without_one() -> None:
