@@ -12,10 +12,12 @@ from services.api.embeddings import Embeddings
 from services.api.files import FILES, StaticFile
 from services.api.gate import Gate
 from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
+from services.api.messages.endpoint import Messages, MessageTokens
 from services.api.models import Models
 from services.api.openapi import Description
 from services.api.origins import Origins
 from services.api.scoring import Reranks, Scores
+from services.api.responses.endpoint import BackgroundWork, CancelledResponse, InputItems, Responses, StoredResponse
 from services.api.service import Service
 from services.api.tokenization import DetokenizeText, TokenizeText
 
@@ -36,6 +38,7 @@ class Routes:
     """The router; it raises HTTPException for an unknown path or a wrong method, which the gate answers."""
 
     def __init__(self, service: Service) -> None:
+        background = BackgroundWork(service)
         endpoints: tuple[tuple[str, str, ASGIApp], ...] = (
             ("POST", "/v1/chat/completions", ChatCompletions(service)),
             ("POST", "/v1/completions", Completions(service)),
@@ -44,6 +47,12 @@ class Routes:
             ("POST", "/v1/rerank", Reranks(service, documents=True)),
             ("POST", "/rerank", Reranks(service, documents=True)),
             ("POST", "/v2/rerank", Reranks(service, documents=False)),
+            ("POST", "/v1/responses", Responses(service, background)),
+            ("GET DELETE", "/v1/responses/{id}", StoredResponse(service)),
+            ("GET", "/v1/responses/{id}/input_items", InputItems(service)),
+            ("POST", "/v1/responses/{id}/cancel", CancelledResponse(service, background)),
+            ("POST", "/v1/messages", Messages(service)),
+            ("POST", "/v1/messages/count_tokens", MessageTokens(service)),
             ("GET", "/v1/models", Models(service)),
             ("GET", "/v1/models/{name:path}", Models(service)),
             ("POST", "/tokenize", TokenizeText(service)),
@@ -56,7 +65,7 @@ class Routes:
             ("GET", "/openapi.json", Description(service)),
             *(("GET", path, StaticFile(file)) for path, file in FILES.items()),
         )
-        routes = [Route(path, Endpoint(path, app), methods=[method]) for method, path, app in endpoints]
+        routes = [Route(path, Endpoint(path, app), methods=methods.split()) for methods, path, app in endpoints]
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

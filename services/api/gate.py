@@ -23,10 +23,11 @@ from services import journal
 from services.api import exchange
 from services.api.connection import LATE
 from services.api.departure import ClientLeft
-from services.api.errors import send_error
+from services.api.errors import headers, send_error, send_json
 from services.api.exchange import Exchange
 from services.api.files import FILES
 from services.api.keys import Keys
+from services.api.messages import errors as messages
 from services.api.metrics import Traffic
 from services.api.origins import Origins
 from services.api.trace import trace_context, trace_id
@@ -94,7 +95,11 @@ class Gate:
             refusal = EngineFailure("the server failed on this request", code="internal_error")
             if current.status:
                 raise
-        await send_error(send, refusal, extra)
+        if not messages.concerns(scope["path"]):
+            await send_error(send, refusal, extra)
+            return
+        body = messages.encode(refusal, current.id.decode())
+        await send_json(send, body, refusal.status, [*headers(refusal), *extra])
 
     def _check_key(self, scope: Scope) -> None:
         if not self._keys.locked or scope["path"] in OPEN_PATHS:

@@ -30,6 +30,7 @@ from services.api.ledger import Entry, Ledger
 from services.api.listening import Socket, leave, listen, tls, url_of
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
+from services.api.responses.store import ResponseStore
 from services.api.served import served_model
 from services.api.service import Service
 from services.notify import notify
@@ -87,12 +88,14 @@ async def serve(config: Config, index: int) -> None:
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))
     ledger = Ledger(run_dir, index, config.api.api_processes)
-    service = Service(config, index, model, pipeline, Traffic(), ledger, keys)
+    responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
+    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses)
     try:
         await answer(service, listener, context_of_tls)
     finally:
         leave(config.api)
         ledger.close()
+        responses.close()
         for watch in watches:
             watch.close()
         context.term()

@@ -5,6 +5,7 @@ Source: OpenAPI Specification 3.1.0; schemas are JSON Schema 2020-12 as msgspec 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +17,14 @@ from protocol.config import ApiConfig
 from protocol.version import VERSION
 from services.api import bounds, query, refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
-from services.api.embeddings import EmbeddingAnswer, EmbeddingRequest
 from services.api.errors import ErrorResponse, send_json
 from services.api.grammar import ResponseFormat, StructuredOutputs
 from services.api.health import Health, StatusAnswer, VersionAnswer
+from services.api.messages.errors import MessageError, concerns
+from services.api.messages.output import MessageAnswer, TokenCount
+from services.api.messages.request import REFUSALS as MESSAGE_REFUSALS
+from services.api.messages.request import WITHOUT_EFFECT as MESSAGE_WITHOUT_EFFECT
+from services.api.messages.request import CountRequest, MessageRequest
 from services.api.models import ModelAnswer, ModelList
 from services.api.requests import (
     ChatMessage,
@@ -28,7 +33,11 @@ from services.api.requests import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from services.api.scoring import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
+from services.api.responses.endpoint import MAX_PAGE, PAGE
+from services.api.responses.output import Deleted, ItemList, ResponseAnswer
+from services.api.responses.request import REFUSALS as RESPONSE_REFUSALS
+from services.api.responses.request import WITHOUT_EFFECT as RESPONSE_WITHOUT_EFFECT
+from services.api.responses.request import ResponseRequest
 from services.api.service import Service
 from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer
 from services.api.tools import Tool, ToolChoice
@@ -37,11 +46,17 @@ JSON = "application/json"
 STREAM = "text/event-stream"
 
 
+PLACE = re.compile(r"\{(\w+)\}")
 MOST: Mapping[str, str] = {"integer": "maximum", "array": "maxItems", "object": "maxProperties"}
 STREAM_QUERY: Mapping[str, Any] = {
     "name": "stream", "in": "query", "description": "as the field of the body, where that is silent",
     "schema": {"enum": [*query.YES, *query.NO]},
 }  # fmt: skip
+PAGE_QUERY: tuple[Mapping[str, Any], ...] = (
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE}},
+    {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"], "default": "desc"}},
+    {"name": "after", "in": "query", "description": "id of an item", "schema": {"type": "string"}},
+)  # fmt: skip
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
     "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],
@@ -64,6 +79,7 @@ class Operation(msgspec.Struct, frozen=True):
     open: bool = False  # needs no key
     statuses: tuple[int, ...] = ()
     media: str = "text/plain"
+    query: tuple[Mapping[str, Any], ...] = ()
 
 
 GENERATION_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)
@@ -72,13 +88,17 @@ OPERATIONS = (
               GENERATION_STATUSES),
     Operation("post", "/v1/completions", "Continue prompts", CompletionAnswer, CompletionRequest, True, False,
               GENERATION_STATUSES),
-    Operation("post", "/v1/embeddings", "Vectors of texts", EmbeddingAnswer, EmbeddingRequest,
-              statuses=GENERATION_STATUSES),
-    Operation("post", "/v1/score", "Score pairs of texts", ScoreAnswer, ScoreRequest, statuses=GENERATION_STATUSES),
-    Operation("post", "/v1/rerank", "Rank documents", RerankAnswer, RerankRequest, statuses=GENERATION_STATUSES),
-    Operation("post", "/rerank", "Rank documents, by Jina's path", RerankAnswer, RerankRequest,
-              statuses=GENERATION_STATUSES),
-    Operation("post", "/v2/rerank", "Rank documents, by Cohere's path", RerankAnswer, RerankRequest,
+    Operation("post", "/v1/responses", "Make a response", ResponseAnswer, ResponseRequest, True, False,
+              GENERATION_STATUSES),
+    Operation("get", "/v1/responses/{id}", "A response that is kept", ResponseAnswer, statuses=(400, 404),
+              query=(STREAM_QUERY,)),
+    Operation("delete", "/v1/responses/{id}", "Forget a response", Deleted, statuses=(404,)),
+    Operation("get", "/v1/responses/{id}/input_items", "List the input of a response", ItemList, statuses=(400, 404),
+              query=PAGE_QUERY),
+    Operation("post", "/v1/responses/{id}/cancel", "Cancel a response", ResponseAnswer, statuses=(400, 404)),
+    Operation("post", "/v1/messages", "Make a message", MessageAnswer, MessageRequest, True, False,
+              GENERATION_STATUSES),
+    Operation("post", "/v1/messages/count_tokens", "Count the tokens of a message", TokenCount, CountRequest,
               statuses=GENERATION_STATUSES),
     Operation("get", "/v1/models", "List the served names", ModelList),
     Operation("get", "/v1/models/{name}", "One served name", ModelAnswer, statuses=(404,)),
@@ -94,6 +114,13 @@ OPERATIONS = (
     Operation("get", "/", "A page to talk to the model", None, open=True, media="text/html"),
 )  # fmt: skip
 
+# Request → what it may hold without effect, and what it is refused for.
+DESCRIBED = (
+    (ChatRequest, refusals.WITHOUT_EFFECT, tuple(refusals.REFUSED)),
+    (CompletionRequest, refusals.WITHOUT_EFFECT, tuple(refusals.REFUSED)),
+    (ResponseRequest, RESPONSE_WITHOUT_EFFECT, tuple(RESPONSE_REFUSALS)),
+    (MessageRequest, MESSAGE_WITHOUT_EFFECT, tuple(MESSAGE_REFUSALS)),
+)
 STATUS_TEXTS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
@@ -143,7 +170,7 @@ def described(operation: Operation, locked: bool) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     closed = locked and not operation.open
     for status in sorted({*operation.statuses, *((401,) if closed else ())}):
-        failure = Health if operation.answer is Health else ErrorResponse
+        failure = failure_of(operation)
         responses[str(status)] = {
             "description": STATUS_TEXTS[status], "content": {JSON: {"schema": reference(failure)}}
         }  # fmt: skip
@@ -156,13 +183,22 @@ def described(operation: Operation, locked: bool) -> dict[str, Any]:
     }
     if closed:
         found["security"] = [{"key": []}]
-    if "{name}" in operation.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    if operation.streams:
-        found["parameters"] = [STREAM_QUERY]
+    placed = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in PLACE.findall(operation.path)
+    ]
+    if parameters := [*placed, *operation.query, *((STREAM_QUERY,) if operation.streams else ())]:
+        found["parameters"] = parameters
     if operation.body is not None:
         found["requestBody"] = {"required": True, "content": {JSON: {"schema": reference(operation.body)}}}
     return found
+
+
+def failure_of(operation: Operation) -> type:
+    """What a response that is no success holds."""
+    if concerns(operation.path):
+        return MessageError
+    return Health if operation.answer is Health else ErrorResponse
 
 
 def reference(kind: type) -> dict[str, str]:
@@ -173,7 +209,7 @@ def schemas(options: ApiConfig) -> dict[str, Any]:
     """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
     kinds = {operation.body for operation in OPERATIONS} | {operation.answer for operation in OPERATIONS}
     roots = sorted((kind for kind in kinds if kind is not None), key=name_of)
-    roots += [ErrorResponse, ChatMessage, ResponseFormat, StructuredOutputs, Tool, ToolChoice]
+    roots += [ErrorResponse, MessageError, ChatMessage, ResponseFormat, StructuredOutputs, Tool, ToolChoice]
     _, found = msgspec.json.schema_components(roots, ref_template="#/components/schemas/{name}", schema_hook=free)
     components: dict[str, Any] = dict(found)
     messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
@@ -181,13 +217,14 @@ def schemas(options: ApiConfig) -> dict[str, Any]:
     components["ChatRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
     components["ChatRequest"]["properties"] |= tool_properties()
     components["TokenizeRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
-    effects = "Accepted without effect: " + ", ".join(refusals.WITHOUT_EFFECT) + "."
-    refused = "Refused, not built yet: " + ", ".join(refusals.REFUSED) + "."
+    for kind, without, refused in DESCRIBED:
+        schema = components[kind.__name__]
+        effects = f"Accepted without effect: {', '.join(without)}. Refused, not built: {', '.join(refused)}."
+        schema["description"] = f"{schema.get('description', '')} {effects}".strip()
     for kind in (ChatRequest, CompletionRequest):
         schema = components[kind.__name__]
         for name, form in (("response_format", ResponseFormat), ("structured_outputs", StructuredOutputs)):
             schema["properties"][name] = {"anyOf": [reference(form), {"type": "null"}], "default": None}
-        schema["description"] = f"{schema.get('description', '')} {effects} {refused}".strip()
         for name in bounds.OPTIONS.keys() & schema["properties"].keys():
             bound(schema["properties"][name], bounds.limit(name, options))
     return components

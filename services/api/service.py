@@ -9,6 +9,7 @@ from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
+from services.api.responses.store import ResponseStore
 from services.api.served import ServedModel
 
 
@@ -23,3 +24,4 @@ class Service:
     traffic: Traffic
     ledger: Ledger
     keys: Keys
+    responses: ResponseStore

@@ -38,6 +38,7 @@ from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
+from services.api.responses.store import ResponseStore
 from services.api.served import ServedModel
 from services.api.service import Service
 from services.sizing import sized
@@ -190,7 +191,8 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation())
     ledger = Ledger(Path(config.run.run_dir), 0, 1)
-    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api))
+    responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
+    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api), responses)
 
 
 @asynccontextmanager

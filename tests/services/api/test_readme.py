@@ -10,7 +10,12 @@ from starlette.routing import Route
 from protocol.config import ApiConfig, Field, SchedulerConfig, fields
 from services.api import refusals
 from services.api.app import Routes
+from services.api.extras import Extras
+from services.api.messages import request as messages
+from services.api.messages.request import MessageRequest
 from services.api.requests import ChatRequest, CompletionRequest
+from services.api.responses import request as responses
+from services.api.responses.request import ResponseRequest
 from tests.rules.source import ROOT
 from tests.services.api.pipe import FakePort, service, silent
 
@@ -40,8 +45,8 @@ def names(text: str) -> list[str]:
     return QUOTED.findall(re.sub(r"\([^)]*\)", "", text))
 
 
-def row(label: str) -> set[str]:
-    (found,) = [cells[1] for cells in table("Parameters") if cells[0] == label]
+def row(label: str, head: str = "Parameters") -> set[str]:
+    (found,) = [cells[1] for cells in table(head) if cells[0] == label]
     listed = names(found)
     assert len(listed) == len(set(listed))
     return set(listed)
@@ -62,6 +67,19 @@ def test_every_parameter_that_is_served_stands_in_its_row() -> None:
     ):
         assert told == true, difference(told, true)
     assert structured <= chat & completion
+
+
+def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
+    extras, head = set(Extras.__struct_fields__), "Of the two"
+    assert row("of both, beyond their APIs", head) == extras
+    for label, kind, without in (("of responses", ResponseRequest, responses.WITHOUT_EFFECT),
+                                 ("of messages", MessageRequest, messages.WITHOUT_EFFECT)):  # fmt: skip
+        told, true = row(label, head), set(kind.__struct_fields__) - extras - set(without)
+        assert told == true, difference(told, true)
+        assert set(without) <= row(f"{label}, accepted without effect", head)
+    told = {name for cells in table("Refused by Responses or Messages") for name in names(cells[0])}
+    for refused in (responses.OWN_REFUSALS, responses.CHAT_NAMES, messages.OWN_REFUSALS, messages.CHAT_NAMES):
+        assert set(refused) <= told, difference(told, set(refused))
 
 
 def test_every_parameter_without_effect_is_listed() -> None:

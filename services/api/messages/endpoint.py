@@ -1,0 +1,103 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens. Source: Anthropic API reference, "Messages"."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from protocol.errors import RequestError
+from protocol.messages import Tokenize, Tokenized
+from services.api import bounds, exchange, refusals
+from services.api.answers import Identity
+from services.api.chat import chat_submission
+from services.api.connection import outlet_of
+from services.api.conversation import conversation
+from services.api.decoding import decode, read_json
+from services.api.delivery import answered, attended, stream, whole
+from services.api.errors import send_json
+from services.api.messages.events import MessageEvents
+from services.api.messages.output import TokenCount, message_answer
+from services.api.messages.request import REASONS, REFUSALS, CountRequest, MessageRequest
+from services.api.messages.turns import TERMS, chat_request
+from services.api.query import stream_asked
+from services.api.reply import Reply
+from services.api.service import Service
+from services.api.terms import told_in
+from services.api.tools import tools_asked
+from services.api.trace import trace_context
+
+REQUEST = msgspec.json.Decoder(MessageRequest)
+COUNT = msgspec.json.Decoder(CountRequest)
+
+
+class Messages:
+    """Create a message."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        body = await read_json(scope, receive, service.config.api)
+        request = decode(body, REQUEST)
+        if request.stream is None and (asked := stream_asked(scope)) is not None:
+            request = msgspec.structs.replace(request, stream=asked)
+        service.model.check_name(request.model)
+        refusals.check_table(body, REFUSALS, REASONS)
+        identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)
+        now = time.monotonic()
+        reply = Reply(1, 1, stream=bool(request.stream), timings=service.traffic.timings, now=now)
+        try:
+            chat = chat_request(request)
+            thinking = request.thinking is None or request.thinking.display != "omitted"
+            bounds.check(chat, service.config.api)
+            submit = chat_submission(chat, service.pipeline.new_id(), service.model, 1, trace_context(scope))
+            service.pipeline.submit([submit], reply, now)
+            async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+                if request.stream:
+                    await stream(reply, MessageEvents(identity, thinking=thinking), send, outlet_of(scope))
+                    return
+                await whole(reply)
+                await send_json(send, msgspec.json.encode(message_answer(identity, reply, thinking=thinking)))
+        except RequestError as error:
+            raise told_in(error, TERMS) from error
+
+
+class MessageTokens:
+    """How many tokens the prompt of a message would have."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        request = decode(await read_json(scope, receive, service.config.api), COUNT)
+        service.model.check_name(request.model)
+        try:
+            question = count_question(request, service.pipeline.new_id())
+            found = await answered(service.pipeline.ask(question), receive)
+        except RequestError as error:
+            raise told_in(error, TERMS) from error
+        assert isinstance(found, Tokenized)
+        await send_json(send, msgspec.json.encode(TokenCount(len(found.token_ids) // 4)))
+
+
+def count_question(request: CountRequest, number: int) -> Tokenize:
+    """The question for the tokenizer. Raises InvalidRequest and NotBuilt naming the field."""
+    message = MessageRequest(
+        max_tokens=1,
+        **{name: getattr(request, name) for name in ("messages", "model", "system", "tools", "tool_choice")},
+    )
+    chat = chat_request(message)
+    found = conversation(chat)
+    return Tokenize(
+        id=number,
+        messages=found.messages,
+        tools=tools_asked(chat).tools,
+        add_generation_prompt=found.add_generation_prompt,
+        continue_final_message=found.continue_final_message,
+        add_special_tokens=False,
+    )

@@ -1,0 +1,51 @@
+"""Errors as Anthropic sends them. Source: Anthropic API reference, "Errors"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from protocol.errors import RequestError
+
+PATH = "/v1/messages"  # this and what is below answers so
+TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessageErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong; `message` names the field of the request."""
+
+    type: str
+    message: str
+
+
+class MessageError(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of every response that is not a success."""
+
+    type: Literal["error"] = "error"
+    error: MessageErrorDetail
+    request_id: str | None = None
+
+
+def encode(error: RequestError, request_id: str | None = None) -> bytes:
+    """The error as JSON, with its field in front of the message where that does not name it."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    detail = MessageErrorDetail(TYPES.get(error.status, "invalid_request_error"), message)
+    return msgspec.json.encode(MessageError(error=detail, request_id=request_id))
+
+
+def concerns(path: str) -> bool:
+    """Whether errors of this path are told in Anthropic's shape."""
+    return path == PATH or path.startswith(PATH + "/")

@@ -1,0 +1,85 @@
+"""The events of a streamed message. Source: Anthropic API reference, "Streaming messages": the message starts, each
+block of its content starts, grows and stops, then come the reason for the end, the usage, and the stop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.errors import RequestError
+from protocol.messages import PieceKind
+from services.api.answers import Identity, Remarks
+from services.api.blocks import Block, Blocks, Change, Happening
+from services.api.frames import escaped
+from services.api.messages.errors import encode
+from services.api.messages.output import MessageAnswer, MessageUsage, empty_block, shown, stop_reason, stop_sequence
+from services.api.messages.turns import TERMS
+from services.api.reply import Choice, Reply
+from services.api.terms import told_in
+
+ENCODE = msgspec.json.Encoder()
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class MessageEvents:
+    """As `services.api.delivery.Framing`, for one message."""
+
+    def __init__(self, identity: Identity, *, thinking: bool = True) -> None:
+        self._identity = identity
+        self._thinking = thinking
+        self._blocks = Blocks()
+        self._begun = False
+
+    def take(self, reply: Reply, news: list[Choice]) -> bytes:
+        events = self._opening(reply)
+        for choice in news:
+            events += [self._changed(change) for change in self._blocks.push(shown(choice, thinking=self._thinking))]
+        return b"".join(events)
+
+    def end(self, reply: Reply) -> bytes:
+        (choice,) = reply.choices
+        events = [self._changed(change) for change in self._blocks.end()]
+        delta = {"stop_reason": stop_reason(choice), "stop_sequence": stop_sequence(choice)}
+        remarks = {"penstock": Remarks(reply.approximations)} if reply.approximations else {}
+        events.append(event("message_delta", delta=delta, usage=MessageUsage.of(reply.usage), **remarks))
+        events.append(event("message_stop"))
+        return b"".join(events)
+
+    def failure(self, reply: Reply, error: RequestError) -> bytes:
+        return b"event: error\ndata: " + escaped(encode(told_in(error, TERMS))) + b"\n\n"
+
+    def _opening(self, reply: Reply) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        message = MessageAnswer(
+            id=self._identity.id, model=self._identity.model, content=(), stop_reason=None, stop_sequence=None,
+            usage=MessageUsage.of(reply.usage),
+        )  # fmt: skip
+        return [event("message_start", message=message), PING]
+
+    def _changed(self, change: Change) -> bytes:
+        index = change.block.index
+        match change.what:
+            case Happening.BEGUN:
+                return event("content_block_start", index=index, content_block=empty_block(change.block))
+            case Happening.GROWN:
+                return event("content_block_delta", index=index, delta=delta_of(change.block, change.text))
+            case Happening.ENDED:
+                return event("content_block_stop", index=index)
+
+
+def delta_of(block: Block, text: str) -> dict[str, str]:
+    match block.kind:
+        case PieceKind.CALL:
+            return {"type": "input_json_delta", "partial_json": text}
+        case PieceKind.REASONING:
+            return {"type": "thinking_delta", "thinking": text}
+        case _:
+            return {"type": "text_delta", "text": text}
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + escaped(ENCODE.encode({"type": kind, **fields})) + b"\n\n"

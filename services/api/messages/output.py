@@ -1,0 +1,148 @@
+"""A message as types, and how blocks become its content. Source: Anthropic API reference, "Create a Message".
+
+Beyond Anthropic's shape stands only `penstock`, where there is a remark to make.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from protocol.messages import Finish, PieceKind
+from services.api.answers import Identity, Remarks
+from services.api.blocks import Block, blocks_of
+from services.api.reply import Choice, Reply, Usage
+from services.api.segments import Segment
+
+UNPARSED = "unparsed"  # the only name in the input of a call whose arguments are no JSON object: their text
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag="text"):
+    """What the model says."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
+    """What the model thought; nothing is signed, since it may be shown and changed."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
+    """A call of one of the client's tools."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """`usage`: tokens of the prompt that were cached are not among its `input_tokens`."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> MessageUsage:
+        cached = usage.cached_tokens or 0
+        return cls(
+            input_tokens=usage.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a message."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: tuple[ContentBlock, ...]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """Body of a count."""
+
+    input_tokens: int
+
+
+def shown(choice: Choice, *, thinking: bool) -> list[Segment]:
+    """What the choice has to give, which is thereby taken; its reasoning only if `thinking` is to be told."""
+    return [segment for segment in choice.take() if thinking or segment.kind != PieceKind.REASONING]
+
+
+def message_answer(identity: Identity, reply: Reply, *, thinking: bool = True) -> MessageAnswer:
+    """The whole message; its choice has finished."""
+    (choice,) = reply.choices
+    blocks = blocks_of(shown(choice, thinking=thinking))
+    return MessageAnswer(
+        id=identity.id,
+        model=identity.model,
+        content=tuple(content_block(block) for block in blocks),
+        stop_reason=stop_reason(choice),
+        stop_sequence=stop_sequence(choice),
+        usage=MessageUsage.of(reply.usage),
+        penstock=Remarks.of(reply),
+    )
+
+
+def content_block(block: Block) -> ContentBlock:
+    match block.kind:
+        case PieceKind.CALL:
+            return ToolUseBlock(tool_id(block), block.name, arguments(block.text))
+        case PieceKind.REASONING:
+            return ThinkingBlock(block.text)
+        case _:
+            return TextBlock(block.text)
+
+
+def empty_block(block: Block) -> ContentBlock:
+    """The block as it stands where it begins."""
+    match block.kind:
+        case PieceKind.CALL:
+            return ToolUseBlock(tool_id(block), block.name, {})
+        case PieceKind.REASONING:
+            return ThinkingBlock("")
+        case _:
+            return TextBlock("")
+
+
+def tool_id(block: Block) -> str:
+    return "toolu_" + block.call.removeprefix("call_")
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """A call's arguments. Those that were cut off, or in which the model erred, are told as the text that they are."""
+    try:
+        return OBJECT.decode(text) if text else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {UNPARSED: text}
+
+
+def stop_sequence(choice: Choice) -> str | None:
+    return choice.stop_reason if isinstance(choice.stop_reason, str) else None
+
+
+def stop_reason(choice: Choice) -> StopReason:
+    if choice.finish == Finish.LENGTH:
+        return "max_tokens"
+    if choice.finish == Finish.CALLS:
+        return "tool_use"
+    return "end_turn" if stop_sequence(choice) is None else "stop_sequence"

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: create, stream, retrieve, list the input, cancel, delete."""

@@ -1,0 +1,200 @@
+"""The routes of the Responses API. Source: OpenAI API reference, "Responses"."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from protocol.errors import InvalidRequest, NotBuilt, RequestError
+from protocol.messages import PieceKind, SubmitText, TraceContext
+from services.api import bounds, exchange, refusals
+from services.api.blocks import Block, Blocks
+from services.api.chat import chat_submission
+from services.api.connection import outlet_of
+from services.api.decoding import decode, read_json
+from services.api.delivery import attended, stream, whole
+from services.api.departure import ClientLeft
+from services.api.errors import send_json
+from services.api.query import stream_asked
+from services.api.reply import Choice, Reply
+from services.api.responses.events import ResponseEvents
+from services.api.responses.output import Deleted, ItemList, ResponseAnswer, shaped
+from services.api.responses.request import REASONS, REFUSALS, ResponseRequest
+from services.api.responses.turn import TERMS, Turn
+from services.api.segments import Segment
+from services.api.service import Service
+from services.api.terms import told_in
+from services.api.trace import trace_context
+
+REQUEST = msgspec.json.Decoder(ResponseRequest)
+ITEMS = msgspec.json.Decoder(list[dict[str, Any]])
+PAGE = 20  # items, unless the query says another limit
+MAX_PAGE = 100
+
+
+class Responses:
+    """Create a response: at once, as a stream, or in the background."""
+
+    def __init__(self, service: Service, work: BackgroundWork) -> None:
+        self._service = service
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        body = await read_json(scope, receive, service.config.api)
+        request = decode(body, REQUEST)
+        if request.stream is None and (asked := stream_asked(scope)) is not None:
+            request = msgspec.structs.replace(request, stream=asked)
+        service.model.check_name(request.model)
+        refusals.check_table(body, REFUSALS, REASONS)
+        turn = Turn(request, service.responses, service.model.name)
+        reply = Reply(1, 1, stream=bool(request.stream), timings=service.traffic.timings, now=time.monotonic())
+        try:
+            self._submit(turn, reply, trace_context(scope))
+            if request.background:
+                await send_json(send, msgspec.json.encode(self._work.begin(turn, reply)))
+                return
+            async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+                if request.stream:
+                    await stream(reply, ResponseEvents(turn), send, outlet_of(scope))
+                    return
+                await whole(reply)
+                await send_json(send, msgspec.json.encode(completed(turn, reply)))
+        except RequestError as error:
+            raise told_in(error, TERMS) from error
+
+    def _submit(self, turn: Turn, reply: Reply, trace: TraceContext) -> None:
+        service = self._service
+        bounds.check(turn.chat, service.config.api)
+        submit: SubmitText = chat_submission(turn.chat, service.pipeline.new_id(), service.model, 1, trace)
+        turn.open(submit.sampling)
+        service.pipeline.submit([submit], reply, time.monotonic())
+
+
+class BackgroundWork:
+    """Responses that nobody waits for, while they are made."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._running: dict[str, tuple[Reply, asyncio.Task[None]]] = {}
+
+    def begin(self, turn: Turn, reply: Reply) -> ResponseAnswer:
+        """The response as it stands now, which is kept."""
+        turn.keep(turn.opening)
+        task = asyncio.create_task(self._finish(turn, reply))
+        self._running[turn.id] = (reply, task)
+        return turn.opening
+
+    def cancel(self, name: str) -> None:
+        """End it; nothing happens where it has ended."""
+        found = self._running.get(name)
+        if found is not None:
+            reply, _ = found
+            self._service.pipeline.drop(reply)
+            reply.leave()
+
+    async def ended(self, name: str) -> None:
+        """Wait until what is running under this name has ended and been kept."""
+        found = self._running.get(name)
+        if found is not None:
+            await asyncio.shield(found[1])
+
+    async def _finish(self, turn: Turn, reply: Reply) -> None:
+        try:
+            await whole(reply)
+            completed(turn, reply)
+        except ClientLeft:
+            turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))
+        except RequestError as error:
+            turn.failed(told_in(error, TERMS))
+        finally:
+            self._service.pipeline.drop(reply)
+            del self._running[turn.id]
+
+
+class StoredResponse:
+    """Retrieve or delete a response that is kept."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path_params"]["id"]
+        store = self._service.responses
+        if scope["method"] == "DELETE":
+            store.delete(name)
+            await send_json(send, msgspec.json.encode(Deleted(id=name)))
+            return
+        if stream_asked(scope):
+            raise NotBuilt("a response that was made cannot be streamed again", param="stream")
+        await send_json(send, store.get(name).answer)
+
+
+class CancelledResponse:
+    """Cancel a response that is made in the background."""
+
+    def __init__(self, service: Service, work: BackgroundWork) -> None:
+        self._service = service
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path_params"]["id"]
+        store = self._service.responses
+        if not msgspec.json.decode(store.get(name).answer)["background"]:
+            message = "only responses that were created with background can be cancelled"
+            raise InvalidRequest(message, code="not_cancellable")
+        self._work.cancel(name)
+        await self._work.ended(name)
+        await send_json(send, store.get(name).answer)
+
+
+class InputItems:
+    """The input items of a response that is kept, page by page."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        items = ITEMS.decode(self._service.responses.get(scope["path_params"]["id"]).input)
+        await send_json(
+            send, msgspec.json.encode(page(items, dict(parse_qsl(scope["query_string"].decode("latin-1")))))
+        )
+
+
+def page(items: list[dict[str, Any]], query: dict[str, str]) -> ItemList:
+    """Part of the items, the newest first unless `order` is asc. Raises InvalidRequest for a query without sense."""
+    order, limit, after = query.get("order", "desc"), query.get("limit", str(PAGE)), query.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order", code="invalid_value")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_PAGE and len(limit) < 4):
+        raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}", param="limit", code="invalid_value")
+    ordered = items if order == "asc" else items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise InvalidRequest("after names none of the items", param="after", code="invalid_value")
+        ordered = ordered[ids.index(after) + 1 :]
+    found = ordered[: int(limit)]
+    ends = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return ItemList(data=found, first_id=ends[0], last_id=ends[1], has_more=len(found) < len(ordered))
+
+
+def completed(turn: Turn, reply: Reply) -> ResponseAnswer:
+    """The whole response of a reply that has ended."""
+    (choice,) = reply.choices
+    logprobs = shaped(choice.take_logprobs())
+    return turn.complete(reply, written(choice), logprobs)
+
+
+def written(choice: Choice) -> list[Block]:
+    """A choice's blocks; one that said nothing has one of text."""
+    blocks = Blocks()
+    blocks.push(choice.take())
+    if not blocks.all:
+        blocks.push([Segment(PieceKind.CONTENT, "")])
+    return blocks.all

@@ -1,0 +1,218 @@
+"""A response as types, and how blocks become its items.
+
+Source: OpenAI API reference, "The response object". Beyond it stands only `penstock`, where there is a remark to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from protocol.messages import Finish, PieceKind, PositionLogprobs
+from services.api.answers import Remarks
+from services.api.blocks import Block
+from services.api.logprobs import ChatTokenLogprob, chat_logprobs
+from services.api.reply import Usage
+from services.api.requests import Effort
+from services.api.responses.request import Metadata, ResponseToolChoice
+
+Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
+    """What a message says."""
+
+    text: str
+    annotations: list[str] = []
+    logprobs: list[ChatTokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    """An item of text."""
+
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: tuple[OutputText, ...]
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    """An item of reasoning, told in full and never summed up."""
+
+    id: str
+    status: ItemStatus
+    summary: list[str] = []
+    content: tuple[ReasoningText, ...]
+
+
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    """A call. Its arguments are JSON unless it is incomplete or the model erred."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    """What is known of the prompt's tokens; what is written to the cache is not told apart."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Tokens of the reasoning, its markers among them."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """`usage`."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> ResponseUsage:
+        total = usage.prompt_tokens + usage.completion_tokens
+        cached, thought = InputDetails(usage.cached_tokens or 0), OutputDetails(usage.reasoning_tokens)
+        return cls(usage.prompt_tokens, cached, usage.completion_tokens, thought, total)
+
+
+class ToolShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the request's tools."""
+
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: msgspec.Raw
+    strict: bool
+
+
+class ReasoningShown(msgspec.Struct, frozen=True):
+    """What the request said of reasoning."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+
+
+class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a response; a stream's events hold it as it stands."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    background: bool
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: Metadata
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningShown
+    service_tier: Literal["default"] = "default"
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | ResponseToolChoice
+    tools: tuple[ToolShown, ...]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of GET /v1/responses/{id}/input_items."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+def item_id(block: Block) -> str:
+    prefix = {PieceKind.CONTENT: "msg", PieceKind.REASONING: "rs", PieceKind.CALL: "fc"}[PieceKind(block.kind)]
+    return f"{prefix}_{block.key}"
+
+
+def item_of(block: Block, status: ItemStatus, logprobs: Sequence[ChatTokenLogprob] = ()) -> OutputItem:
+    """The item as far as it is written."""
+    key = item_id(block)
+    match block.kind:
+        case PieceKind.CALL:
+            return CallItem(id=key, status=status, call_id=block.call, name=block.name, arguments=block.text)
+        case PieceKind.REASONING:
+            return ReasoningItem(id=key, status=status, content=(ReasoningText(text=block.text),))
+        case _:
+            return MessageItem(id=key, status=status, content=(OutputText(text=block.text, logprobs=list(logprobs)),))
+
+
+def empty_item(block: Block) -> OutputItem:
+    """The item as it stands in the event that adds it: its text comes in parts of its own."""
+    item = item_of(block, "in_progress")
+    return item if isinstance(item, CallItem) else msgspec.structs.replace(item, content=())
+
+
+def output_items(blocks: list[Block], finish: Finish, logprobs: list[ChatTokenLogprob]) -> list[OutputItem]:
+    """All items of a choice that has finished. Log-probabilities are of all tokens and stand with the last text."""
+    texts = [block for block in blocks if block.kind == PieceKind.CONTENT]
+    return [
+        item_of(block, item_status(block, blocks, finish), logprobs if texts and block is texts[-1] else ())
+        for block in blocks
+    ]
+
+
+def item_status(block: Block, blocks: list[Block], finish: Finish) -> ItemStatus:
+    """The last item is incomplete where the output was cut off."""
+    return "incomplete" if block is blocks[-1] and finish == Finish.LENGTH else "completed"
+
+
+def shaped(positions: list[PositionLogprobs]) -> list[ChatTokenLogprob]:
+    return chat_logprobs(positions).content

@@ -1,0 +1,302 @@
+"""One response from its request to its last word: what the engine is asked, what is told of it, what is kept.
+
+Source: OpenAI API reference, "Create a model response".
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
+from protocol.messages import Finish, Sampling
+from services.api.answers import Remarks
+from services.api.blocks import Block
+from services.api.decoding import given
+from services.api.extras import extras_of
+from services.api.logprobs import ChatTokenLogprob
+from services.api.reply import Reply
+from services.api.requests import ChatRequest
+from services.api.responses.items import Messages, encoded, items_of, listed, messages_of
+from services.api.responses.output import (
+    CallItem,
+    IncompleteDetails,
+    OutputItem,
+    ReasoningItem,
+    ReasoningShown,
+    ResponseAnswer,
+    ResponseError,
+    ResponseUsage,
+    ToolShown,
+    output_items,
+)
+from services.api.responses.request import LOGPROBS, ResponseRequest, ResponseTool, ResponseToolChoice, TextFormat
+from services.api.responses.store import ResponseStore, Stored
+from services.api.terms import Term
+
+TERMS = (
+    Term(re.compile(r"messages\b"), "input"),
+    Term(re.compile(r"max_(completion_)?tokens\b"), "max_output_tokens"),
+    Term(re.compile(r"tools\[(\d+)\]\.function\b"), r"tools[\1]"),
+    Term(re.compile(r"tool_choice\.function\b"), "tool_choice"),
+    Term(re.compile(r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b"), r"tool_choice.tools[\1]"),
+    Term(re.compile(r"tool_choice\.allowed_tools\b"), "tool_choice"),
+    Term(re.compile(r"response_format(\.json_schema)?\b"), "text.format"),
+    Term(re.compile(r"reasoning_effort\b"), "reasoning.effort"),
+)
+CONTINUED = ("completed", "incomplete")
+MESSAGES = msgspec.json.Decoder(Messages)
+
+
+class Turn:
+    """`chat` is what the engine is asked; `opening` what is told at first, once the sampling is known."""
+
+    def __init__(self, request: ResponseRequest, store: ResponseStore, name: str) -> None:
+        """Raises InvalidRequest and NotBuilt naming the field."""
+        check_options(request, store)
+        self.request = request
+        self.id = store.new_id()
+        self._store = store
+        self._name = name
+        self._created = int(time.time())
+        self._items = items_of(request.input)
+        earlier: Messages = []
+        if request.previous_response_id is not None:
+            earlier = MESSAGES.decode(previous(request.previous_response_id, store).messages)
+        self._messages = [*earlier, *messages_of(self._items)]
+        self._opening: ResponseAnswer | None = None
+        self.chat = chat_request(request, self._messages)
+
+    @property
+    def kept(self) -> bool:
+        return self.request.store is not False and self._store.keeps
+
+    def open(self, sampling: Sampling) -> None:
+        """The request is on its way with this sampling."""
+        request = self.request
+        reasoning = request.reasoning
+        self._opening = ResponseAnswer(
+            id=self.id,
+            created_at=self._created,
+            status="in_progress",
+            background=bool(request.background),
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            model=self._name,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            previous_response_id=request.previous_response_id,
+            reasoning=ReasoningShown(reasoning.effort, reasoning.summary) if reasoning else ReasoningShown(),
+            temperature=sampling.temperature,
+            text={"format": format_shown(request)},
+            tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+            tools=tuple(tool_shown(tool) for tool in request.tools or ()),
+            top_logprobs=request.top_logprobs or 0,
+            top_p=sampling.top_p,
+            truncation=request.truncation or "disabled",
+            user=request.user,
+        )
+
+    @property
+    def opening(self) -> ResponseAnswer:
+        assert self._opening is not None
+        return self._opening
+
+    def complete(self, reply: Reply, blocks: list[Block], logprobs: list[ChatTokenLogprob]) -> ResponseAnswer:
+        """The whole response, which is kept if its request did not say otherwise."""
+        (choice,) = reply.choices
+        cut = choice.finish == Finish.LENGTH
+        answer = msgspec.structs.replace(
+            self.opening,
+            status="incomplete" if cut else "completed",
+            completed_at=None if cut else int(time.time()),
+            incomplete_details=IncompleteDetails() if cut else None,
+            output=output_items(blocks, choice.finish, logprobs),
+            usage=ResponseUsage.of(reply.usage),
+            penstock=Remarks.of(reply),
+        )
+        self.keep(answer)
+        return answer
+
+    def failed(self, error: RequestError) -> ResponseAnswer:
+        """The response that could not go on. It is kept only where somebody may ask what became of it."""
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        code = "invalid_prompt" if error.status == 400 else code
+        answer = msgspec.structs.replace(
+            self.opening,
+            status="failed",
+            error=ResponseError(code, error.message),  # type: ignore[arg-type]
+        )
+        if self.request.background:
+            self.keep(answer)
+        return answer
+
+    def keep(self, answer: ResponseAnswer) -> None:
+        if self.kept:
+            messages = [*self._messages, *said(answer.output)]
+            items = msgspec.json.encode(listed(self._items))
+            stored = Stored(answer.status, msgspec.json.encode(answer), items, encoded(messages))
+            self._store.put(self.id, stored)
+
+
+def check_options(request: ResponseRequest, store: ResponseStore) -> None:
+    """Raise for what cannot be had, alone or together."""
+    if request.stream_options is not None:
+        if not request.stream:
+            message = "stream_options is allowed only when stream is true"
+            raise InvalidRequest(message, param="stream_options", code="invalid_value")
+        if request.stream_options.include_obfuscation:
+            param = "stream_options.include_obfuscation"
+            raise NotBuilt(f"{param} is not built yet", param=param)
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        raise NotBuilt("text.verbosity is not built; instructions can say how long to answer", param="text.verbosity")
+    if not request.background:
+        return
+    if request.stream:
+        raise NotBuilt(
+            "background is not built for streams; retrieve the response when it is ready", param="background"
+        )
+    if store.shared:
+        message = "background needs a server with --api-processes 1, where whoever asks finds who runs it"
+        raise NotBuilt(message, param="background")
+    if request.store is False or not store.keeps:
+        message = "background needs a response that is kept" + ("" if store.keeps else "; this server keeps none")
+        raise InvalidRequest(message, param="background", code="invalid_value")
+
+
+def previous(name: str, store: ResponseStore) -> Stored:
+    """The response that this one goes on from. Raises InvalidRequest where it is not kept or has not come to an end."""
+    param = "previous_response_id"
+    try:
+        found = store.get(name)
+    except NotFound as error:
+        raise InvalidRequest(error.message, param=param, code="previous_response_not_found") from error
+    if found.status not in CONTINUED:
+        message = f"{param}: that response is {found.status}; only one that was completed can be gone on from"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    return found
+
+
+def chat_request(request: ResponseRequest, messages: Messages) -> ChatRequest:
+    """The chat that asks the engine for the same. Raises InvalidRequest and NotBuilt naming the field."""
+    instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    return ChatRequest(
+        messages=raw([*instructions, *messages]),
+        model=request.model,
+        stream=request.stream,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stop,
+        logprobs=logprobs,
+        top_logprobs=request.top_logprobs if logprobs else None,
+        tools=tools_of(request.tools),
+        tool_choice=choice_of(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=format_of(request.text.format if request.text else None),
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+        **extras_of(request),
+    )
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def tools_of(tools: list[ResponseTool] | None) -> msgspec.Raw | msgspec.UnsetType:
+    if not tools:
+        return msgspec.UNSET
+    return raw([tool_of(tool, number) for number, tool in enumerate(tools)])
+
+
+def tool_of(tool: ResponseTool, number: int) -> dict[str, Any]:
+    place = f"tools[{number}]"
+    if tool.type != "function":
+        message = f"{place}.type: {tool.type!r} is not built; tools of type function are"
+        raise NotBuilt(message, param=f"{place}.type")
+    if tool.name is None:
+        raise InvalidRequest(f"{place}.name is missing", param=f"{place}.name", code="missing_required_parameter")
+    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    function = {name: value for name, value in fields.items() if value is not None and value is not msgspec.UNSET}
+    return {"type": "function", "function": function}
+
+
+def choice_of(choice: str | ResponseToolChoice | None) -> msgspec.Raw | msgspec.UnsetType:
+    if choice is None:
+        return msgspec.UNSET
+    if isinstance(choice, str):
+        return raw(choice)
+    if choice.type == "function":
+        return raw({"type": "function", "function": {"name": named(choice.name, "tool_choice.name")}})
+    if choice.type != "allowed_tools":
+        message = f"tool_choice.type: {choice.type!r} is not built; function and allowed_tools are"
+        raise NotBuilt(message, param="tool_choice.type")
+    tools = []
+    for number, tool in enumerate(choice.tools or ()):
+        if tool.type != "function":
+            param = f"tool_choice.tools[{number}].type"
+            raise NotBuilt(f"{param}: {tool.type!r} is not built; tools of type function are", param=param)
+        tools.append({"type": "function", "function": {"name": named(tool.name, f"tool_choice.tools[{number}].name")}})
+    return raw({"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}})
+
+
+def named(name: str | None, param: str) -> str:
+    if name is None:
+        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    return name
+
+
+def format_of(form: TextFormat | None) -> msgspec.Raw | msgspec.UnsetType:
+    if form is None or form.type == "text":
+        return msgspec.UNSET
+    if form.type == "json_object":
+        return raw({"type": "json_object"})
+    if form.type != "json_schema":
+        message = f"text.format.type: {form.type!r} is not one of text, json_object, json_schema"
+        raise InvalidRequest(message, param="text.format.type", code="invalid_value")
+    if not given(form.schema):
+        param = "text.format.schema"
+        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    schema = {"name": form.name, "schema": form.schema, "strict": form.strict}
+    return raw({"type": "json_schema", "json_schema": schema})
+
+
+def format_shown(request: ResponseRequest) -> dict[str, Any]:
+    form = request.text.format if request.text else None
+    if form is None:
+        return {"type": "text"}
+    if form.type != "json_schema":
+        return {"type": form.type}
+    return {"type": form.type, "name": form.name or "", "description": form.description, "schema": form.schema,
+            "strict": form.strict is not False}  # fmt: skip
+
+
+def tool_shown(tool: ResponseTool) -> ToolShown:
+    parameters = tool.parameters if given(tool.parameters) else msgspec.Raw(b"null")
+    assert tool.name is not None
+    return ToolShown(name=tool.name, description=tool.description, parameters=parameters, strict=bool(tool.strict))
+
+
+def said(output: list[OutputItem]) -> Messages:
+    """The output as the assistant's messages of the conversation that goes on from it."""
+    found: Messages = []
+    for item in output:
+        if not found or (not isinstance(item, CallItem) and (found[-1]["content"] or "tool_calls" in found[-1])):
+            found.append({"role": "assistant", "content": None})
+        last = found[-1]
+        if isinstance(item, CallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        elif isinstance(item, ReasoningItem):
+            last["reasoning_content"] = last.get("reasoning_content", "") + item.content[0].text
+        else:
+            last["content"] = item.content[0].text
+    for message in found:
+        if message["content"] is None and "tool_calls" not in message and not message.get("reasoning_content"):
+            message["content"] = ""
+    return found
