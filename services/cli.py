@@ -16,7 +16,7 @@ from protocol.errors import AddressError, ConfigError, LinkError, ModelError, Pe
 from protocol.links import Role
 from protocol.version import VERSION
 from services import faults, options, process, rundir
-from services.notify import notify
+from services.notify import notify, progress
 from services.process import ExitCode
 from services.sizing import sized, usable_cores
 
@@ -139,6 +139,7 @@ def run_role(role: Role, index: str, config: Config) -> int:
     """One process of a server, in this process."""
     if not (index.isdecimal() and int(index) <= MAX_INDEX):
         raise ConfigError("--index", index, f"it must be a whole number between 0 and {MAX_INDEX}")
+    progress("starting")
     directory = rundir.of_one_process(config.run.run_dir)
     config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))

@@ -6,6 +6,7 @@ Penstock watches only who has begun to tell: loading takes as long as it takes. 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from services.notify import notify
 INTERVAL = "WATCHDOG_USEC"  # microseconds of silence after which the supervisor acts
 PID = "WATCHDOG_PID"  # whom it means, if anybody in particular
 SHARE = 4  # beats per interval
+LONGEST = 60.0  # seconds between looks of who was not asked to beat
 
 
 class Heartbeat:
@@ -30,4 +32,13 @@ class Heartbeat:
         """`now` is in monotonic seconds."""
         if now >= self._next:
             self._next = now + self.interval
-            notify("WATCHDOG=1", environ=self._environ)
+            # Until it is ready a process may have to wait for others: as long as it beats, that is no timeout.
+            notify("WATCHDOG=1", f"EXTEND_TIMEOUT_USEC={int(2e6 * SHARE * self.interval)}", environ=self._environ)
+
+
+async def beating(heartbeat: Heartbeat) -> None:
+    """Tick on the running loop, until it is cancelled: the beats say that this loop turns."""
+    loop = asyncio.get_running_loop()
+    while True:
+        heartbeat.tick(loop.time())
+        await asyncio.sleep(min(heartbeat.interval, LONGEST))

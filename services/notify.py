@@ -18,6 +18,7 @@ import msgspec
 
 VARIABLE = "NOTIFY_SOCKET"
 MAX_NOTICE = 16 << 10  # bytes of one datagram
+STAGE_SECONDS = 1800.0  # that one stage of a start may take
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -38,6 +39,11 @@ def notify(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
         except OSError:
             return False
     return True
+
+
+def progress(text: str) -> None:
+    """Tell of a stage of the start, which may take as long as weights or compilers need: the supervisor waits on."""
+    notify(f"STATUS={text}", f"EXTEND_TIMEOUT_USEC={int(STAGE_SECONDS * 1e6)}")
 
 
 class Notice(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from services.api.pipeline import Pipeline
 from services.api.responses.store import ResponseStore
 from services.api.served import served_model
 from services.api.service import Service
+from services.heartbeat import Heartbeat, beating
 from services.notify import notify
 from services.process import ExitCode
 from services.watch import Watch
@@ -145,10 +146,12 @@ async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext 
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
     attendance = asyncio.create_task(attend(service, server))
+    beats = asyncio.create_task(beating(Heartbeat()))
     try:
         await server.serve(sockets=[listener])
     finally:
         attendance.cancel()
+        beats.cancel()
         for number, old in previous.items():
             signal.signal(number, old)
     if failures:

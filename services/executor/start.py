@@ -36,7 +36,7 @@ from protocol.steps import ExecutorReady
 from services import journal
 from services.executor.compilers import compilers
 from services.executor.drafts import load_draft
-from services.notify import notify
+from services.notify import progress
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ def start(config: Config, index: int) -> Engine:
         torch.set_num_threads(config.executor.cpu_threads or default_threads(len(os.sched_getaffinity(0))))
     else:
         torch.cuda.set_device(device)
-    notify("STATUS=reading the model's configuration")
+    progress("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
     length = folder.model_length(spec, config.model)
     dtype = choose_dtype(config.model.dtype, spec, device)
     with compilers(device) as processes:
-        notify("STATUS=loading weights")
+        progress("loading weights")
         model = registry.build(spec, dtype, device, length, invariant=config.model.batch_invariant)
         with torch.inference_mode():
             loading.load(model, path, config.model.load_format, config.model.seed)
@@ -90,7 +90,7 @@ def start(config: Config, index: int) -> Engine:
         if options.synthetic_acceptance is not None:
             reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
             journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
-        notify("STATUS=compiling kernels")
+        progress("compiling kernels")
         compile_steps(model, options, step_tokens(config.model, device), draft, processes)
     runner, shape = make_runner(config, model, spec, options, draft)
     warm = warm_up(config, runner)
@@ -133,7 +133,7 @@ def make_runner(
     config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
 ) -> tuple[Runner, CacheShape]:
     """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
-    notify("STATUS=making the KV cache")
+    progress("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
         block_bytes=block_bytes(spec, *sizes) + (0 if draft is None else draft_block_bytes(draft, *sizes)),
@@ -148,7 +148,7 @@ def make_runner(
 
 def warm_up(config: Config, runner: Runner) -> tuple[tuple[int, float], ...]:
     """Run every form of a step once, capture the graphs that a server starts with. The steps' positions and seconds."""
-    notify("STATUS=warming up")
+    progress("warming up")
     took = []
     for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
         began = time.perf_counter()

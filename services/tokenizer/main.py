@@ -26,7 +26,8 @@ from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from services import journal
-from services.notify import notify
+from services.heartbeat import Heartbeat, beating
+from services.notify import notify, progress
 from services.process import ExitCode
 from services.tokenizer.compiler import Compiler
 from services.tokenizer.relay import Relay
@@ -57,7 +58,7 @@ def run(config: Config, index: int) -> int:
 
 async def serve(config: Config, index: int) -> int:
     """The process's whole life."""
-    notify("STATUS=reading the tokenizer")
+    progress("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
     vocabulary = read_vocabulary(path)
     frontend = read_frontend(config, path, vocabulary)
@@ -73,6 +74,7 @@ async def serve(config: Config, index: int) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    beats = asyncio.create_task(beating(Heartbeat()))
     try:
         text.start(relay.from_apis)
         tokens.start(relay.from_scheduler)
@@ -81,6 +83,7 @@ async def serve(config: Config, index: int) -> int:
         notify("STOPPING=1", "STATUS=draining")
         await relay.drain(config.run.drain_timeout)
     finally:
+        beats.cancel()
         relay.close()
         compiler.close()
         text.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from services.heartbeat import Heartbeat
+from services.heartbeat import Heartbeat, beating
 from services.notify import NoticeSocket
 
 
@@ -18,7 +19,7 @@ def beats(folder: Path, **environ: str) -> list[float]:
     heard = []
     for half in range(20):
         heartbeat.tick(1000.0 + half / 2)
-        heard += [half / 2 for notice in listener.receive() if notice.fields == {"WATCHDOG": "1"}]
+        heard += [half / 2 for notice in listener.receive() if notice.fields["WATCHDOG"] == "1"]
     listener.close()
     return heard
 
@@ -26,6 +27,27 @@ def beats(folder: Path, **environ: str) -> list[float]:
 def test_it_beats_four_times_in_the_interval(tmp_path: Path) -> None:
     assert beats(tmp_path, WATCHDOG_USEC="8000000") == [0.0, 2.0, 4.0, 6.0, 8.0]
     assert beats(tmp_path, WATCHDOG_USEC="4000000", WATCHDOG_PID=str(os.getpid())) == [float(n) for n in range(10)]
+
+
+def test_who_beats_is_waited_for(tmp_path: Path) -> None:
+    """A process that waits for others before it is ready: systemd's limit of a start moves on with each beat."""
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    Heartbeat({"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "8000000"}).tick(1.0)
+    assert [notice.fields["EXTEND_TIMEOUT_USEC"] for notice in listener.receive()] == ["16000000"]
+    listener.close()
+
+
+async def test_a_loop_beats_as_long_as_it_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    heartbeat = Heartbeat({"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "40000"})
+    beats = asyncio.create_task(beating(heartbeat))
+    heard = 0
+    async with asyncio.timeout(20):
+        while heard < 3:
+            heard += len(listener.receive())
+            await asyncio.sleep(0.005)
+    beats.cancel()
+    listener.close()
 
 
 @pytest.mark.parametrize(
