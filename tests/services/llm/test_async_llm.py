@@ -117,16 +117,23 @@ async def test_tokens_and_text(engine: AsyncLLM) -> None:
     assert await engine.detokenize([]) == ""
 
 
-async def test_a_process_that_dies_ends_what_runs_with_its_reason() -> None:
-    """And the engine: what is asked afterwards gets the same error."""
+async def test_an_executor_that_dies_costs_time_and_the_engine_that_dies_an_error() -> None:
+    """What is asked of a dead engine gets the same error."""
     llm = AsyncLLM(max_num_seqs=2, tokenizer_processes=1, log_level="error")
     try:
-        outputs = llm.generate("Once", SamplingParams(max_tokens=3500, ignore_eos=True))
-        await anext(outputs)
+        params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
+        undisturbed = await collected(llm.generate("Once", params))
+        outputs = llm.generate("Once", params)
+        first = await anext(outputs)
         run_dir = str(llm._engine.host.directory)
-        executor = engine_process(run_dir, "executor")
-        os.kill(executor, signal.SIGKILL)
-        with pytest.raises(LinkError, match=r"executor-0 ended \(signal SIGKILL\)"):
+        os.kill(engine_process(run_dir, "executor"), signal.SIGKILL)
+        assert len(first.outputs[0].token_ids) < 60
+        again = await collected(outputs)
+        assert again[-1].outputs[0].token_ids == undisturbed[-1].outputs[0].token_ids
+        outputs = llm.generate("Once", params)
+        await anext(outputs)
+        os.kill(llm._engine.host.pid, signal.SIGKILL)
+        with pytest.raises(LinkError, match="did not say why"):
             await collected(outputs)
         with pytest.raises(LinkError):
             await collected(llm.generate("x", PARAMS))
