@@ -12,16 +12,27 @@ from typing import Any, TypeVar
 import uvloop
 
 from engine_core.text.columns import pack, unpack
-from protocol.errors import NotBuilt
-from protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
+from protocol.messages import Detokenize, Detokenized, EngineStatus, SubmitText, Tokenize, Tokenized
 from services.api.completions import check_ids
+from services.api.pooling import Vector
 from services.api.served import ServedModel
-from services.llm import batch
+from services.llm import batch, vectors
 from services.llm.engine import Engine
 from services.llm.host import Host
 from services.llm.keywords import configured
 from services.llm.outputs import RequestOutput
 from services.llm.prompts import Params, PromptForm, chat_order, conversations, listed, orders, shared_out
+from services.llm.vectors import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    embedding_request,
+    prompt_submissions,
+    score_sheet,
+    shaped_outputs,
+)
 from services.meter import Meter
 
 T = TypeVar("T")
@@ -120,13 +131,55 @@ class LLM:
         assert isinstance(found, Detokenized)
         return found.text
 
-    def encode(self, prompts: object, *arguments: object, **keywords: object) -> list[RequestOutput]:
-        """Raises NotBuilt: the engine serves text, not yet vectors."""
-        raise NotBuilt("encode: embeddings are not built yet", param="encode")
+    def embed(
+        self,
+        prompts: PromptForm | Sequence[PromptForm],
+        *,
+        use_tqdm: bool = True,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector per prompt, in order: pooled and scaled as the model's folder or its options say.
 
-    def score(self, queries: object, documents: object, **keywords: object) -> list[RequestOutput]:
-        """Raises NotBuilt: the engine serves text, not yet vectors."""
-        raise NotBuilt("score: embeddings are not built yet", param="score")
+        Raises RequestError for the first prompt that is refused or fails, which ends the others.
+        """
+        request = embedding_request(
+            dimensions=dimensions, normalize=normalize, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        found, first = self._vectors("embed", prompt_submissions(prompts, request, self.model), use_tqdm)
+        return shaped_outputs(request, found, self.model, first)
+
+    def encode(
+        self,
+        prompts: PromptForm | Sequence[PromptForm],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """As `embed`, the pooled hidden states as they are: float32 arrays of any length."""
+        request = embedding_request(truncate_prompt_tokens=truncate_prompt_tokens)
+        found, first = self._vectors("encode", prompt_submissions(prompts, request, self.model), use_tqdm)
+        return [PoolingRequestOutput(str(number), PoolingOutput(vector)) for number, vector in enumerate(found, first)]
+
+    def score(
+        self,
+        data_1: str | list[str],
+        data_2: str | list[str],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one of `data_1` with each of `data_2`, or pair by pair.
+
+        Raises RequestError as `embed` does.
+        """
+        sheet = score_sheet(data_1, data_2, truncate_prompt_tokens, self.model)
+        found, first = self._vectors("score", sheet.submits, use_tqdm)
+        return [
+            ScoringRequestOutput(str(number), ScoringOutput(score))
+            for number, score in enumerate(sheet.scores(found), first)
+        ]
 
     def close(self) -> None:
         """Abort what runs and end every process. Safe to call twice."""
@@ -146,6 +199,12 @@ class LLM:
             return self._call(
                 batch.run(self._engine, made, count, first=first, meter=meter, return_errors=return_errors)
             )
+
+    def _vectors(self, name: str, submits: Sequence[SubmitText], shown: bool) -> tuple[list[Vector], int]:
+        """The vectors, and the number in the first one's name."""
+        first, self._counter = self._counter, self._counter + len(submits)
+        with Meter(name, len(submits), shown=shown and len(submits) > 1) as meter:
+            return self._call(vectors.run(self._engine, submits, meter)), first
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine on the engine's loop; interrupted, it is cancelled there."""

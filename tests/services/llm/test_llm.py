@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
-from protocol.errors import InvalidRequest, ModelError, NotBuilt
+from protocol.errors import InvalidRequest, ModelError
 from services.llm.host import Host
 from tests.e2e import canary
 from tests.services.llm.processes import engine_processes, gone
@@ -148,13 +148,6 @@ def test_a_bar_ends_with_the_rates(llm: LLM, capsys: pytest.CaptureFixture[str])
     assert said.startswith("generate: 2/2 requests, in ")
     assert said.endswith(" tok/s\n")
     assert llm.generate([]) == []
-
-
-def test_vectors_are_refused(llm: LLM) -> None:
-    with pytest.raises(NotBuilt):
-        llm.encode("x")
-    with pytest.raises(NotBuilt):
-        llm.score("x", "y")
 
 
 def test_nothing_runs_on_after_an_interrupt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
