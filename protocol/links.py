@@ -52,6 +52,7 @@ class Hello(Message, frozen=True, kw_only=True):
     pid: int
     config: int  # `shared_hash` of the options that both sides must agree on
     epoch: int = 0
+    session: int = 0  # counts the times that the connector gave the binder up
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -63,6 +64,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     incarnation: int
     pid: int
     epoch: int = 0
+    session: int = 0  # as in the Hello that it answers
+    number: int = 0  # of the session among all that the binder ever began: another one is another beginning
 
 
 class Refused(Message, frozen=True):
@@ -78,7 +81,11 @@ class Credit(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """Either way: an orderly end; what is in flight will not be answered."""
+    """Either way: what is in flight will not be answered. Said of sessions that began before a certain one, so that it
+    cannot end one that begins while it travels."""
+
+    incarnation: int = 0  # of who says it
+    before: int = 1 << 62  # the connector's `session`, or the binder's `number`
 
 
 LinkControl = Hello | Welcome | Refused | Credit | Goodbye

@@ -3,8 +3,9 @@
 Sending never queues beyond the peer's credit: `send` says False and the caller keeps its data. A peer is lost when its
 process ends (seen through a pidfd), when a new incarnation takes its place, when it says Goodbye, or when it was silent
 for the link's limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the
-connector then says Hello again. So every message was either handed to the incarnation that `send` named, or its owner
-hears `Left` for that incarnation.
+connector then says Hello again. Either side may give up one who lives (it was silent: stopped, perhaps): what stood
+between them is a session, and both hear of its end before the next one begins, whatever is still on its way. So every
+message was either handed to the session that `send` named, or its owner hears `Left` for that session.
 
 Synchronous: event loops watch the descriptor (see services/watch.py), plain loops poll the socket.
 """
@@ -79,10 +80,14 @@ class PortStatistics(msgspec.Struct, frozen=True):
 class Peer:
     """The process at the other end, one incarnation of it. Equal only to itself."""
 
-    __slots__ = ("credit", "epoch", "heard", "incarnation", "index", "name", "pid", "pidfd", "taken")
+    __slots__ = (
+        "credit", "epoch", "heard", "incarnation", "index", "name", "number", "pid", "pidfd", "session", "taken",
+    )  # fmt: skip
 
-    def __init__(self, name: bytes, hello: Hello | Welcome, window: int, now: float) -> None:
+    def __init__(self, name: bytes, hello: Hello | Welcome, window: int, now: float, number: int = 0) -> None:
         self.name = name
+        self.session = hello.session
+        self.number = number
         self.index = hello.index
         self.incarnation = hello.incarnation
         self.pid = hello.pid
@@ -128,6 +133,8 @@ class Port:
         self._greeted = float("-inf")  # when we last said Hello or Welcome to all
         self._credited = float("-inf")  # when all credit last went back
         self._now = 0.0  # as of the last tick
+        self._session = 0  # of a connector: times that it gave the binder up
+        self._number = 0  # of a binder: sessions that it began
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = self._refused = 0
 
     @classmethod
@@ -223,7 +230,7 @@ class Port:
 
     def close(self) -> None:
         """Say Goodbye to every peer and close the socket."""
-        goodbye = self._encoder.encode(Goodbye())
+        goodbye = self._encoder.encode(Goodbye(self.me.incarnation))
         for peer in self.peers:
             self._put(peer.name, goodbye)
             peer.close()
@@ -270,12 +277,13 @@ class Port:
             case Credit(count):
                 if peer is not None:
                     peer.credit += count
-            case Goodbye():
-                if peer is not None:
+            case Goodbye() as goodbye:
+                if peer is not None and self._ends(goodbye, peer):
                     self._lose(peer, GOODBYE, arrivals)
-                self._greeted = float("-inf")
+                if not self._binder and not self._peers:
+                    self._greeted = float("-inf")
             case _ if peer is None:
-                self._put(name, self._encoder.encode(Goodbye()))
+                self._say_goodbye(name)
             case _:
                 peer.taken += 1
                 arrivals.append(Arrival(peer, message))
@@ -291,6 +299,7 @@ class Port:
             pid=os.getpid(),
             config=me.shared,
             epoch=self.epoch,
+            session=self._session,
         )
         self._put(b"", self._encoder.encode(hello))
 
@@ -300,11 +309,15 @@ class Port:
             log.error("link %s: refused: %s", self.link.name, reason)
             self._put(name, self._encoder.encode(Refused(reason)))
             return
+        known = self._peers.get(name)
+        if known is not None and known.session != hello.session:
+            self._lose(known, "began again", arrivals)
         if name not in self._peers:
             for other in self.peers:
                 if other.index == hello.index:
                     self._lose(other, "replaced by a new incarnation", arrivals)
-            peer = self._peers[name] = Peer(name, hello, self.link.window, self._now)
+            self._number += 1
+            peer = self._peers[name] = Peer(name, hello, self.link.window, self._now, self._number)
             arrivals.append(Arrival(peer, Joined()))
         self._peers[name].epoch = hello.epoch
         me = self.me
@@ -315,15 +328,20 @@ class Port:
             incarnation=me.incarnation,
             pid=os.getpid(),
             epoch=self.epoch,
+            session=hello.session,
+            number=self._peers[name].number,
         )
         self._put(name, self._encoder.encode(welcome))
 
     def _welcomed(self, peer: Peer | None, welcome: Welcome, arrivals: list[Arrival]) -> None:
-        if peer is not None and peer.incarnation != welcome.incarnation:
-            self._lose(peer, "restarted", arrivals)
+        if welcome.session != self._session:
+            return  # answers a Hello from before we gave the binder up
+        if peer is not None and (peer.incarnation, peer.number) != (welcome.incarnation, welcome.number):
+            self._lose(peer, "restarted" if peer.incarnation != welcome.incarnation else "began again", arrivals)
+            self._session = welcome.session  # the binder has begun already
             peer = None
         if peer is None:
-            peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now)
+            peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now, welcome.number)
             arrivals.append(Arrival(peer, Joined()))
         peer.epoch = welcome.epoch
 
@@ -333,13 +351,25 @@ class Port:
 
     def _dismiss(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
         """Lose a peer that may still live: it is told, so that it gives up what it waits for and says Hello again."""
-        self._put(peer.name, self._encoder.encode(Goodbye()))
         self._lose(peer, reason, arrivals)
+        self._say_goodbye(peer.name)
+
+    def _say_goodbye(self, name: bytes) -> None:
+        """To one who is no peer: all that stood between us until now is over."""
+        before = self._number + 1 if self._binder else self._session
+        self._put(name, self._encoder.encode(Goodbye(self.me.incarnation, before)))
+
+    def _ends(self, goodbye: Goodbye, peer: Peer) -> bool:
+        """Whether it is said of the session that stands."""
+        if self._binder:
+            return peer.session < goodbye.before
+        return peer.incarnation != goodbye.incarnation or peer.number < goodbye.before
 
     def _lose(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
             peer.close()
+            self._session += not self._binder
             arrivals.append(Arrival(peer, Left(reason)))
 
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from protocol.errors import LinkError
-from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role
+from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
 from protocol.messages import Abort, EngineStatus, Rejected
 from services.watch import Watch
 from services.wire import Arrival, Joined, Left, Peer, Port, Self
@@ -201,6 +201,59 @@ def test_a_silent_peer_is_lost(wires: Wires) -> None:
         binder.socket.poll(5)
     binder.tick(STRICT.silence + 1)
     assert Left("silent for 10 s") in [arrival.message for arrival in binder.receive()]
+
+
+def test_who_was_given_up_and_lives_begins_a_new_session_on_both_sides(wires: Wires) -> None:
+    """What is said of the one that is over, and arrives late, does not end the next."""
+    binder, connector = wires.bind(STRICT), wires.connect(STRICT)
+    meet(wires, binder, connector)
+    for number in range(5):
+        assert connector.send(connector.peers[0], Abort(number))
+    (first,) = binder.peers
+    binder._dismiss(first, "silent for 10 s", binder._arrivals)
+    heard = wires.until(connector, lambda a: left(a) and joined(a))
+    assert [type(arrival.message) for arrival in heard if not isinstance(arrival.message, Abort)] == [Left, Joined]
+    found = wires.until(binder, joined)
+    assert not any(isinstance(arrival.message, Abort) for arrival in found), "they were of the session that is over"
+    (second,) = binder.peers
+    assert second.number > first.number
+    assert connector.send(connector.peers[0], Abort(9))
+    fresh = wires.until(binder, lambda a: any(isinstance(arrival.message, Abort) for arrival in a))
+    assert [arrival.peer for arrival in fresh if arrival.message == Abort(9)] == [second]
+    assert not left(fresh)
+    assert not left(connector.receive())
+
+
+def test_a_connector_that_was_not_told_finds_out_by_its_next_hello(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    binder._lose(binder.peers[0], "without a word", binder._arrivals)
+    heard = wires.until(connector, lambda a: left(a) and joined(a))
+    assert [arrival.message for arrival in heard] == [Left("began again"), Joined()]
+    assert binder.peers[0].number == connector.peers[0].number
+
+
+def test_a_binder_that_was_given_up_hears_of_the_new_session(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    connector._lose(connector.peers[0], "without a word", connector._arrivals)
+    heard = wires.until(binder, lambda a: left(a) and joined(a))
+    assert [arrival.message for arrival in heard] == [Left("began again"), Joined()]
+    wires.until(connector, joined)
+    assert binder.peers[0].session == 1
+
+
+def test_an_old_goodbye_and_an_old_welcome_mean_nothing(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    wires.until(connector, lambda a: bool(connector.peers))
+    at_binder, at_connector = binder.peers[0], connector.peers[0]
+    connector._session = 4
+    old = connector._encoder.encode(Goodbye(1, at_binder.session))
+    binder._take(at_binder.name, old, [])
+    connector._take(b"", connector._encoder.encode(Goodbye(1, at_connector.number)), [])
+    connector._welcomed(at_connector, Welcome(version=1, role="tokenizer", index=0, incarnation=77, pid=0), [])
+    assert (binder.peers, connector.peers) == ((at_binder,), (at_connector,))
 
 
 @pytest.mark.parametrize("payload", [b"\xc1 not msgpack", b"\x91\xa4\x00\x00\x00\x80", b"\x91" * 5000])
