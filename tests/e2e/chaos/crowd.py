@@ -1,0 +1,114 @@
+"""A crowd of streams of every kind, and what each one's client saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LONG = 60  # tokens
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+          "required": ["name", "age"], "additionalProperties": False}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (COMPLETIONS, {"temperature": 0, "ignore_eos": True}),
+    (CHAT, {"temperature": 0}),
+    (COMPLETIONS, {"temperature": 1.0, "seed": 7, "n": 2, "ignore_eos": True}),
+    (CHAT, {"temperature": 0, "response_format": FORMAT}),
+    (COMPLETIONS, {"temperature": 0.8, "seed": 3, "logprobs": 2, "echo": True, "ignore_eos": True}),
+    (COMPLETIONS, {"temperature": 0, "stop": [" the", "ing "], "min_tokens": 20}),
+    (CHAT, {"temperature": 1.0, "seed": 11, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "n": 2}),
+    (COMPLETIONS, {"temperature": 0, "return_token_ids": True, "ignore_eos": True}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of the crowd."""
+
+    path: str
+    body: dict[str, Any]
+    stream: bool
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the client of one request was told, choice by choice."""
+
+    status: int = 0
+    text: dict[int, str] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[Any]] = field(default_factory=dict)
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    usage: tuple[int, int] | None = None
+    error: Any = None
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """One chunk of a stream, or all of an answer."""
+        self.error = answer.get("error", self.error)
+        for choice in answer.get("choices", ()):
+            index = choice["index"]
+            said = choice.get("delta") or choice.get("message") or choice
+            self.text[index] = self.text.get(index, "") + (said.get("content") or said.get("text") or "")
+            if choice.get("finish_reason"):
+                assert index not in self.finish, "a choice ends once"
+                self.finish[index] = choice["finish_reason"]
+            if choice.get("logprobs"):
+                self.logprobs.setdefault(index, []).extend(choice["logprobs"]["tokens"])
+            self.token_ids.setdefault(index, []).extend(choice.get("token_ids") or ())
+        if answer.get("usage"):
+            self.usage = (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"])
+
+
+def crowd(size: int) -> list[Ask]:
+    """Requests of all kinds in turns, one in four of them not streamed."""
+    asks = []
+    for number in range(size):
+        path, options = KINDS[number % len(KINDS)]
+        words = f"Once upon a time, {number} "
+        prompt = {"messages": [{"role": "user", "content": words}]} if path == CHAT else {"prompt": words}
+        stream = number // len(KINDS) % 4 != 3
+        body = {"max_tokens": LONG, **options, **prompt, "stream": stream}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        asks.append(Ask(path, body, stream))
+    return asks
+
+
+async def ask(client: httpx.AsyncClient, request: Ask, event: Callable[[], None]) -> Heard:
+    """`event` is called for each chunk that comes."""
+    heard = Heard()
+    try:
+        async with client.stream("POST", request.path, json=request.body) as answer:
+            heard.status = answer.status_code
+            if not request.stream:
+                heard.take(json.loads(await answer.aread()))
+                event()
+                return heard
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    heard.take(json.loads(line[6:]))
+                    event()
+    except httpx.TransportError as error:
+        heard.error = type(error).__name__
+    return heard
+
+
+async def play(url: str, asks: list[Ask], moments: dict[int, Callable[[], None]]) -> list[Heard]:
+    """Ask all at once. What stands under a number in `moments` is done when so many chunks have come in all."""
+    seen = 0
+
+    def event() -> None:
+        nonlocal seen
+        seen += 1
+        if act := moments.get(seen):
+            act()
+
+    limits = httpx.Limits(max_connections=len(asks))
+    async with httpx.AsyncClient(base_url=url, timeout=150, limits=limits) as client:
+        return await asyncio.gather(*(ask(client, request, event) for request in asks))
