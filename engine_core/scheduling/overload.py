@@ -44,6 +44,7 @@ def had_slot(request: Request) -> bool:
 
 
 def refuse(state: State, request: Request, seconds: float) -> None:
+    """End a request of which nothing has run; its client is told after how many seconds it was given up."""
     told = f"the request has waited for {seconds:g} s without a free slot (--max-queue-time)"
     error = Overloaded(told, retry_after=retry_after(state))
     request.spawned = request.message.n  # what waits for its first choice's prompt is refused with it

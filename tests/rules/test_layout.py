@@ -17,7 +17,7 @@ TOP = frozenset((
 ))  # fmt: skip
 SHORT = 40  # a module of so many lines may be tested through its neighbours
 MIRROR = (*PRODUCT,)
-KINDS_OF_TEST = frozenset((*PRODUCT, "deploy", "benchmarks", "sim", "matrix", "e2e", "rules"))
+KINDS_OF_TEST = frozenset((*PRODUCT, "deploy", "benchmarks", "sim", "matrix", "e2e", "rules", "security"))
 TESTED_ELSEWHERE: dict[str, str] = {}  # product module → where it is tested and why not beside its mirror
 MEGABYTES = 40
 PLACES = re.compile(r"(?<![\w.])/(root|home/[a-z]|Users/[A-Za-z]|work/|opt/wheels|opt/pypi)")
