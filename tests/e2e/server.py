@@ -45,6 +45,14 @@ class Server:
                     found[role.decode()] = pid
         return found
 
+    def logged(self, words: str, limit: float = 60.0) -> None:
+        """Wait until these words stand in the log."""
+        deadline = time.monotonic() + limit
+        while words not in self.log.read_text():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{words!r} is not in the log:\n{self.log.read_text()}")
+            select.select([], [], [], 0.02)
+
     def healthy(self, limit: float = 60.0) -> None:
         """Wait until every part is there and requests are taken."""
         deadline, trouble = time.monotonic() + limit, ""

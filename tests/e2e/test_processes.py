@@ -95,7 +95,7 @@ def test_a_dead_process_is_started_again(role: str, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         before = server.children()
         os.kill(before[role], signal.SIGKILL)
-        wait_gone([before[role]])
+        server.logged("serving_again")
         server.healthy()
         after = server.children()
         assert {each for each in before if before[each] != after[each]} == {role}
