@@ -16,12 +16,8 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.config import ApiConfig
-from services.api import aliases
-from services.api.ledger import Entry
-from services.api.metrics import Traffic
 from services.api.scrape import Scrape
-from tests.services.api.pipe import FakePort, answering, client, service, status, words
+from tests.services.api.pipe import FakePort, answering, client, service, words
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARDS = tuple(sorted((DEPLOY / "grafana").glob("*.json")))
@@ -115,43 +111,6 @@ async def test_histograms_are_cumulative_and_end_with_everything() -> None:
         for buckets in by_series.values():
             assert buckets == sorted(buckets)
             assert buckets[-1][0] == float("inf")
-
-
-async def test_aliases_say_what_ours_say() -> None:
-    found = {s.name: s.value for family in await exported() for s in family.samples if len(family.samples) == 1}
-    for name, ours in (
-        ("vllm:num_requests_running", "penstock_engine_running"),
-        ("vllm:num_requests_waiting", "penstock_engine_waiting"),
-        ("vllm:prompt_tokens_total", "penstock_engine_prompt_tokens_total"),
-        ("vllm:generation_tokens_total", "penstock_engine_output_tokens_total"),
-        ("vllm:prefix_cache_hits_total", "penstock_engine_cached_tokens_total"),
-        ("vllm:num_preemptions_total", "penstock_engine_preemptions_total"),
-    ):
-        assert found[name] == found[ours]
-    blocks, free, idle = (found[f"penstock_engine_blocks{suffix}"] for suffix in ("", "_free", "_idle"))
-    assert found["vllm:kv_cache_usage_perc"] == pytest.approx(1 - (free + idle) / blocks)
-
-
-async def test_aliases_are_off_unless_asked_for() -> None:
-    assert ApiConfig().metrics_alias == "none"
-    async with client(service(FakePort(answering(words("a"))))) as http:
-        assert "vllm:" not in (await http.get("/metrics")).text
-
-
-def test_aliases_of_several_processes_are_one_series() -> None:
-    parts = service(FakePort(answering(words("a"))))
-    entries = []
-    for index, seconds in enumerate((0.001, 0.02)):
-        traffic = Traffic()
-        traffic.timings.first_token.observe(seconds)
-        entries.append(Entry.of(index, traffic, parts.pipeline.statistics()))
-    families = {family.name: family for family in aliases.vllm(entries, status(), "m")}
-    counts = [s.value for s in families["vllm:time_to_first_token_seconds"].samples if s.name.endswith("_count")]
-    assert counts == [2]
-    assert {"model_name": "m", "engine": "0"} in [
-        sample.labels for sample in families["vllm:num_requests_running"].samples
-    ]
-    assert list(aliases.vllm([], None, "m")) == []
 
 
 def test_before_the_engine_is_known_there_is_text_all_the_same() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.notify import NoticeSocket, notify, parse
+from services.notify import NoticeSocket, notify, parse, progress
 
 
 @pytest.fixture
@@ -83,3 +83,13 @@ def test_closing_removes_the_file(tmp_path):
     opened = NoticeSocket(tmp_path / "n.sock")
     opened.close()
     assert not Path(opened.path).exists()
+
+
+def test_progress_holds_off_the_limit_of_a_start(tmp_path, monkeypatch):
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(listener.path))
+    progress("loading weights")
+    assert [notice.fields for notice in listener.receive()] == [
+        {"STATUS": "loading weights", "EXTEND_TIMEOUT_USEC": "1800000000"}
+    ]
+    listener.close()
