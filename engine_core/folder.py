@@ -20,6 +20,7 @@ EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
 EMBEDDED_EAGLE = "penstock-demo-eagle"  # and of its EAGLE head
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
+MODULES = ("*_Pooling/config.json", "*_LogitScore/config.json")  # of sentence-transformers, where modules.json is
 CONFIG = ("config.json",)  # what tells a model's shape
 NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
 
@@ -79,6 +80,8 @@ def fetch(model: str, revision: str, wanted: tuple[str, ...] = FETCHED) -> Path:
         found = snapshot_download(
             model, revision=revision or None, allow_patterns=list(wanted), ignore_patterns=list(NOT_FETCHED)
         )
+        if wanted is FETCHED and (Path(found) / "modules.json").exists():
+            snapshot_download(model, revision=revision or None, allow_patterns=list(MODULES))
     except (OSError, ValueError, errors.XetDownloadError, transport_error) as error:
         at = f" at revision {revision}" if revision else ""
         raise ModelError(f"{model}{at}: no such folder, and not fetched from the hub: {error}") from error

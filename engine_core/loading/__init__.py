@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from engine_core.loading.checkpoint import read_checkpoint
 from engine_core.loading.dummy import fill_random
 from engine_core.models.decoder import Decoder
+from engine_core.models.layers import Destination
+from engine_core.models.weight_names import read_names
+
+PREFIX = "model."
+FIRST = "embed_tokens.weight"
 
 
 def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
@@ -17,4 +23,12 @@ def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0)
     if load_format == "dummy":
         fill_random(model.destinations(), seed)
     else:
-        read_checkpoint(folder, model.destinations())
+        read_checkpoint(folder, named_as(read_names(folder), model.destinations()))
+
+
+def named_as(stored: Collection[str], destinations: dict[str, Destination]) -> dict[str, Destination]:
+    """The destinations by the names that the files have: embedding models are saved without the prefix of a model that
+    has a head."""
+    if f"{PREFIX}{FIRST}" in stored or FIRST not in stored:
+        return destinations
+    return {name.removeprefix(PREFIX): destination for name, destination in destinations.items()}

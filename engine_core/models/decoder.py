@@ -81,7 +81,8 @@ class Decoder:
         self.blocks = tuple(Block(spec, attention, placement) for attention in attentions)
         self.norm = Norm(spec.hidden, spec.norm_eps, placement)
         head = (whole("lm_head", spec.vocab_size),)
-        self.head = None if spec.tied else Linear(head, spec.hidden, placement, bias=False)
+        # A model without one has logits of its input embedding: for steps on trial alone, text is refused.
+        self.head = None if spec.tied or spec.headless else Linear(head, spec.hidden, placement, bias=False)
         self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
 
     def forward(

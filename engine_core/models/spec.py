@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine_core.models.config_file import ConfigFile, read_json
+from engine_core.models.weight_names import read_names
 from protocol.errors import ModelError
 
 ARCHITECTURES: Mapping[str, str] = {
@@ -22,6 +23,13 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+BASES: Mapping[str, str] = {  # the same without an output embedding, as embedding models are saved
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+}
+OUTPUT = "lm_head.weight"
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
@@ -77,6 +85,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # of the checkpoint
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    headless: bool = False  # neither an output embedding nor a tied one: it makes vectors alone
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -86,7 +95,16 @@ def read_spec(folder: Path) -> ModelSpec:
     unknown activation or rope scaling, a missing or impossible size.
     """
     file = read_json(folder / "config.json")
-    return decoder_spec(file, read_family(file))
+    spec = decoder_spec(file, read_family(file))
+    if spec.tied or (has_head(file) and OUTPUT in (read_names(folder) or (OUTPUT,))):
+        return spec
+    return msgspec.structs.replace(spec, headless=True)
+
+
+def has_head(file: ConfigFile) -> bool:
+    """Whether the architecture has an output embedding. Folders may lack its weights all the same."""
+    named = file.get("architectures")
+    return not (isinstance(named, list) and named and all(name in BASES for name in named))
 
 
 def decoder_spec(file: ConfigFile, family: str) -> ModelSpec:
@@ -143,8 +161,8 @@ def read_family(file: ConfigFile) -> str:
         return str(file.get("model_type"))
     if isinstance(architectures, list):
         for name in architectures:
-            if isinstance(name, str) and name in ARCHITECTURES:
-                return ARCHITECTURES[name]
+            if isinstance(name, str) and (family := ARCHITECTURES.get(name) or BASES.get(name)):
+                return family
     raise file.error("architectures", f"Penstock serves {known}")
 
 
@@ -156,6 +174,8 @@ def refuse_unsupported(file: ConfigFile) -> None:
         raise ModelError(f"{file.path}: quantization_config is present; Penstock serves unquantized weights only")
     if file.get("hidden_act") not in (None, "silu", "swish"):
         raise file.error("hidden_act", "Penstock serves silu")
+    if file.get("is_causal") is False or file.get("use_bidirectional_attention"):
+        raise ModelError(f"{file.path}: the model attends to later tokens (is_causal); Penstock serves causal ones")
     if file.number("partial_rotary_factor", 1.0) != 1.0:
         raise file.error("partial_rotary_factor", "Penstock rotates whole heads (1.0)")
 

@@ -103,6 +103,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> Fronten
         vocab_size=spec.vocab_size,
         max_model_len=folder.model_length(spec, config.model),
         eos_token_ids=end_tokens(path, vocabulary),
+        headless=spec.headless,
     )
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)

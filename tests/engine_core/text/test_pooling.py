@@ -9,8 +9,10 @@ import pytest
 
 from engine_core.embedded import demo_folder
 from engine_core.text.pooling import pooled_submission
+from engine_core.text.prompts import Prompter, PromptLimits
+from engine_core.text.template import read_template
 from engine_core.text.vocabulary import Vocabulary, read_vocabulary
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, NotBuilt
 from protocol.messages import Pooling, Sampling, SubmitText
 
 LENGTH = 64
@@ -94,6 +96,18 @@ def test_what_cannot_be_pooled_is_refused(vocabulary: Vocabulary, fields: dict[s
     with pytest.raises(InvalidRequest) as caught:
         ids(Wrapped(vocabulary), **fields)
     assert caught.value.param == param
+
+
+def test_a_model_without_an_output_embedding_makes_vectors_and_no_text(vocabulary: Vocabulary) -> None:
+    limits = PromptLimits(vocab_size=4000, max_model_len=LENGTH, eos_token_ids=(), headless=True)
+    prompter = Prompter(vocabulary, read_template(demo_folder(), vocabulary.names, ""), limits)
+    text = SubmitText(id=1, prompt=TEXT, sampling=Sampling())
+    with pytest.raises(NotBuilt, match="no output embedding"):
+        prompter.prepare(text, 0.0)
+    pooling = Pooling(kind="last", param="input")
+    made = prompter.prepare(SubmitText(id=1, prompt=TEXT, sampling=Sampling(), pooling=pooling), 0.0)
+    assert made.request.pooling is not None
+    assert (made.request.sampling.max_tokens, made.request.speculate) == (1, False)
 
 
 def test_a_word_of_several_tokens_is_refused(vocabulary: Vocabulary) -> None:
