@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -236,6 +237,10 @@ class Launch:
             return
         name = self._config.model.served_model_name.split(",")[0]
         facts = banner.serving(self._config, self._children, name, self._chat, process.age())
+        port = 0 if self._config.api.uds else urlsplit(facts.url).port
+        if port:  # clients know it: whoever is started again listens there, too
+            api = msgspec.structs.replace(self._config.api, port=port)
+            self._config = msgspec.structs.replace(self._config, api=api)
         banner.show(banner.banner(facts))
         journal.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.blocks, seconds=facts.seconds)
         notify("READY=1", f"STATUS=serving {facts.model} on {facts.url}", f"X_PENSTOCK_URL={facts.url}")

@@ -197,6 +197,8 @@ def test_a_process_that_is_killed_is_started_again(tmp_path, name):
         os.kill(server.pids()[name], signal.SIGKILL)
         server.until(lambda: server.fields.get("STATUS") == "serving")
         assert {each: lives(server, each) for each in NAMES} == {each: 1 + (each == name) for each in NAMES}
+        ports = ["--port=1" in rest.split() for _, _, event, rest in server.events() if event == "started"]
+        assert ports == [False] * 4 + [True]  # the one that the first api process said
         code, output = server.end()
         assert code == 0
         assert f"process_died process={name}" in output
