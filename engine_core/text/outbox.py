@@ -13,6 +13,8 @@ from engine_core.text.columns import pack
 from engine_core.text.parsers.pieces import content, merged
 from protocol.messages import EngineStatus, Message, ParsedRow, Piece, TextBatch, TextExtra
 
+VECTOR_BYTES = 4 << 20  # of a message, well within what a link takes
+
 
 class Seat:
     """Where a choice's row stands in the batch being made. Owned by the outbox, kept by the choice's request."""
@@ -110,10 +112,15 @@ class Outbox:
         self._rows = Rows()
         self._ready: deque[Message] = deque()
         self._status: EngineStatus | None = None
+        self._vectors = 0  # bytes of them in the rows so far
 
     def add(self, seat: Seat, delta: Delta, token_ids: Sequence[int] = ()) -> None:
         """`token_ids` are those that the delta accounts for."""
         self._rows.add(seat, delta, token_ids)
+        if delta.extra is not None and delta.extra.vector is not None:
+            self._vectors += len(delta.extra.vector)
+            if self._vectors >= VECTOR_BYTES:
+                self._close()
 
     def post(self, message: Message) -> None:
         """A message of its own, after all rows so far."""
@@ -143,3 +150,4 @@ class Outbox:
         if self._rows.ids:
             self._ready.append(self._rows.pack())
             self._rows = Rows()
+            self._vectors = 0

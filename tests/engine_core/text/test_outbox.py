@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_core.text.choice import Delta
 from engine_core.text.columns import unpack
-from engine_core.text.outbox import Outbox, Seat, merge_extras
+from engine_core.text.outbox import VECTOR_BYTES, Outbox, Seat, merge_extras
 from protocol.messages import Finish, PositionLogprobs, Rejected, TextBatch, TextExtra, TokenLogprob
 from tests.engine_core.text.streams import STATUS
 
@@ -112,3 +112,16 @@ def test_token_ids_are_merged_row_by_row() -> None:
     assert isinstance(batch, TextBatch)
     assert (unpack("i", batch.tokens), unpack("i", batch.token_ids)) == ([2, 2], [1, 4, 2, 3])
     assert given == [1], "a row is never written into what it was given"
+
+
+def test_vectors_go_in_messages_of_bounded_size() -> None:
+    outbox, vector = Outbox(), bytes(VECTOR_BYTES // 4)
+    for number in range(10):
+        outbox.add(Seat(number, 0), Delta("", 0, Finish.STOP, TextExtra(row=0, vector=vector)))
+    sizes = []
+    while (message := outbox.next()) is not None:
+        assert isinstance(message, TextBatch)
+        assert all(extra.vector == vector for extra in message.extras)
+        sizes.append(len(message.extras))
+        outbox.sent()
+    assert sizes == [4, 4, 2]

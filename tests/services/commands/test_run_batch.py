@@ -49,6 +49,20 @@ def test_every_line_has_its_answer(server: Server, tmp_path: Path) -> None:
         assert found[f"text-{number}"]["response"]["body"]["usage"]["completion_tokens"] == 1 + number
 
 
+def test_vectors_and_scores_are_served_as_well(server: Server) -> None:
+    lines = [
+        line("vector", "/v1/embeddings", input=["a", "b"]), line("score", "/v1/score", text_1="a", text_2=["a", "b"]),
+        line("rank", "/v1/rerank", query="a", documents=["b", "a"]),
+    ]  # fmt: skip
+    given = "\n".join(map(json.dumps, lines))
+    done = penstock("run-batch", "-i", "-", "-o", "-", "--url", server.url, "--quiet", given=given)
+    assert done.returncode == 0, done.stderr
+    found = {name: each["response"]["body"] for name, each in read(done.stdout).items()}
+    assert len(found["vector"]["data"]) == 2
+    assert found["score"]["data"][0]["score"] == pytest.approx(1.0, abs=1e-5)
+    assert found["rank"]["results"][0]["index"] == 1
+
+
 def test_bad_lines_are_told_of_and_lose_nobody_else(server: Server) -> None:
     good = line("good", prompt="Once", max_tokens=2)
     lines = [
