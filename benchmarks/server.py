@@ -28,6 +28,7 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes], url: str, seconds: float, log: Path) -> None:
         self.url = url
         self.seconds = seconds  # from the start of the first process to readiness
+        self.pid = process.pid
         self._process = process
         self._log = log
         self._told = 0  # bytes of it

@@ -118,6 +118,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
+    max_queued_bytes: Annotated[
+        int, Option("bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
+    ] = 512 << 20
     log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; otherwise no prompt is")] = False
     metrics_alias: Annotated[
         str, Option("server under whose names metrics are exported too, as far as they mean the same",

@@ -77,5 +77,10 @@ def application(service: Service) -> Gate:
     """The whole application."""
     options = service.config.api
     return Gate(
-        Routes(service), service.keys, Origins(options), service.traffic, request_timeout=options.request_timeout
+        Routes(service),
+        service.keys,
+        Origins(options),
+        service.traffic,
+        request_timeout=options.request_timeout,
+        max_queued_bytes=options.max_queued_bytes,
     )

@@ -54,6 +54,7 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
         size += len(piece)
         if size > limit:
             raise too_large(limit)
+        exchange.of(scope).grow(len(piece))
         if more or pieces or openings(piece) > levels:
             nesting.push(piece)
             if nesting.deepest > levels:

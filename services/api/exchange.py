@@ -9,7 +9,7 @@ import secrets
 from starlette.types import Scope
 
 from protocol import limits
-from protocol.errors import DeadlineExceeded, InvalidRequest
+from protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from services.api.reply import Reply
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -18,14 +18,25 @@ TIMEOUT = b"x-request-timeout"  # seconds, in ASCII digits, with a fraction or w
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
+class Bodies:
+    """Bytes of the bodies of all requests that have not ended, and how many there may be."""
+
+    __slots__ = ("limit", "total")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+
+
 class Exchange:
     """`id` is the client's X-Request-Id or one of ours; it names the exchange in the log and nothing inside."""
 
     __slots__ = (
-        "completion_tokens", "endpoint", "first_token", "id", "prompt_tokens", "source", "started", "status", "timeout",
+        "_bodies", "completion_tokens", "endpoint", "first_token", "id", "prompt_tokens", "size", "source", "started",
+        "status", "timeout",
     )  # fmt: skip
 
-    def __init__(self, id: bytes, started: float) -> None:
+    def __init__(self, id: bytes, started: float, bodies: Bodies | None = None) -> None:
         self.id = id
         self.started = started  # monotonic seconds
         self.endpoint = "other"
@@ -35,6 +46,25 @@ class Exchange:
         self.first_token: float | None = None  # seconds after the start
         self.timeout = math.inf  # seconds from the start in which it must end
         self.source = ""  # who said so
+        self.size = 0  # bytes of its body so far
+        self._bodies = bodies
+
+    def grow(self, size: int) -> None:
+        """So many bytes of its body have come. Raises Overloaded when those of all together are too many; one that is
+        alone has any size that is allowed."""
+        bodies = self._bodies
+        if bodies is None:
+            return
+        if bodies.total > self.size and bodies.total + size > bodies.limit:
+            told = f"the bodies of unfinished requests would be more than {bodies.limit} bytes (--max-queued-bytes)"
+            raise Overloaded(told)
+        bodies.total += size
+        self.size += size
+
+    def end(self) -> None:
+        """Its body takes no more room. Called once."""
+        if self._bodies is not None:
+            self._bodies.total -= self.size
 
     def bound(self, seconds: float | None, source: str) -> None:
         """It must end within so many seconds from its start; of several bounds the shortest holds."""

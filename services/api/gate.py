@@ -24,7 +24,7 @@ from services.api import exchange
 from services.api.connection import LATE
 from services.api.departure import ClientLeft
 from services.api.errors import headers, send_error, send_json
-from services.api.exchange import Exchange
+from services.api.exchange import Bodies, Exchange
 from services.api.files import FILES
 from services.api.keys import Keys
 from services.api.messages import errors as messages
@@ -45,17 +45,25 @@ class Gate:
     """Wraps the routes. Every request passes through here exactly once, in and out."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, origins: Origins, traffic: Traffic, *, request_timeout: float = 0.0
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        origins: Origins,
+        traffic: Traffic,
+        *,
+        request_timeout: float,
+        max_queued_bytes: int,
     ) -> None:
         self._app = app
         self._keys = keys
         self._origins = origins
         self._traffic = traffic
         self._timeout = request_timeout or None  # seconds that every request has
+        self._bodies = Bodies(max_queued_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # main.py configures neither websockets nor lifespan
-        current = Exchange(exchange.request_id(scope), time.monotonic())
+        current = Exchange(exchange.request_id(scope), time.monotonic(), self._bodies)
         current.bound(self._timeout, "--request-timeout")
         scope[exchange.KEY] = current
         shared = self._origins.headers(scope)
@@ -69,6 +77,7 @@ class Gate:
         try:
             await self._pass(scope, receive, answer, current)
         finally:
+            current.end()
             self._account(scope, current)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, current: Exchange) -> None:

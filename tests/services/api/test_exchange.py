@@ -147,6 +147,24 @@ def test_the_shortest_bound_holds_and_counts_from_the_start() -> None:
     assert exchange.late().message == "the request was not complete after 8 s (one)"
 
 
+async def test_bodies_of_unfinished_requests_are_bounded_together() -> None:
+    port = FakePort(silent)
+    parts = service(port, max_queued_bytes=3000)
+    long = {"prompt": "a" * 2000, "timeout": 4 * SOON}
+    async with client(parts) as http:
+        first = asyncio.create_task(http.post("/v1/completions", json=long))
+        while not port.sent:
+            await asyncio.sleep(0)
+        second = await http.post("/v1/completions", json=long)
+        small = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a", "timeout": SOON}))
+        assert second.status_code == 429
+        assert "3000 bytes (--max-queued-bytes)" in second.json()["error"]["message"]
+        assert "retry-after" in second.headers
+        assert [(await first).status_code, (await small).status_code] == [504, 504]
+        alone = await http.post("/v1/completions", json={"prompt": "a" * 5000, "timeout": SOON})
+        assert alone.status_code == 504  # there was room again, and one that is alone has any size
+
+
 def test_a_name_is_taken_only_if_it_is_printable_and_short() -> None:
     def named(value: bytes) -> bytes:
         return request_id({"headers": [(b"x-request-id", value)]})

@@ -133,7 +133,8 @@ def test_the_defaults_that_are_told_are_the_defaults() -> None:
     body = f"{options.max_body_bytes >> 20} MiB, {options.body_timeout:g} s, {options.max_json_depth} levels of JSON"
     assert told["body"] == body
     assert told["idle connection"] == f"{options.keep_alive_timeout:g} s"
-    assert told["unfinished requests"].startswith(f"{options.max_queued_requests:,} ")
+    bodies = f"{options.max_queued_requests:,} and {options.max_queued_bytes >> 20} MiB of bodies per api process"
+    assert told["unfinished requests"] == bodies
     queue = SchedulerConfig()
     assert told["prompts that wait"] == f"{queue.max_queued_tokens >> 20} Mi tokens, for any time"
     assert queue.max_queue_time == 0.0
