@@ -87,7 +87,8 @@ def test_max_tokens_is_filled_with_the_room_that_is_left() -> None:
 def test_too_long_says_how_long(prompt: int, max_tokens: int | None, param: str, words: str) -> None:
     error = refused(prompt_ids=pack("i", [7] * prompt), sampling=Sampling(max_tokens=max_tokens))
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
-    assert error.message.startswith(f"This model's maximum context length is {LENGTH} tokens (--max-model-len). However, ")
+    limit = f"This model's maximum context length is {LENGTH} tokens (--max-model-len). However, "
+    assert error.message.startswith(limit)
     assert words in error.message
 
 

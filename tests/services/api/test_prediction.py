@@ -119,7 +119,8 @@ async def test_usage_adds_up_the_drafts_of_all_choices(path: str, body: dict[str
         _, text = await post(FakePort(answering(drafting)), path, body | {"n": n})
         answer = json.loads(text)
         check(chat.ChatCompletion if path == CHAT[0] else completions.Completion, answer)
-        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected, "reasoning_tokens": 0}
+        drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        details = drafts | {"reasoning_tokens": 0}
         assert answer["usage"]["completion_tokens_details"] == details
         streamed = body | {"n": n, "stream": True, "stream_options": {"include_usage": True}}
         _, text = await post(FakePort(answering(drafting)), path, streamed)
