@@ -118,6 +118,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
+    max_stored_responses: Annotated[
+        int, Option("responses that an api process keeps for previous_response_id; 0: none", 0, 1 << 20)
+    ] = 1000
+    max_stored_bytes: Annotated[int, Option("bytes that these may take", 1024, 1 << 34)] = 64 << 20
     max_queued_bytes: Annotated[
         int, Option("bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
     ] = 512 << 20
@@ -126,10 +130,6 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str, Option("server under whose names metrics are exported too, as far as they mean the same",
                     choices=("none", "vllm"))
     ] = "none"
-    max_stored_responses: Annotated[
-        int, Option("responses that an api process keeps for previous_response_id; 0: none", 0, 1 << 20)
-    ] = 1000
-    max_stored_bytes: Annotated[int, Option("bytes that these may take", 1024, 1 << 34)] = 64 << 20
     max_header_bytes: Annotated[int, Option("largest request line with headers", 1024, 1 << 24)] = 64 << 10
     max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
     header_timeout: Annotated[

@@ -16,8 +16,8 @@ from services.api.messages.endpoint import Messages, MessageTokens
 from services.api.models import Models
 from services.api.openapi import Description
 from services.api.origins import Origins
-from services.api.scoring import Reranks, Scores
 from services.api.responses.endpoint import BackgroundWork, CancelledResponse, InputItems, Responses, StoredResponse
+from services.api.scoring import Reranks, Scores
 from services.api.service import Service
 from services.api.tokenization import DetokenizeText, TokenizeText
 

@@ -17,6 +17,7 @@ from protocol.config import ApiConfig
 from protocol.version import VERSION
 from services.api import bounds, query, refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
+from services.api.embeddings import EmbeddingAnswer, EmbeddingRequest
 from services.api.errors import ErrorResponse, send_json
 from services.api.grammar import ResponseFormat, StructuredOutputs
 from services.api.health import Health, StatusAnswer, VersionAnswer
@@ -38,6 +39,7 @@ from services.api.responses.output import Deleted, ItemList, ResponseAnswer
 from services.api.responses.request import REFUSALS as RESPONSE_REFUSALS
 from services.api.responses.request import WITHOUT_EFFECT as RESPONSE_WITHOUT_EFFECT
 from services.api.responses.request import ResponseRequest
+from services.api.scoring import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
 from services.api.service import Service
 from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer
 from services.api.tools import Tool, ToolChoice
@@ -99,6 +101,14 @@ OPERATIONS = (
     Operation("post", "/v1/messages", "Make a message", MessageAnswer, MessageRequest, True, False,
               GENERATION_STATUSES),
     Operation("post", "/v1/messages/count_tokens", "Count the tokens of a message", TokenCount, CountRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/v1/embeddings", "Vectors of texts", EmbeddingAnswer, EmbeddingRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/v1/score", "Score pairs of texts", ScoreAnswer, ScoreRequest, statuses=GENERATION_STATUSES),
+    Operation("post", "/v1/rerank", "Rank documents", RerankAnswer, RerankRequest, statuses=GENERATION_STATUSES),
+    Operation("post", "/rerank", "Rank documents, by Jina's path", RerankAnswer, RerankRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/v2/rerank", "Rank documents, by Cohere's path", RerankAnswer, RerankRequest,
               statuses=GENERATION_STATUSES),
     Operation("get", "/v1/models", "List the served names", ModelList),
     Operation("get", "/v1/models/{name}", "One served name", ModelAnswer, statuses=(404,)),

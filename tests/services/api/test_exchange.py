@@ -148,13 +148,12 @@ def test_the_shortest_bound_holds_and_counts_from_the_start() -> None:
 
 
 async def test_bodies_of_unfinished_requests_are_bounded_together() -> None:
-    port = FakePort(silent)
-    parts = service(port, max_queued_bytes=3000)
+    taken = asyncio.Event()
+    parts = service(FakePort(lambda port, message: taken.set()), max_queued_bytes=3000)
     long = {"prompt": "a" * 2000, "timeout": 4 * SOON}
     async with client(parts) as http:
         first = asyncio.create_task(http.post("/v1/completions", json=long))
-        while not port.sent:
-            await asyncio.sleep(0)
+        await taken.wait()
         second = await http.post("/v1/completions", json=long)
         small = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a", "timeout": SOON}))
         assert second.status_code == 429

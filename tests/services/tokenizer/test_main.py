@@ -165,7 +165,7 @@ def test_long_prompts_neighbours_and_the_end(stage: Stage) -> None:
     stage.ask(SubmitText(id=1, prompt="one two " * 20_000, sampling=Sampling()))
     rejected = stage.take(stage.at_api, Rejected)
     assert (rejected.id, rejected.status, rejected.code) == (1, 400, "context_length_exceeded")
-    stage.ask(SubmitText(id=2, prompt="one two " * 520, sampling=Sampling()))  # of a length that is not refused at sight
+    stage.ask(SubmitText(id=2, prompt="one two " * 520, sampling=Sampling()))  # not refused at sight
     stage.ask(Abort(2))
     ended = stage.take(stage.at_api, TextBatch)
     assert (unpack("q", ended.ids), ended.finish) == ([2], bytes([Finish.ABORT]))
