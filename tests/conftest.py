@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are taken: a worker runs on each
+
+# Checks that tests share hold under `python -O` as well. Told here, before any folder's tests import them.
+pytest.register_assert_rewrite("tests.services.api.pipe", "tests.services.api.process", "tests.services.api.shapes")

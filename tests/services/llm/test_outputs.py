@@ -26,10 +26,10 @@ def growing(kind: RequestOutputKind, *, n: int = 1, logprobs: bool = True) -> tu
 
 def push(reply: Reply, choice: int, text: str, token: int, finish: Finish = Finish.NONE) -> None:
     extra = TextExtra(
-        row=0, prompt_tokens=2, prompt_token_ids=pack("i", [1, 2]), cached_tokens=1, token_ids=pack("i", [token]),
+        row=0, prompt_tokens=2, prompt_token_ids=pack("i", [1, 2]), cached_tokens=1,
         logprobs=(at(token, -0.5),), stop_reason="s" if finish else None, drafted=(3, 1) if finish else None,
     )  # fmt: skip
-    reply.push(choice, text, 1, finish, extra, 1.0)
+    reply.push(choice, text, 1, finish, extra, 1.0, token_ids=pack("i", [token]))
 
 
 def test_a_whole_output() -> None:
