@@ -15,7 +15,7 @@ def entry(index: int, tokens: int) -> Entry:
     traffic = Traffic()
     traffic.answered("/v1/completions", 200, 3, tokens, 0.5)
     traffic.timings.first_token.observe(0.004)
-    return Entry.of(index, traffic, PipelineStatistics(index, 2, 0, 5, 1, 0))
+    return Entry.of(index, traffic, PipelineStatistics(index, 2, 5, 1, 0, 0, 0))
 
 
 def test_each_process_reads_what_the_others_wrote(tmp_path: Path) -> None:
