@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -14,3 +15,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Checks that tests share hold under `python -O` as well. Told here, before any folder's tests import them.
 pytest.register_assert_rewrite("tests.services.api.pipe", "tests.services.api.process", "tests.services.api.shapes")
+
+settings.register_profile("any machine", deadline=None)  # how long a case takes says what else the machine does
+settings.load_profile("any machine")
