@@ -9,9 +9,11 @@ import msgspec
 from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
+from services.api.messages.request import MessageRequest
 from services.api.requests import GenerationRequest
+from services.api.responses.request import ResponseRequest
 
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=GenerationRequest | MessageRequest | ResponseRequest)
 
 YES = ("true", "True", "1", "")
 NO = ("false", "False", "0")

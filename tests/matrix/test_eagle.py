@@ -10,23 +10,21 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.structured_engine import Ask, Cell, Engine
+from benchmarks.structured_engine import Cell, Engine
 from engine_core.embedded import demo_folder, eagle_folder
 from engine_core.models.spec import read_spec
-from protocol.messages import Sampling
-from tests.engine_core.grammar.vocabulary import END, OTHER_END, ids, tokens
+from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models import eagle_heads
 from tests.matrix.test_speculation import (
     ALONE,
-    CHAT,
     COMPANY,
     TINY,
     Outputs,
     asks,
+    crowd,
     label,
     misremembered,
     outputs,
-    texts,
 )
 
 PAIRS = (0, 3, 5, 6)  # cells of COMPANY in which every two values meet
@@ -35,7 +33,6 @@ CELLS = [
     pytest.param(ALONE[0], marks=pytest.mark.long),
     ALONE[1],
 ]
-ROWS = 64
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,16 +107,7 @@ def test_a_head_that_hears_three_depths_changes_no_token(cell: Cell, expected: O
 def test_a_crowd_of_rows() -> None:
     """Greedy, sampled and several choices side by side in each step."""
     cell = Cell(max_num_seqs=64)
-    sampling = Sampling(temperature=0.0, max_tokens=24, eos_token_ids=(END, OTHER_END))
-    found = texts()
-    many = [
-        Ask(
-            token_ids=tuple(ids(CHAT.format(found[number % len(found)]))),
-            sampling=msgspec.structs.replace(sampling, temperature=0.7 * (number % 2), seed=number),
-            n=1 + (number % 16 == 3),
-        )
-        for number in range(ROWS)
-    ]
+    many = crowd()
     plain = outputs(Engine(demo_folder(), tokens(), msgspec.structs.replace(cell, drafts=False)), many)
     drafted = engine(cell)
     assert outputs(drafted, many) == plain

@@ -8,25 +8,22 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.structured_engine import Ask, Cell, Engine
+from benchmarks.structured_engine import Cell, Engine
 from engine_core.embedded import demo_folder, draft_folder
-from protocol.messages import Sampling
-from tests.engine_core.grammar.vocabulary import END, OTHER_END, ids, tokens
+from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import (
     ALONE,
-    CHAT,
     COMPANY,
     TINY,
     Outputs,
     asks,
+    crowd,
     label,
     misremembered,
     outputs,
-    texts,
 )
 
 CROWD = [Cell(depth=depth, max_num_seqs=64) for depth in (1, 2)]
-ROWS = 64
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,16 +75,7 @@ def test_preemption_changes_no_token(cell: Cell, expected: Outputs) -> None:
 @pytest.mark.parametrize("cell", CROWD, ids=label)
 def test_a_crowd_of_rows(cell: Cell) -> None:
     """Greedy, sampled and several choices side by side in each step."""
-    sampling = Sampling(temperature=0.0, max_tokens=24, eos_token_ids=(END, OTHER_END))
-    found = texts()
-    many = [
-        Ask(
-            token_ids=tuple(ids(CHAT.format(found[number % len(found)]))),
-            sampling=msgspec.structs.replace(sampling, temperature=0.7 * (number % 2), seed=number),
-            n=1 + (number % 16 == 3),
-        )
-        for number in range(ROWS)
-    ]
+    many = crowd()
     plain = outputs(Engine(demo_folder(), tokens(), msgspec.structs.replace(cell, drafts=False)), many)
     drafted = engine(cell)
     assert outputs(drafted, many) == plain

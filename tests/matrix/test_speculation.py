@@ -21,6 +21,7 @@ CANARY = Path(__file__).parents[1] / "canary.jsonl"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 LONGEST = 48
 COUNT = 20
+ROWS = 64
 Outputs = dict[Key, list[int]]
 
 COMPANY = [
@@ -59,6 +60,20 @@ def asks() -> list[Ask]:
         prompt = tuple(ids(CHAT.format(text)))
         found.append(Ask(token_ids=prompt, sampling=sampling, automaton=bound, n=2 if number % 9 == 8 else 1))
     return found
+
+
+def crowd() -> list[Ask]:
+    """Greedy, sampled and several choices, for steps of 64 rows."""
+    sampling = Sampling(temperature=0.0, max_tokens=24, eos_token_ids=(END, OTHER_END))
+    found = texts()
+    return [
+        Ask(
+            token_ids=tuple(ids(CHAT.format(found[number % len(found)]))),
+            sampling=msgspec.structs.replace(sampling, temperature=0.7 * (number % 2), seed=number),
+            n=1 + (number % 16 == 3),
+        )
+        for number in range(ROWS)
+    ]
 
 
 def misremembered(said: list[int]) -> tuple[int, ...]:

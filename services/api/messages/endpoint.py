@@ -22,7 +22,7 @@ from services.api.messages.events import MessageEvents
 from services.api.messages.output import TokenCount, message_answer
 from services.api.messages.request import REASONS, REFUSALS, CountRequest, MessageRequest
 from services.api.messages.turns import TERMS, chat_request
-from services.api.query import stream_asked
+from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.service import Service
 from services.api.terms import told_in
@@ -42,9 +42,7 @@ class Messages:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         body = await read_json(scope, receive, service.config.api)
-        request = decode(body, REQUEST)
-        if request.stream is None and (asked := stream_asked(scope)) is not None:
-            request = msgspec.structs.replace(request, stream=asked)
+        request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
         refusals.check_table(body, REFUSALS, REASONS)
         identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)

@@ -20,7 +20,7 @@ from services.api.decoding import decode, read_json
 from services.api.delivery import attended, stream, whole
 from services.api.departure import ClientLeft
 from services.api.errors import send_json
-from services.api.query import stream_asked
+from services.api.query import stream_asked, with_query
 from services.api.reply import Choice, Reply
 from services.api.responses.events import ResponseEvents
 from services.api.responses.output import Deleted, ItemList, ResponseAnswer, shaped
@@ -47,9 +47,7 @@ class Responses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         body = await read_json(scope, receive, service.config.api)
-        request = decode(body, REQUEST)
-        if request.stream is None and (asked := stream_asked(scope)) is not None:
-            request = msgspec.structs.replace(request, stream=asked)
+        request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
         refusals.check_table(body, REFUSALS, REASONS)
         turn = Turn(request, service.responses, service.model.name)
