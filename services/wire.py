@@ -129,6 +129,7 @@ class Port:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = decoder(link, at_binder=binder)
         self._peers: dict[bytes, Peer] = {}
+        self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that are over
         self._arrivals: list[Arrival] = []  # events found outside receive()
         self._greeted = float("-inf")  # when we last said Hello or Welcome to all
         self._credited = float("-inf")  # when all credit last went back
@@ -310,6 +311,10 @@ class Port:
             self._put(name, self._encoder.encode(Refused(reason)))
             return
         known = self._peers.get(name)
+        over_name, over_session = self._dismissed.get(hello.index, (b"", 0))
+        if known is None and name == over_name and hello.session <= over_session:
+            self._say_goodbye(name)  # it was on its way when we gave its sender up, as is the data behind it
+            return
         if known is not None and known.session != hello.session:
             self._lose(known, "began again", arrivals)
         if name not in self._peers:
@@ -352,6 +357,8 @@ class Port:
     def _dismiss(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
         """Lose a peer that may still live: it is told, so that it gives up what it waits for and says Hello again."""
         self._lose(peer, reason, arrivals)
+        if self._binder:
+            self._dismissed[peer.index] = (peer.name, peer.session)
         self._say_goodbye(peer.name)
 
     def _say_goodbye(self, name: bytes) -> None:

@@ -224,6 +224,22 @@ def test_who_was_given_up_and_lives_begins_a_new_session_on_both_sides(wires: Wi
     assert not left(connector.receive())
 
 
+def test_a_hello_that_was_on_its_way_begins_no_session_for_the_data_behind_it(wires: Wires) -> None:
+    binder, connector = wires.bind(STRICT), wires.connect(STRICT)
+    meet(wires, binder, connector)
+    (first,) = binder.peers
+    connector._greet()
+    assert connector.send(connector.peers[0], Abort(1))
+    binder._dismiss(first, "silent for 10 s", binder._arrivals)
+    assert binder.socket.poll(5000)
+    found = wires.until(binder, left)
+    heard = wires.until(connector, lambda a: left(a) and joined(a))
+    found += wires.until(binder, lambda _: bool(binder.peers))
+    assert [type(arrival.message) for arrival in heard if not isinstance(arrival.message, Abort)] == [Left, Joined]
+    assert [type(arrival.message) for arrival in found] == [Left, Joined]
+    assert binder.peers[0].session == 1
+
+
 def test_a_connector_that_was_not_told_finds_out_by_its_next_hello(wires: Wires) -> None:
     binder, connector = wires.bind(), wires.connect()
     meet(wires, binder, connector)
