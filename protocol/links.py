@@ -53,6 +53,7 @@ class Hello(Message, frozen=True, kw_only=True):
     config: int  # `shared_hash` of the options that both sides must agree on
     epoch: int = 0
     session: int = 0  # counts the times that the connector gave the binder up
+    place: int = 0  # where `pid` is the name of a process; 0: it is not known
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -66,6 +67,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     epoch: int = 0
     session: int = 0  # as in the Hello that it answers
     number: int = 0  # of the session among all that the binder ever began: another one is another beginning
+    place: int = 0  # as in Hello
 
 
 class Refused(Message, frozen=True):

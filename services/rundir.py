@@ -54,6 +54,28 @@ class RunDirectory:
         os.close(self._lock)
 
 
+class SocketFile:
+    """The file of a socket that this process has bound. What has come into its place since is somebody else's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = identity(path)
+
+    def remove(self) -> None:
+        """To be called before the socket is closed: as long as it is open nobody's file is given the same number."""
+        if self._found is not None and identity(self._path) == self._found:
+            self._path.unlink(missing_ok=True)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from all others that are there; None where none is."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def taken(lock: int) -> bool:
     """Take the lock of an open file; False when another process has it."""
     try:

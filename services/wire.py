@@ -1,9 +1,10 @@
 """One end of a link: a ROUTER that binds or a DEALER that connects, with handshake, credit and loss of peers.
 
 Sending never queues beyond the peer's credit: `send` says False and the caller keeps its data. A peer is lost when its
-process ends (seen through a pidfd), when a new incarnation takes its place, when it says Goodbye, or when it was silent
-for the link's limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the
-connector then says Hello again. Either side may give up one who lives (it was silent: stopped, perhaps): what stood
+process ends (seen through a pidfd; of a process elsewhere, by its connection: what we say to it twice a second finds
+none any more), when a new incarnation takes its place, when it says Goodbye, or when it was silent for the link's
+limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the connector then
+says Hello again. Either side may give up one who lives (it was silent: stopped, perhaps): what stood
 between them is a session, and both hear of its end before the next one begins, whatever is still on its way. So every
 message was either handed to the session that `send` named, or its owner hears `Left` for that session.
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,12 +37,17 @@ from protocol.links import (
     identity,
 )
 from protocol.messages import Message
+from services.rundir import SocketFile
+from services.sight import ended, open_pidfd, place
 
 log = logging.getLogger(__name__)
 
 HELLO_INTERVAL = 2.0  # seconds between hellos on a link that stands; they are its heartbeat
 HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
 GOODBYE = "said goodbye"  # the reason of an orderly end
+UNREACHABLE = "unreachable"  # the reason where its connection is gone
+PROBE_INTERVAL = 0.5  # seconds between words to a peer whose process cannot be seen from here
+PROBES = 20  # of them without an answer; one that is stopped must not find its queue full of them
 CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
 CREDIT_INTERVAL = 2.0  # seconds after which fewer go back, too
 
@@ -64,6 +69,7 @@ class Self(msgspec.Struct, frozen=True):
     index: int
     incarnation: int
     shared: int
+    place: int = msgspec.field(default_factory=place)
 
 
 class PortStatistics(msgspec.Struct, frozen=True):
@@ -81,7 +87,8 @@ class Peer:
     """The process at the other end, one incarnation of it. Equal only to itself."""
 
     __slots__ = (
-        "credit", "epoch", "heard", "incarnation", "index", "name", "number", "pid", "pidfd", "session", "taken",
+        "credit", "epoch", "heard", "incarnation", "index", "name", "number", "pid", "pidfd", "probes", "session",
+        "taken",
     )  # fmt: skip
 
     def __init__(self, name: bytes, hello: Hello | Welcome, window: int, now: float, number: int = 0) -> None:
@@ -95,14 +102,15 @@ class Peer:
         self.credit = window  # messages we may still send
         self.taken = 0  # messages received and not yet credited
         self.heard = now
-        self.pidfd = open_pidfd(hello.pid)
+        self.probes = 0  # since it was heard
+        self.pidfd = open_pidfd(hello.pid, hello.place)
 
     def __repr__(self) -> str:
         return f"Peer({self.name.decode(errors='replace')}, pid {self.pid})"
 
     def exited(self) -> bool:
         """Whether its process has ended; False when that cannot be known from here."""
-        return self.pidfd is not None and bool(select.select([self.pidfd], [], [], 0)[0])
+        return self.pidfd is not None and ended(self.pidfd)
 
     def close(self) -> None:
         if self.pidfd is not None:
@@ -131,7 +139,9 @@ class Port:
         self._peers: dict[bytes, Peer] = {}
         self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that are over
         self._arrivals: list[Arrival] = []  # events found outside receive()
+        self._file: SocketFile | None = None  # of a binder
         self._greeted = float("-inf")  # when we last said Hello or Welcome to all
+        self._probed = float("-inf")  # when we last did of those out of sight
         self._credited = float("-inf")  # when all credit last went back
         self._now = 0.0  # as of the last tick
         self._session = 0  # of a connector: times that it gave the binder up
@@ -143,8 +153,11 @@ class Port:
         """Listen as binder number `me.index`. A socket file left by an earlier life is taken over."""
         socket = open_socket(context, zmq.ROUTER, link)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.bind(address(link, run_dir, me.index))
-        return cls(socket, link, me, binder=True)
+        where = address(link, run_dir, me.index)
+        socket.bind(where)
+        port = cls(socket, link, me, binder=True)
+        port._file = SocketFile(Path(where.removeprefix("ipc://")))
+        return port
 
     @classmethod
     def connect(
@@ -208,6 +221,9 @@ class Port:
         due = now - self._credited >= CREDIT_INTERVAL
         if due:
             self._credited = now
+        probing = now - self._probed >= PROBE_INTERVAL
+        if probing:
+            self._probed = now
         for peer in self.peers:
             if due and peer.taken:
                 self._give_credit(peer)
@@ -215,6 +231,8 @@ class Port:
                 self._lose(peer, f"process {peer.pid} ended", self._arrivals)
             elif self.link.silence and now - peer.heard > self.link.silence:
                 self._dismiss(peer, f"silent for {self.link.silence:g} s", self._arrivals)
+            elif probing and peer.pidfd is None:
+                self._probe(peer)
         interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
         if not self._binder and now - self._greeted >= interval:
             self._greet()
@@ -230,13 +248,24 @@ class Port:
         )
 
     def close(self) -> None:
-        """Say Goodbye to every peer and close the socket."""
+        """Say Goodbye to every peer, close the socket, and take its file away."""
         goodbye = self._encoder.encode(Goodbye(self.me.incarnation))
         for peer in self.peers:
             self._put(peer.name, goodbye)
             peer.close()
         self._peers.clear()
+        if self._file is not None:
+            self._file.remove()
         self.socket.close(linger=100)
+
+    def _probe(self, peer: Peer) -> None:
+        """Say nothing in particular to a peer whose process cannot be seen: a binder's word finds nobody, and a
+        connector's finds no connection (it has room for all that credit allows), when that process has ended."""
+        if peer.probes >= PROBES:
+            return
+        peer.probes += 1
+        if not self._put(peer.name, self._encoder.encode(Credit(0))) and not self._binder:
+            self._lose(peer, UNREACHABLE, self._arrivals)
 
     def _put(self, name: bytes, payload: bytes) -> bool:
         try:
@@ -251,7 +280,7 @@ class Port:
                 raise
             peer = self._peers.get(name)
             if peer is not None:
-                self._lose(peer, "unreachable", self._arrivals)
+                self._lose(peer, UNREACHABLE, self._arrivals)
             return False
         return True
 
@@ -268,6 +297,7 @@ class Port:
         peer = self._peers.get(name)
         if peer is not None:
             peer.heard = self._now
+            peer.probes = 0
         match message:
             case Hello():
                 self._answer(name, message, arrivals)
@@ -301,6 +331,7 @@ class Port:
             config=me.shared,
             epoch=self.epoch,
             session=self._session,
+            place=me.place,
         )
         self._put(b"", self._encoder.encode(hello))
 
@@ -335,6 +366,7 @@ class Port:
             epoch=self.epoch,
             session=hello.session,
             number=self._peers[name].number,
+            place=me.place,
         )
         self._put(name, self._encoder.encode(welcome))
 
@@ -406,11 +438,3 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, link: Link) 
     socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
     socket.setsockopt(zmq.LINGER, 0)
     return socket
-
-
-def open_pidfd(pid: int) -> int | None:
-    """A descriptor that turns readable when the process ends; None for a process out of sight."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None

@@ -266,9 +266,11 @@ class Pipeline:
                 question.answer.set_exception(error)
 
     def retry_after(self) -> float:
-        """Seconds until the present queue has probably drained by half."""
-        rate = self.status.drain_rate if self.status is not None else 0.0
-        return len(self._tickets) / 2 / rate if rate > 0 else RETRY_AFTER
+        """Seconds until the engine's present queue, to which all api processes send, has probably drained by half."""
+        status = self.status
+        if status is None or status.drain_rate <= 0:
+            return RETRY_AFTER
+        return max(len(self._tickets), status.running + status.waiting) / 2 / status.drain_rate
 
     def statistics(self) -> PipelineStatistics:
         return PipelineStatistics(

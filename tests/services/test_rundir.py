@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import ConfigError
 from protocol.links import LINKS, address
 from services import rundir
-from services.rundir import RunDirectory, clear, clear_orphan, of_one_process, prepared, sweep
+from services.rundir import RunDirectory, SocketFile, clear, clear_orphan, of_one_process, prepared, sweep
 
 
 @pytest.fixture
@@ -130,3 +130,18 @@ def test_a_directory_made_for_one_run_alone_goes_with_it(tmp_path: Path, monkeyp
     assert directory.environment() == {rundir.TEMPORARY: str(given)}
     directory.close()
     assert not given.exists()
+
+
+def test_a_socket_file_is_removed_by_who_made_it_alone(tmp_path):
+    path = tmp_path / "tokens-0.sock"
+    path.touch()
+    first = SocketFile(path)
+    path.rename(tmp_path / "kept")  # as a socket keeps its file's number while it is open
+    path.touch()
+    first.remove()
+    assert path.exists()
+    SocketFile(path).remove()
+    assert not path.exists()
+    SocketFile(path).remove()
+    SocketFile(tmp_path / "kept").remove()
+    assert list(tmp_path.iterdir()) == []

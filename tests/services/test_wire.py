@@ -17,8 +17,9 @@ import zmq
 from protocol.errors import LinkError
 from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
 from protocol.messages import Abort, EngineStatus, Rejected
+from services.sight import place
 from services.watch import Watch
-from services.wire import Arrival, Joined, Left, Peer, Port, Self
+from services.wire import HELLO_INTERVAL, PROBES, UNREACHABLE, Arrival, Joined, Left, Peer, Port, Self
 
 # The clock of these tests runs faster than messages travel, so nobody counts as silent unless a test says so.
 SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=32, silence=0.0)
@@ -34,13 +35,16 @@ class Wires:
         self.now = 0.0
         self.ports: list[Port] = []
 
-    def bind(self, link: Link = SMALL, incarnation: int = 1, shared: int = 7) -> Port:
-        port = Port.bind(self.context, link, Self(link.binder, 0, incarnation, shared), self.run_dir)
+    def bind(self, link: Link = SMALL, incarnation: int = 1, shared: int = 7, where: int | None = None) -> Port:
+        me = Self(link.binder, 0, incarnation, shared, place() if where is None else where)
+        port = Port.bind(self.context, link, me, self.run_dir)
         self.ports.append(port)
         return port
 
-    def connect(self, link: Link = SMALL, index: int = 0, incarnation: int = 1, shared: int = 7) -> Port:
-        me = Self(link.connector, index, incarnation, shared)
+    def connect(
+        self, link: Link = SMALL, index: int = 0, incarnation: int = 1, shared: int = 7, where: int | None = None
+    ) -> Port:
+        me = Self(link.connector, index, incarnation, shared, place() if where is None else where)
         port = Port.connect(self.context, link, me, self.run_dir)
         self.ports.append(port)
         return port
@@ -305,6 +309,62 @@ def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+ELSEWHERE = 1  # what processes of another namespace or host say of their place
+
+
+def connection_breaks(port: Port) -> None:
+    """As when its process is killed: no Goodbye."""
+    port.socket.close(linger=0)
+
+
+@pytest.mark.parametrize("at_binder", [True, False])
+def test_the_end_of_a_process_elsewhere_is_seen_by_its_connection(wires: Wires, at_binder: bool) -> None:
+    """Within two seconds of the links' clock, which ticks ten times a second here as fast as it can."""
+    binder, connector = wires.bind(where=ELSEWHERE), wires.connect(where=ELSEWHERE)
+    meet(wires, binder, connector)
+    stays, goes = (binder, connector) if at_binder else (connector, binder)
+    assert stays.peers[0].pidfd is None
+    gone = stays.peers[0]
+    connection_breaks(goes)
+    assert Arrival(gone, Left(UNREACHABLE)) in wires.until(stays, left)
+    assert stays.peers == ()
+
+
+def test_a_process_elsewhere_that_lives_is_kept_and_not_drowned_in_words(wires: Wires) -> None:
+    """Its silence alone is what the link's limit is for; what is said to it has an end."""
+    binder, connector = wires.bind(where=ELSEWHERE), wires.connect(where=ELSEWHERE)
+    meet(wires, binder, connector)
+    peer = binder.peers[0]
+    for _ in range(PROBES * 4):
+        wires.now += HELLO_INTERVAL
+        binder.tick(wires.now)
+        assert binder.receive() == []
+    assert binder.peers == (peer,)
+    assert peer.probes == PROBES
+    assert connector.receive() == []  # and what was said is nothing to anybody
+    wires.until(connector, lambda _: peer.probes < PROBES)
+    assert connector.send(connector.peers[0], Abort(1))
+    assert messages(wires.until(binder, lambda a: bool(messages(a)))) == [Abort(1)]
+    assert binder.peers == (peer,)
+
+
+def test_the_binders_file_goes_with_it(wires: Wires) -> None:
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    connector.close()
+    assert [path.name for path in wires.run_dir.iterdir()] == ["text-0.sock"]
+    binder.close()
+    assert list(wires.run_dir.iterdir()) == []
+
+
+def test_a_successors_file_stays(wires: Wires) -> None:
+    first = wires.bind()
+    second = wires.bind(incarnation=2)
+    first.close()
+    assert [path.name for path in wires.run_dir.iterdir()] == ["text-0.sock"]
+    meet(wires, second, wires.connect())
 
 
 def test_control_messages_cost_no_credit(wires: Wires) -> None:

@@ -128,6 +128,20 @@ def test_admission_is_bounded_and_says_when_to_come_back() -> None:
     assert len(port.of(SubmitText)) == 3
 
 
+def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
+    port = FakePort(silent)
+    made = pipeline(port, limit=1)
+    submit(made)
+    port.arrive(status(running=6, waiting=10, drain_rate=2.0))
+    with pytest.raises(Overloaded) as caught:
+        submit(made)
+    assert caught.value.retry_after == pytest.approx(16 / 2 / 2.0)
+    port.arrive(status(running=6, waiting=10, drain_rate=0.0))
+    with pytest.raises(Overloaded) as caught:
+        submit(made)
+    assert caught.value.retry_after == 1.0
+
+
 @pytest.mark.parametrize(
     ("change", "trouble"),
     [
