@@ -17,6 +17,7 @@ import msgspec
 
 from protocol import limits
 from protocol.errors import ConfigError
+from protocol.groups import check_groups
 from protocol.speculation import read_speculative
 
 
@@ -55,7 +56,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_num_batched_tokens: Annotated[
         int, Option("token budget of one step; 0: 8192 on a GPU, 512 on a CPU", 0, 1 << 20)
     ] = 0
-    tensor_parallel_size: Annotated[int, Option("GPUs per replica; only 1 is built", 1, 1)] = 1
+    tensor_parallel_size: Annotated[
+        int, Option("GPUs that share every layer: each has its heads, MLP width and vocabulary", 1, 64)
+    ] = 1
+    pipeline_parallel_size: Annotated[int, Option("stages that share the layers, one after the other", 1, 64)] = 1
+    data_parallel_size: Annotated[
+        int, Option("replicas behind one API, each a group of GPUs with the whole model and a cache of its own", 1, 64)
+    ] = 1
     pooler: Annotated[
         str,
         Option("hidden state that a text's vector is made of; auto: as the model's folder says, else the last",
@@ -310,6 +317,7 @@ def check(config: Config) -> Config:
         raise ConfigError(
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )
+    check_groups(model)
     read_speculative(config.scheduler.speculative_config)
     check_listening(config.api)
     return config

@@ -24,6 +24,7 @@ import msgspec
 
 from engine_core import folder
 from engine_core.models.spec import read_spec
+from protocol import groups
 from protocol.config import ApiConfig, Config
 from protocol.errors import ConfigError
 from protocol.links import Role
@@ -365,9 +366,9 @@ def count(role: Role, config: Config) -> int:
         case Role.TOKENIZER:
             return config.tokenizer.tokenizer_processes
         case Role.SCHEDULER:
-            return 1
+            return config.model.data_parallel_size
         case Role.EXECUTOR:
-            return config.model.tensor_parallel_size
+            return groups.executors(config.model)
 
 
 def ending(child: Child) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from protocol import groups
 from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
@@ -73,7 +74,8 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
     from services.executor.report import Reports
     from services.executor.steps import Steps
 
-    port = Port.connect(context, STEPS, me, Path(config.run.run_dir))
+    replica = groups.place(index, config.model).replica
+    port = Port.connect(context, STEPS, me, Path(config.run.run_dir), replica)
     watchdog = Watchdog()
     for positions, seconds in engine.warm:
         watchdog.tell(positions, seconds)

@@ -20,6 +20,7 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
+from protocol.groups import group_size
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
 from protocol.speculation import WITH_MODEL, read_speculative
@@ -94,7 +95,7 @@ class Loop:
         masker: Masker,
         now: float,
     ) -> None:
-        self.executors = Executors(config.model.tensor_parallel_size, steps.epoch, now)
+        self.executors = Executors(group_size(config.model), steps.epoch, now)
         self.draining = False
         self._config = config
         self._facts = facts

@@ -1,0 +1,76 @@
+"""Which executor does what, as numbers: replicas, stages of a pipeline, ranks of tensor parallelism.
+
+A group is the executors of one replica: `pipeline_parallel_size` stages of `tensor_parallel_size` ranks each. Executors
+are numbered replica by replica, stage by stage, rank by rank. Scheduler number r has the group of replica r.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from protocol.config import ModelConfig
+
+MOST_EXECUTORS = 512  # processes of one server; each opens a few descriptors at its scheduler
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """Where an executor stands: whose replica it is part of, which layers it has, and which share of them."""
+
+    replica: int
+    stage: int
+    rank: int
+
+
+def group_size(model: ModelConfig) -> int:
+    """Executors of one replica."""
+    return model.tensor_parallel_size * model.pipeline_parallel_size
+
+
+def executors(model: ModelConfig) -> int:
+    """Executors of all replicas."""
+    return model.data_parallel_size * group_size(model)
+
+
+def place(index: int, model: ModelConfig) -> Place:
+    """Of executor number `index`."""
+    assert 0 <= index < executors(model), f"there are {executors(model)} executors, none is number {index}"
+    replica, member = divmod(index, group_size(model))
+    return Place(replica, *divmod(member, model.tensor_parallel_size))
+
+
+def number(place: Place, model: ModelConfig) -> int:
+    """Of the executor at a place: the inverse of `place`."""
+    stages = place.replica * model.pipeline_parallel_size + place.stage
+    return stages * model.tensor_parallel_size + place.rank
+
+
+def members(replica: int, model: ModelConfig) -> range:
+    """Numbers of a replica's executors."""
+    size = group_size(model)
+    return range(replica * size, (replica + 1) * size)
+
+
+def answering(replica: int, model: ModelConfig) -> int:
+    """Number of the executor that samples, and answers its scheduler: the first rank of the last stage."""
+    return number(Place(replica, model.pipeline_parallel_size - 1, 0), model)
+
+
+def check_groups(model: ModelConfig) -> None:
+    """Raise ConfigError for sizes that do not go together, or that nothing serves."""
+    for flag, size in (
+        ("--pipeline-parallel-size", model.pipeline_parallel_size),
+        ("--data-parallel-size", model.data_parallel_size),
+    ):
+        if size > 1:
+            raise ConfigError(flag, size, "only 1 is built")
+    if executors(model) > MOST_EXECUTORS:
+        sizes = (
+            f"with {model.data_parallel_size} replicas of {model.pipeline_parallel_size} stages that makes "
+            f"{executors(model)} executors, more than {MOST_EXECUTORS}"
+        )
+        raise ConfigError("--tensor-parallel-size", model.tensor_parallel_size, sizes)

@@ -1,0 +1,90 @@
+"""Numbers of executors: every place has one, groups are ranges, and what does not go together is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.config import Config, ModelConfig, check
+from protocol.errors import ConfigError
+from protocol.groups import (
+    MOST_EXECUTORS,
+    Place,
+    answering,
+    check_groups,
+    executors,
+    group_size,
+    members,
+    number,
+    place,
+)
+
+SIZES = st.integers(1, 8)
+
+
+def sized(ranks: int = 1, stages: int = 1, replicas: int = 1) -> ModelConfig:
+    return ModelConfig(tensor_parallel_size=ranks, pipeline_parallel_size=stages, data_parallel_size=replicas)
+
+
+def test_one_executor_is_a_group_of_its_own() -> None:
+    model = ModelConfig()
+    assert (group_size(model), executors(model)) == (1, 1)
+    assert place(0, model) == Place(0, 0, 0)
+    assert members(0, model) == range(1)
+    assert answering(0, model) == 0
+
+
+def test_numbers_go_by_replica_then_stage_then_rank() -> None:
+    model = sized(2, 2, 2)
+    assert [place(index, model) for index in range(8)] == [
+        Place(0, 0, 0), Place(0, 0, 1), Place(0, 1, 0), Place(0, 1, 1),
+        Place(1, 0, 0), Place(1, 0, 1), Place(1, 1, 0), Place(1, 1, 1),
+    ]  # fmt: skip
+    assert members(1, model) == range(4, 8)
+    assert (answering(0, model), answering(1, model)) == (2, 6)
+
+
+@given(ranks=SIZES, stages=SIZES, replicas=SIZES)
+def test_every_place_has_one_number(ranks: int, stages: int, replicas: int) -> None:
+    model = sized(ranks, stages, replicas)
+    places = [place(index, model) for index in range(executors(model))]
+    assert places == sorted(places)
+    assert [number(found, model) for found in places] == list(range(ranks * stages * replicas))
+    assert max(places) == Place(replicas - 1, stages - 1, ranks - 1)
+
+
+@given(ranks=SIZES, stages=SIZES, replicas=SIZES)
+def test_groups_share_the_executors(ranks: int, stages: int, replicas: int) -> None:
+    model = sized(ranks, stages, replicas)
+    found = [index for replica in range(replicas) for index in members(replica, model)]
+    assert found == list(range(executors(model)))
+    for replica in range(replicas):
+        assert {place(index, model).replica for index in members(replica, model)} == {replica}
+        answers = place(answering(replica, model), model)
+        assert answers == Place(replica, stages - 1, 0)
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_a_number_of_nobody_is_our_mistake(index: int) -> None:
+    with pytest.raises(AssertionError, match="there are 4 executors"):
+        place(index, sized(4))
+
+
+def test_tensor_parallel_sizes_are_allowed() -> None:
+    for ranks in (1, 2, 4, 64):
+        check_groups(sized(ranks))
+
+
+@pytest.mark.parametrize(
+    ("flag", "model"), [("--pipeline-parallel-size", sized(stages=2)), ("--data-parallel-size", sized(replicas=2))]
+)
+def test_what_is_not_built_is_refused(flag: str, model: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match="only 1 is built") as caught:
+        check(msgspec.structs.replace(Config(), model=model))
+    assert caught.value.option == flag
+
+
+def test_a_server_has_a_bounded_number_of_executors() -> None:
+    assert executors(sized(64, 8, 1)) == MOST_EXECUTORS
