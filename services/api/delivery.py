@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Send
@@ -103,17 +103,27 @@ async def attended(reply: Reply, pipeline: Pipeline, receive: Receive, exchange:
     """While inside, a client that leaves aborts its request at once, and so does the exchange's time when it is over;
     on the way out whatever is left is aborted."""
     watch = asyncio.create_task(abort_on_departure(reply, pipeline, receive))
-    timer = None
-    if (left := exchange.left(time.monotonic())) < math.inf:
-        timer = asyncio.get_running_loop().call_later(left, expire, reply, pipeline, exchange.late())
+    try:
+        with timed(reply, pipeline, exchange):
+            yield
+    finally:
+        watch.cancel()
+        pipeline.drop(reply)
+        exchange.note(reply)
+
+
+@contextmanager
+def timed(reply: Reply, pipeline: Pipeline, exchange: Exchange) -> Iterator[None]:
+    """While inside, the exchange's time ends the request when it is over."""
+    left = exchange.left(time.monotonic())
+    if left == math.inf:
+        yield
+        return
+    timer = asyncio.get_running_loop().call_later(left, expire, reply, pipeline, exchange.late())
     try:
         yield
     finally:
-        watch.cancel()
-        if timer is not None:
-            timer.cancel()
-        pipeline.drop(reply)
-        exchange.note(reply)
+        timer.cancel()
 
 
 async def abort_on_departure(reply: Reply, pipeline: Pipeline, receive: Receive) -> None:

@@ -82,7 +82,7 @@ class Embeddings:
         service.model.check_name(request.model)
         check_fields(body)
         submits = submissions(request, service.model, trace_context(scope))
-        found = await pooled(service, scope, receive, submits)
+        found = await pooled(service, scope, receive, request, submits)
         await send_json(send, await encoded(request, found, service.model))
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol import limits
-from services.api.requests import Bias, Budget, OptionalJson, Penalty, Share
+from services.api.requests import Bias, Budget, OptionalJson, Penalty, Share, Timeout
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+    timeout: Timeout | None = None
     speculative: bool | None = None
     thinking_token_budget: Budget | None = None
     chat_template_kwargs: OptionalJson = msgspec.UNSET

@@ -22,7 +22,7 @@ from services.api.completions import check_ids
 from services.api.delivery import attended, whole
 from services.api.refusals import FIELDS
 from services.api.reply import Reply
-from services.api.requests import TokenId
+from services.api.requests import Timeout, TokenId
 from services.api.served import ServedModel
 from services.api.service import Service
 
@@ -60,6 +60,7 @@ class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID, description=TRUNCATE)] | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+    timeout: Timeout | None = None
 
 
 class VectorUsage(msgspec.Struct, frozen=True):
@@ -131,12 +132,15 @@ def vector_submission(
     )
 
 
-async def pooled(service: Service, scope: Scope, receive: Receive, submits: Sequence[SubmitText]) -> Pooled:
-    """Send them and wait for their vectors, so many at a time that other requests have room beside them.
+async def pooled(
+    service: Service, scope: Scope, receive: Receive, request: VectorRequest, submits: Sequence[SubmitText]
+) -> Pooled:
+    """Send a request's messages and wait for their vectors, so many at a time that others have room beside them.
 
     Raises the first error of any of them, which ends the others, and ClientLeft.
     """
     pipeline, noted = service.pipeline, exchange.of(scope)
+    noted.bound(request.timeout, "timeout")
     most = min(SLICE, service.config.api.max_queued_requests)
     vectors: list[Vector] = []
     tokens = 0

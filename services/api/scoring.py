@@ -131,7 +131,7 @@ class Scores:
         service.model.check_name(request.model)
         check_fields(body)
         sheet = Sheet(request, pairs_of(request), service.model, trace_context(scope))
-        found = await pooled(service, scope, receive, sheet.submits)
+        found = await pooled(service, scope, receive, request, sheet.submits)
         data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
         answer = ScoreAnswer(
             id="score-" + secrets.token_hex(16), created=int(time.time()), model=service.model.name, data=data,
@@ -155,7 +155,7 @@ class Reranks:
         check_fields(body)
         check_count(len(request.documents), "documents")
         sheet = Sheet(request, document_pairs(request, model), model, trace_context(scope))
-        found = await pooled(service, scope, receive, sheet.submits)
+        found = await pooled(service, scope, receive, request, sheet.submits)
         told = self._documents if request.return_documents is None else request.return_documents
         results = ranked(request, sheet.scores(found.vectors), documents=told)
         answer = RerankAnswer(

@@ -44,6 +44,7 @@ class Messages:
         body = await read_json(scope, receive, service.config.api)
         request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
+        exchange.of(scope).bound(request.timeout, "timeout")
         refusals.check_table(body, REFUSALS, REASONS)
         identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()

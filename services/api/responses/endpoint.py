@@ -17,9 +17,10 @@ from services.api.blocks import Block, Blocks
 from services.api.chat import chat_submission
 from services.api.connection import outlet_of
 from services.api.decoding import decode, read_json
-from services.api.delivery import attended, stream, whole
+from services.api.delivery import attended, stream, timed, whole
 from services.api.departure import ClientLeft
 from services.api.errors import send_json
+from services.api.exchange import Exchange
 from services.api.query import stream_asked, with_query
 from services.api.reply import Choice, Reply
 from services.api.responses.events import ResponseEvents
@@ -49,15 +50,17 @@ class Responses:
         body = await read_json(scope, receive, service.config.api)
         request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
+        current = exchange.of(scope)
+        current.bound(request.timeout, "timeout")
         refusals.check_table(body, REFUSALS, REASONS)
         turn = Turn(request, service.responses, service.model.name)
         reply = Reply(1, 1, stream=bool(request.stream), timings=service.traffic.timings, now=time.monotonic())
         try:
             self._submit(turn, reply, trace_context(scope))
             if request.background:
-                await send_json(send, msgspec.json.encode(self._work.begin(turn, reply)))
+                await send_json(send, msgspec.json.encode(self._work.begin(turn, reply, current)))
                 return
-            async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+            async with attended(reply, service.pipeline, receive, current):
                 if request.stream:
                     await stream(reply, ResponseEvents(turn), send, outlet_of(scope))
                     return
@@ -81,10 +84,10 @@ class BackgroundWork:
         self._service = service
         self._running: dict[str, tuple[Reply, asyncio.Task[None]]] = {}
 
-    def begin(self, turn: Turn, reply: Reply) -> ResponseAnswer:
-        """The response as it stands now, which is kept."""
+    def begin(self, turn: Turn, reply: Reply, current: Exchange) -> ResponseAnswer:
+        """The response as it stands now, which is kept. What it has of time is what the exchange had."""
         turn.keep(turn.opening)
-        task = asyncio.create_task(self._finish(turn, reply))
+        task = asyncio.create_task(self._finish(turn, reply, current))
         self._running[turn.id] = (reply, task)
         return turn.opening
 
@@ -102,9 +105,10 @@ class BackgroundWork:
         if found is not None:
             await asyncio.shield(found[1])
 
-    async def _finish(self, turn: Turn, reply: Reply) -> None:
+    async def _finish(self, turn: Turn, reply: Reply, current: Exchange) -> None:
         try:
-            await whole(reply)
+            with timed(reply, self._service.pipeline, current):
+                await whole(reply)
             completed(turn, reply)
         except ClientLeft:
             turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))

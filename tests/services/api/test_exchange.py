@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +15,20 @@ from protocol import limits
 from protocol.errors import InvalidRequest
 from protocol.messages import Abort, Message, SubmitText
 from services.api.exchange import Exchange, new_id, request_id, timeout_of
+from services.api.responses.store import ResponseStore
 from services.api.service import Service
 from tests.services.api.pipe import FakePort, Row, answering, batch, client, service, silent, words
 from tests.services.api.shapes import check_error
 
 SOON = 0.05  # seconds
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
-REQUESTS = (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": ["a", "b"]}))
+REQUESTS = (
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", {"prompt": ["a", "b"]}),
+    ("/v1/responses", {"input": "a"}),
+)
+VECTORS = (("/v1/embeddings", {"input": ["a", "b"]}), ("/v1/score", {"text_1": "a", "text_2": "b"}),
+           ("/v1/rerank", {"query": "a", "documents": ["b"]}))  # fmt: skip
 
 
 def begins(port: FakePort, message: Message) -> None:
@@ -61,7 +70,50 @@ async def test_a_request_that_waits_ends_at_its_deadline(
     check_freed(port, parts)
 
 
-@pytest.mark.parametrize(("path", "body"), REQUESTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_ends_at_its_deadline_too(stream: bool) -> None:
+    port = FakePort(silent)
+    parts = service(port)
+    body = CHAT | {"max_tokens": 5, "timeout": SOON, "stream": stream}
+    async with client(parts) as http:
+        answer = await http.post("/v1/messages", json=body)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["type"] == "timeout_error"
+    assert f"after {SOON} s (timeout)" in answer.json()["error"]["message"]
+    check_freed(port, parts)
+
+
+@pytest.mark.parametrize(("path", "body"), VECTORS)
+async def test_vectors_end_at_their_deadline_too(path: str, body: dict[str, Any]) -> None:
+    port = FakePort(silent)
+    parts = service(port)
+    async with client(parts) as http:
+        answer = await http.post(path, json=body | {"timeout": SOON})
+    assert answer.status_code == 504
+    check_error(answer.json(), "timeout_error", None)
+    check_freed(port, parts)
+
+
+@pytest.mark.parametrize(("fields", "option"), [({"timeout": SOON}, 0.0), ({}, SOON)])
+async def test_a_response_in_the_background_ends_at_its_deadline_too(
+    fields: dict[str, Any], option: float, tmp_path: Path
+) -> None:
+    port = FakePort(silent)
+    parts = service(port, request_timeout=option)
+    parts = replace(parts, responses=ResponseStore(tmp_path, 0, 1, parts.config.api))
+    async with client(parts) as http:
+        begun = await http.post("/v1/responses", json={"input": "a", "background": True} | fields)
+        assert begun.json()["status"] == "in_progress"
+        found = begun.json()
+        while found["status"] == "in_progress":
+            await asyncio.sleep(0)
+            found = (await http.get(f"/v1/responses/{begun.json()['id']}")).json()
+    assert found["status"] == "failed"
+    assert f"not complete after {SOON} s" in found["error"]["message"]
+    check_freed(port, parts)
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS[:2])
 async def test_a_stream_that_has_begun_ends_with_the_reason(path: str, body: dict[str, Any]) -> None:
     port = FakePort(begins)
     parts = service(port)

@@ -8,14 +8,17 @@ import pytest
 from starlette.routing import Route
 
 from protocol.config import ApiConfig, Field, SchedulerConfig, fields
-from services.api import refusals
+from services.api import pooling, refusals
 from services.api.app import Routes
+from services.api.embeddings import EmbeddingRequest
 from services.api.extras import Extras
 from services.api.messages import request as messages
 from services.api.messages.request import MessageRequest
-from services.api.requests import ChatRequest, CompletionRequest
+from services.api.pooling import VectorRequest
+from services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.api.responses import request as responses
 from services.api.responses.request import ResponseRequest
+from services.api.scoring import RerankRequest, ScoreRequest
 from tests.rules.source import ROOT
 from tests.services.api.pipe import FakePort, service, silent
 
@@ -64,6 +67,8 @@ def test_every_parameter_that_is_served_stands_in_its_row() -> None:
         (row("of both"), both),
         (row("of chats"), chat - completion - without),
         (row("of completions"), completion - chat - without),
+        (row("of `/tokenize`"), set(TokenizeRequest.__struct_fields__)),
+        (row("of `/detokenize`"), set(DetokenizeRequest.__struct_fields__)),
     ):
         assert told == true, difference(told, true)
     assert structured <= chat & completion
@@ -80,6 +85,21 @@ def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
     told = {name for cells in table("Refused by Responses or Messages") for name in names(cells[0])}
     for refused in (responses.OWN_REFUSALS, responses.CHAT_NAMES, messages.OWN_REFUSALS, messages.CHAT_NAMES):
         assert set(refused) <= told, difference(told, set(refused))
+
+
+def test_every_parameter_of_vectors_stands_in_its_row() -> None:
+    every = set(VectorRequest.__struct_fields__)
+    told = row("of all", "Fields")
+    assert told == every, difference(told, every)
+    for label, kind in (("of `/v1/embeddings`", EmbeddingRequest), ("of `/v1/score`", ScoreRequest),
+                        ("of `/v1/rerank`, `/rerank`, `/v2/rerank`", RerankRequest)):  # fmt: skip
+        told, true = row(label, "Fields"), set(kind.__struct_fields__) - every
+        assert told == true, difference(told, true)
+
+
+def test_every_refused_parameter_of_vectors_has_a_reason() -> None:
+    told = {name for cells in table("Refused by requests for vectors") for name in names(cells[0])}
+    assert told == set(pooling.REFUSED), difference(told, set(pooling.REFUSED))
 
 
 def test_every_parameter_without_effect_is_listed() -> None:
