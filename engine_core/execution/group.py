@@ -1,0 +1,92 @@
+"""The executors of one replica, as one of them sees the others: ranks that share every layer, stages that share layers.
+
+What ranks exchange goes over torch.distributed: NCCL between GPUs, where every operation is enqueued on the current
+stream and may stand in a graph, gloo between CPUs. A group of one is the same object and exchanges nothing, so neither
+the model nor the sampler knows how many there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on, and before
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who this executor is among the members of its group. Members are numbered stage by stage, rank by rank.
+
+    Every member calls the same methods in the same order. Without process groups nothing is exchanged: that is right
+    for a group of one, and lets tests hold the parts of several.
+    """
+
+    rank: int = 0  # of those that share this stage's layers
+    size: int = 1  # how many these are
+    stage: int = 0
+    stages: int = 1
+    ranks: dist.ProcessGroup | None = None  # of this stage; None: nobody to share with
+    members: dist.ProcessGroup | None = None  # of all stages; None: a group of one
+    invariant: bool = False  # sums are made in the order of ranks, whatever the batch
+
+    @property
+    def answers(self) -> bool:
+        """Whether this is the member that samples for all and answers the scheduler: the last stage's first rank."""
+        return self.rank == 0 and self.ends
+
+    @property
+    def begins(self) -> bool:
+        """Whether this stage has the embedding."""
+        return self.stage == 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether this stage has the output embedding."""
+        return self.stage == self.stages - 1
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The ranks' partial sums added up, the same bits on each of them. `partial` may be overwritten."""
+        if self.ranks is None:
+            return partial
+        partial = partial.contiguous()
+        if not self.invariant:
+            dist.all_reduce(partial, group=self.ranks)
+            return partial
+        parts = self._gather(partial)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        return total.to(partial.dtype)
+
+    def join(self, columns: Tensor, width: int) -> Tensor:
+        """Every rank's `[rows, share]` side by side: `[rows, width]`. What is beyond `width` pads the last shares."""
+        if self.ranks is None:
+            return columns
+        parts = self._gather(columns.contiguous())  # [ranks, rows, share]
+        share = columns.shape[1]
+        return torch.cat([part[:, : width - at * share] for at, part in enumerate(parts) if at * share < width], dim=1)
+
+    def share(self, tokens: Tensor) -> None:
+        """Have every member hold the tokens that the answering one sampled, in place: int32 [entries]."""
+        if self.members is not None:
+            dist.broadcast(tokens, src=(self.stages - 1) * self.size, group=self.members)
+
+    def least(self, number: int) -> int:
+        """The least of what the members say, on the host: for choices that must be the same everywhere."""
+        if self.members is None:
+            return number
+        found = torch.tensor([number])
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.members)
+        return int(found)
+
+    def _gather(self, own: Tensor) -> Tensor:
+        """Every rank's tensor, stacked in the order of ranks: `[ranks, *own.shape]`."""
+        parts = own.new_empty(self.size * len(own), *own.shape[1:])
+        gather_into(parts, own, group=self.ranks)
+        return parts.view(self.size, *own.shape)
+
+
+ALONE = Group()
