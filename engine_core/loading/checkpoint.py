@@ -7,9 +7,11 @@ beyond the model itself. Each file is read on its own: files may be read side by
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from engine_core.models.config_file import read_json
 from engine_core.models.layers import Destination
@@ -124,5 +126,22 @@ def copy_tensor(path: Path, name: str, stored, destination: Destination) -> None
     known = STORED_TYPES if target.dtype.is_floating_point else STORED_INTEGERS
     if stored.get_dtype() not in known:
         raise ModelError(f"{path}: tensor {name} is of type {stored.get_dtype()}; Penstock reads {', '.join(known)}")
-    span = slice(destination.start, destination.start + target.shape[destination.axis])
-    target.copy_(stored[:, span] if destination.axis else stored[span])
+    for place, part in cuts(destination, target):
+        part.copy_(stored[place])
+
+
+def cuts(destination: Destination, target: Tensor) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+    """Which part of the stored tensor fills which part of the target. Of stacked matrices each is a part of its own: it
+    passes through the host's memory alone."""
+    axis, shape = destination.axis, destination.shape
+    size, whole = target.shape[axis] // destination.pieces, shape[axis] // destination.pieces
+    for piece in range(destination.pieces):
+        span = slice(piece * whole + destination.start, piece * whole + destination.start + size)
+        place = (slice(None),) * axis + (span,)
+        part = target.narrow(axis, piece * size, size)
+        if len(shape) < 3:
+            yield place, part
+            continue
+        first = place[0].start or 0
+        for at in range(len(part)):
+            yield (slice(first + at, first + at + 1), *place[1:]), part[at : at + 1]

@@ -7,27 +7,32 @@ JSON, in the spelling before transformers 5 (`rope_theta`, `rope_scaling`) and a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine_core.models.config_file import ConfigFile, read_json
+from engine_core.models.expert_spec import ExpertSpec, read_experts, with_layout
 from engine_core.models.weight_names import read_names
 from protocol.errors import ModelError
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 BASES: Mapping[str, str] = {  # the same without an output embedding, as embedding models are saved
     "LlamaModel": "llama",
     "MistralModel": "mistral",
+    "MixtralModel": "mixtral",
     "Qwen2Model": "qwen2",
     "Qwen3Model": "qwen3",
+    "Qwen3MoeModel": "qwen3_moe",
 }
 OUTPUT = "lm_head.weight"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -39,6 +44,23 @@ FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+    },
 }
 
 
@@ -62,7 +84,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer with RMS norm, rotary positions, grouped-query attention and a gated SiLU MLP."""
+    """A decoder-only transformer with RMS norm, rotary positions, grouped-query attention and gated SiLU MLPs."""
 
     family: str
     layers: int
@@ -70,7 +92,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
+    intermediate: int  # width of the MLP of a layer that has one
     vocab_size: int
     norm_eps: float
     rope: RopeSpec
@@ -86,6 +108,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     headless: bool = False  # neither an output embedding nor a tied one: it makes vectors alone
+    experts: ExpertSpec | None = None  # of the layers that have some
+
+    def experts_of(self, layer: int) -> ExpertSpec | None:
+        """The experts of one layer; None: it has one MLP."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
+
+    def part(self, kept: Sequence[int]) -> ModelSpec:
+        """The same model with these of its layers alone."""
+        windows, experts = tuple(self.windows[layer] for layer in kept), self.experts
+        if experts is not None:
+            experts = msgspec.structs.replace(experts, layers=tuple(experts.layers[layer] for layer in kept))
+        return msgspec.structs.replace(self, layers=len(kept), windows=windows, experts=experts)
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -95,8 +129,10 @@ def read_spec(folder: Path) -> ModelSpec:
     unknown activation or rope scaling, a missing or impossible size.
     """
     file = read_json(folder / "config.json")
-    spec = decoder_spec(file, read_family(file))
-    if spec.tied or (has_head(file) and OUTPUT in (read_names(folder) or (OUTPUT,))):
+    spec, names = decoder_spec(file, read_family(file)), read_names(folder)
+    if spec.experts is not None:
+        spec = msgspec.structs.replace(spec, experts=with_layout(spec.experts, names))
+    if spec.tied or (has_head(file) and OUTPUT in (names or (OUTPUT,))):
         return spec
     return msgspec.structs.replace(spec, headless=True)
 
@@ -127,7 +163,7 @@ def decoder_spec(file: ConfigFile, family: str) -> ModelSpec:
         max_position = int(max_position * rope.factor)
     elif rope.kind == "yarn":
         max_position = max(max_position, int(rope.original_max_position * rope.factor))
-    attention_bias = file.flag("attention_bias") and family in ("llama", "qwen3")
+    attention_bias = file.flag("attention_bias") and family in ("llama", "qwen3", "qwen3_moe")
     return ModelSpec(
         family=family,
         layers=layers,
@@ -144,12 +180,13 @@ def decoder_spec(file: ConfigFile, family: str) -> ModelSpec:
         qkv_bias=attention_bias or family == "qwen2",
         output_bias=attention_bias,
         mlp_bias=file.flag("mlp_bias") and family == "llama",
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         max_position=max_position,
         longest=int(max_position * rope.factor) if rope.kind == "dynamic" else max_position,
         dtype=read_dtype(file),
         bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
         eos_token_ids=file.token_ids("eos_token_id"),
+        experts=read_experts(file, family, layers),
     )
 
 
@@ -190,14 +227,17 @@ def read_dtype(file: ConfigFile) -> str:
 
 
 def read_windows(file: ConfigFile, family: str, layers: int) -> tuple[int, ...]:
-    """Windows per layer: Mistral's is every layer's; Qwen's follows `layer_types` or starts at `max_window_layers`."""
+    """Windows per layer: Mistral's, Mixtral's and Qwen3-MoE's is every layer's; that of Qwen's other models follows
+    `layer_types` or starts at `max_window_layers`."""
     if family == "llama" or file.get("sliding_window") is None:
         return (0,) * layers
-    if family == "mistral":
+    if family in ("mistral", "mixtral"):
         return (file.integer("sliding_window"),) * layers
     if not file.flag("use_sliding_window"):
         return (0,) * layers
     window = file.integer("sliding_window")
+    if family == "qwen3_moe":
+        return (window,) * layers
     kinds = file.get("layer_types")
     if kinds is None:
         first = file.integer("max_window_layers", 28, low=0)

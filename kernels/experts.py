@@ -1,0 +1,41 @@
+"""Products of tokens with the experts that each was sent to: gated MLPs whose results are added up for each token.
+
+A rank may hold some of the experts alone, `first` and so many after it: the others' part of a token's sum is left out.
+Tokens' sums are made in one order whatever the batch, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from kernels.activation import silu_mul
+from kernels.routing import Routes
+
+
+def expert_mlp(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0, invariant: bool = False
+) -> Tensor:
+    """The sum over a token's experts of share * down(silu(gate(x)) * up(x)): `[tokens, hidden] -> [tokens, hidden]`.
+
+    gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
+    Sums are fp32, the result has x's type. `invariant`: to the last bit the same whatever other tokens there are.
+    """
+    if x.is_cuda:
+        from kernels.experts_triton import multiply_experts
+
+        return multiply_experts(x, routes, gate_up, down, first=first, invariant=invariant)
+    total = torch.zeros(x.shape, dtype=torch.float32)
+    pairs = routes.experts.flatten() - first
+    order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert
+    end = int((pairs < 0).sum())
+    for expert, count in enumerate(torch.bincount(pairs[order[end:]], minlength=len(down))[: len(down)].tolist()):
+        if not count:
+            continue
+        own = order[end : end + count]
+        end += count
+        tokens = own // routes.experts.shape[1]
+        found = linear(silu_mul(linear(x[tokens], gate_up[expert])), down[expert])
+        total.index_add_(0, tokens, found * routes.shares.flatten()[own, None])
+    return total.to(x.dtype)

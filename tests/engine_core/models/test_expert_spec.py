@@ -1,0 +1,158 @@
+"""What a mixture of experts is by its config.json, in both spellings, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_core.models.expert_spec import MIXTRAL, NAMES, QWEN, check_shares, with_layout
+from engine_core.models.spec import ModelSpec, read_spec
+from protocol.errors import ConfigError, ModelError
+from tests.engine_core.models.test_spec import QWEN2
+
+QWEN_MOE: dict[str, Any] = {
+    **QWEN2,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 16,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+MIXTRAL_SMALL: dict[str, Any] = {**QWEN2, "architectures": ["MixtralForCausalLM"]}
+
+
+def spec(folder: Path, base: dict[str, Any], **more: Any) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps({**base, **more}))
+    return read_spec(folder)
+
+
+def test_qwen(tmp_path: Path) -> None:
+    found = spec(tmp_path, QWEN_MOE, norm_topk_prob=True)
+    experts = found.experts
+    assert experts is not None
+    assert (found.family, found.qk_norm, found.qkv_bias, found.head_dim) == ("qwen3_moe", True, False, 8)
+    assert (experts.count, experts.chosen, experts.width, experts.normalised) == (16, 3, 24, True)
+    assert experts.layers == (True,) * 4
+    assert experts.names == NAMES[QWEN]
+    assert not experts.stacked
+    again = spec(tmp_path, QWEN_MOE, attention_bias=True).experts
+    assert again is not None
+    assert not again.normalised
+
+
+def test_what_the_families_assume(tmp_path: Path) -> None:
+    """As their configuration classes in transformers do."""
+    silent = {name: QWEN2[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")}
+    found = spec(tmp_path, silent, architectures=["Qwen3MoeForCausalLM"], num_attention_heads=8)
+    assert found.experts is not None
+    assert (found.experts.count, found.experts.chosen, found.experts.width) == (128, 8, 768)
+    assert (found.kv_heads, found.max_position, found.norm_eps, found.rope.theta) == (4, 32768, 1e-6, 1e4)
+    found = spec(tmp_path, silent, architectures=["MixtralForCausalLM"], num_attention_heads=8)
+    assert found.experts is not None
+    assert (found.experts.count, found.experts.chosen, found.experts.width) == (8, 2, 96)
+    assert (found.kv_heads, found.max_position, found.norm_eps, found.rope.theta) == (8, 131072, 1e-5, 1e6)
+
+
+def test_both_spellings_of_the_number(tmp_path: Path) -> None:
+    old = spec(tmp_path, QWEN_MOE)
+    new = spec(
+        tmp_path, {name: value for name, value in QWEN_MOE.items() if name != "num_experts"}, num_local_experts=16
+    )
+    assert old == new
+    assert spec(tmp_path, MIXTRAL_SMALL, num_local_experts=4).experts != spec(tmp_path, MIXTRAL_SMALL).experts
+
+
+def test_mixtral(tmp_path: Path) -> None:
+    found = spec(tmp_path, MIXTRAL_SMALL, num_local_experts=4, sliding_window=8, attention_bias=True)
+    experts = found.experts
+    assert experts is not None
+    assert (found.windows, found.qkv_bias, found.qk_norm) == ((8,) * 4, False, False)
+    assert (experts.count, experts.chosen, experts.width, experts.normalised) == (4, 2, 96, True)
+    assert experts.layers == (True,) * 4
+    assert experts.names == NAMES[MIXTRAL]
+
+
+@pytest.mark.parametrize(
+    ("more", "sparse"),
+    [
+        ({"decoder_sparse_step": 2}, (False, True, False, True)),
+        ({"decoder_sparse_step": 3}, (False, False, True, False)),
+        ({"mlp_only_layers": [0, 3]}, (False, True, True, False)),
+        ({"mlp_only_layers": None}, (True,) * 4),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, (False, False, False, True)),
+    ],
+)
+def test_which_layers_have_experts(tmp_path: Path, more: dict[str, Any], sparse: tuple[bool, ...]) -> None:
+    found = spec(tmp_path, QWEN_MOE, **more)
+    assert tuple(found.experts_of(layer) is not None for layer in range(4)) == sparse
+
+
+@pytest.mark.parametrize("more", [{"num_experts": 0}, {"decoder_sparse_step": 5}, {"mlp_only_layers": [0, 1, 2, 3]}])
+def test_a_model_that_has_none_after_all(tmp_path: Path, more: dict[str, Any]) -> None:
+    found = spec(tmp_path, QWEN_MOE, **more)
+    assert found.experts is None
+    assert found.experts_of(2) is None
+
+
+def test_a_window_is_every_layers(tmp_path: Path) -> None:
+    window = {"sliding_window": 32, "max_window_layers": 3}
+    assert spec(tmp_path, QWEN_MOE, **window).windows == (0,) * 4
+    assert spec(tmp_path, QWEN_MOE, **window, use_sliding_window=True).windows == (32,) * 4
+
+
+def test_some_layers_of_a_model(tmp_path: Path) -> None:
+    found = spec(tmp_path, QWEN_MOE, decoder_sparse_step=2)
+    part = found.part((1, 2))
+    assert (part.layers, part.windows, part.hidden) == (2, (0, 0), found.hidden)
+    assert part.experts is not None
+    assert part.experts.layers == (True, False)
+    plain = spec(tmp_path, QWEN2)
+    assert plain.part(range(4)) == plain
+    assert plain.part([3]).experts is None
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "complaint"),
+    [
+        (QWEN_MOE, {"num_experts_per_tok": 17}, "num_experts_per_tok is 17.*1 to 16"),
+        (MIXTRAL_SMALL, {"num_experts_per_tok": 0}, "num_experts_per_tok is 0.*1 to 8"),
+        (MIXTRAL_SMALL, {"num_local_experts": 0}, "num_local_experts is 0"),
+        (QWEN_MOE, {"num_experts": "many"}, "num_experts is 'many'"),
+        (QWEN_MOE, {"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+        (QWEN_MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        (QWEN_MOE, {"mlp_only_layers": [4]}, r"mlp_only_layers is \[4\]; a list of layers, 0 to 3"),
+        (QWEN_MOE, {"mlp_only_layers": [True]}, "mlp_only_layers"),
+        (QWEN_MOE, {"mlp_only_layers": 1}, "mlp_only_layers is 1"),
+        (QWEN_MOE, {"norm_topk_prob": 1}, "norm_topk_prob is 1; it must be true or false"),
+        (QWEN_MOE, {"architectures": ["Qwen2MoeForCausalLM"]}, "architectures.*Qwen3MoeForCausalLM"),
+    ],
+)
+def test_what_is_refused_names_file_and_key(
+    tmp_path: Path, base: dict[str, Any], more: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"config\.json: .*{complaint}"):
+        spec(tmp_path, base, **more)
+
+
+def test_how_the_tensors_lie_is_told_by_their_names(tmp_path: Path) -> None:
+    experts = spec(tmp_path, MIXTRAL_SMALL).experts
+    assert experts is not None
+    assert with_layout(experts, ["model.layers.0.mlp.experts.gate_up_proj", "lm_head.weight"]).stacked
+    assert not with_layout(experts, ["model.layers.0.block_sparse_moe.experts.0.w1.weight"]).stacked
+    assert not with_layout(experts, ()).stacked
+
+
+def test_what_ranks_can_share(tmp_path: Path) -> None:
+    experts = spec(tmp_path, QWEN_MOE).experts  # 16 of width 24
+    assert experts is not None
+    for size, parallel in ((1, False), (1, True), (8, False), (12, False), (16, True)):
+        check_shares(experts, size, parallel=parallel)
+    with pytest.raises(ConfigError, match=r"expert-parallel.*3 ranks.*16 experts"):
+        check_shares(experts, 3, parallel=True)
+    with pytest.raises(ConfigError, match=r"tensor-parallel-size.*an expert \(24\); with --expert-parallel"):
+        check_shares(experts, 16, parallel=False)
+    with pytest.raises(ConfigError, match=r"an expert \(24\)$"):
+        check_shares(msgspec.structs.replace(experts, count=15), 16, parallel=False)
