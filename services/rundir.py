@@ -21,6 +21,7 @@ LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 LEFTOVERS = ("*.sock", "*.entry", "*.entry.new")  # of processes that could not remove them
+RESPONSES = "responses"  # the folder of those that are kept as long as the server runs
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
 
@@ -148,6 +149,7 @@ def clear(path: Path, *, temporary: bool) -> None:
     for pattern in LEFTOVERS:
         for name in path.glob(pattern):
             name.unlink(missing_ok=True)
+    shutil.rmtree(path / RESPONSES, ignore_errors=True)
 
 
 def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:

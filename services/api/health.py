@@ -132,8 +132,12 @@ class MetricsText:
 
 def trouble_of(service: Service, now: float) -> str:
     """Why the server is not ready; a process that the launcher has given up is why before anything it leads to."""
-    hopeless = [failure.reason for failure in failures(Path(service.config.run.run_dir))]
-    return "; ".join(hopeless) or service.pipeline.trouble(now)
+    return hopeless(service) or service.pipeline.trouble(now)
+
+
+def hopeless(service: Service) -> str:
+    """Which processes the launcher has given up, and why; empty for none."""
+    return "; ".join(failure.reason for failure in failures(Path(service.config.run.run_dir)))
 
 
 def health_of(service: Service, now: float) -> Health:

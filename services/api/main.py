@@ -25,6 +25,7 @@ from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import journal
 from services.api.app import application
 from services.api.connection import Connection, ConnectionLimits
+from services.api.health import hopeless
 from services.api.keys import Keys
 from services.api.ledger import Entry, Ledger
 from services.api.listening import Socket, leave, listen, tls, url_of
@@ -196,6 +197,7 @@ async def attend(service: Service, server: Server) -> None:
             service.keys.refresh()
             service.ledger.write(Entry.of(service.index, service.traffic, pipeline.statistics()))
         ready = server.started and pipeline.ready(time.monotonic())
+        pipeline.hopeless = "" if ready else hopeless(service)
         if ready and not announced:
             announced = True
             notify("READY=1", "STATUS=serving")

@@ -122,6 +122,7 @@ class Pipeline:
         self.status: EngineStatus | None = None
         self.status_time = 0.0  # monotonic seconds when it came
         self.draining = False
+        self.hopeless = ""  # why a part that is missing will not come back, once that is known
         self._ports = tuple(ports)
         shares = min(len(self._ports), processes)
         assert shares > 0
@@ -200,8 +201,9 @@ class Pipeline:
     def tend(self, now: float) -> None:
         """Do what is owed, and end what has waited too long for a missing part. Called several times a second."""
         self.settle()
-        if not self.draining and self._missing(now) >= HOLD:
-            self.fail_all(unavailable(self.trouble(now)))
+        missing = self._missing(now)
+        if not self.draining and missing and (self.hopeless or missing >= HOLD):
+            self.fail_all(unavailable(self.hopeless or self.trouble(now)))
 
     def settle(self) -> None:
         """Send the aborts that are owed and the requests that wait, as far as there is credit."""
@@ -286,8 +288,8 @@ class Pipeline:
     def _check_open(self, trouble: str, now: float) -> None:
         """Raise Unavailable unless what comes now is served, or may wait for a missing part."""
         missing = self._missing(now)
-        if trouble and (self.draining or not self._served or missing >= HOLD):
-            raise unavailable(trouble)
+        if trouble and (self.draining or not self._served or self.hopeless or missing >= HOLD):
+            raise unavailable(self.hopeless or trouble)
 
     def _missing(self, now: float) -> float:
         """Seconds since when requests cannot be served."""

@@ -89,10 +89,12 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, model: str = "", entry: Path | None = None) -> Iterator[Server]:
+def serving(
+    folder: Path, *arguments: str, model: str = "", entry: Path | None = None, apart: bool = False
+) -> Iterator[Server]:
     """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes over 30 s.
 
-    `entry` is run in place of penstock.py.
+    `entry` is run in place of penstock.py. `server.log` has all that it says, or with `apart` what it logs alone.
     """
     notices = NoticeSocket(folder / "notify.sock")
     run_dir = folder / "run"
@@ -101,8 +103,8 @@ def serving(folder: Path, *arguments: str, model: str = "", entry: Path | None =
     command += ["--port", "0", "--run-dir", str(run_dir), *ONE_EACH, *arguments]
     environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
     started = time.monotonic()
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    with log.open("wb") as errors, (folder / "stdout").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out if apart else errors, stderr=errors, env=environment)
     try:
         url = ready_url(notices, process, log)
         yield Server(process, url, log, run_dir, time.monotonic() - started)

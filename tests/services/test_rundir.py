@@ -39,6 +39,8 @@ def test_a_named_directory_is_made_and_stays(tmp_path):
     assert mode(directory.path) == 0o700
     (directory.path / "tokens-0.sock").touch()
     (directory.path / "mine.txt").touch()
+    (directory.path / "responses").mkdir()
+    (directory.path / "responses" / "resp_1").touch()
     assert directory.environment() == {}
     directory.close()
     assert {path.name for path in directory.path.iterdir()} == {"mine.txt", "lock"}

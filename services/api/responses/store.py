@@ -16,9 +16,9 @@ import msgspec
 
 from protocol.config import ApiConfig
 from protocol.errors import NotFound
+from services.rundir import RESPONSES
 
 ID = re.compile(r"resp_[0-9a-f]{4}[0-9a-f]{40}")
-FOLDER = "responses"
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +45,7 @@ class ResponseStore:
         self._most = options.max_stored_responses
         self._most_bytes = options.max_stored_bytes
         self._prefix = f"resp_{index:04x}"
-        self._folder = run_dir / FOLDER if processes > 1 else None
+        self._folder = run_dir / RESPONSES if processes > 1 else None
         self._kept: OrderedDict[str, int] = OrderedDict()  # bytes by id, the oldest first
         self._memory: dict[str, Stored] = {}
         self._decoder = msgspec.msgpack.Decoder(Stored)

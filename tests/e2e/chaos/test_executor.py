@@ -16,79 +16,80 @@ import pytest
 from services.process import ExitCode
 from tests.e2e.chaos import faulty
 from tests.e2e.chaos.faulty import CRASH, HANG
+from tests.e2e.chaos.leftovers import at_rest, ended, holdings, nothing_kept
 from tests.e2e.chaos.streams import Answer, answers, bodies, marks
-from tests.e2e.server import Server, descendants, serving
-from tests.e2e.test_processes import wait_gone
+from tests.e2e.server import Server, serving
 
 STREAMS = 64
+LONG = 60  # tokens of a stream
+ROOM = ("--max-num-seqs", "96")
 GOAL = 8.0  # seconds of a pause that a client may see when the embedded model's executor is killed
 
 
-def disturbed(server: Server, count: int, tokens: int, numbers: Sequence[int], seed: int) -> list[float]:
-    """Send these signals to executors at random moments of a run of all streams; the longest pause of each stream."""
-    asked = bodies(STREAMS, tokens)
-    undisturbed = answers(server.url, asked)
+def disturbed(server: Server, undisturbed: Sequence[Answer], numbers: Sequence[int], tokens: int, seed: int) -> float:
+    """Send these signals to executors at random moments of a run of all streams; the longest pause of any of them."""
     total = sum(len(ids) for answer in undisturbed for ids in answer.tokens.values())
 
     def disturb(number: int) -> None:
         os.kill(server.children()["executor"], numbers[number])
 
-    found = answers(server.url, asked, marks(count, total, seed), disturb)
+    found = answers(server.url, bodies(STREAMS, tokens), marks(len(numbers), total, seed), disturb)
     for before, after in zip(undisturbed, found, strict=True):
         assert after.said == before.said
         assert after.error is None
         assert after.done == 1
-    rested(server)
-    return [answer.longest_pause for answer in found]
-
-
-def rested(server: Server) -> None:
-    """Nobody is left in the engine, and no block is."""
-    server.healthy()
-    engine = server.until("/health", lambda health: health["engine"]["running"] == 0)["engine"]
-    assert engine["waiting"] == 0
-    assert engine["blocks_free"] + engine["blocks_idle"] == engine["blocks"]
-
-
-def ended(server: Server) -> None:
-    """The server ends in order, and nothing of it is left."""
-    pids = descendants(server.process.pid)
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
-    wait_gone(pids)
-    assert not list(server.run_dir.glob("*.sock"))
+    at_rest(server)
+    return max(answer.longest_pause for answer in found)
 
 
 def test_killed_and_stopped_executors_cost_time_and_no_token(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-num-seqs", "96") as server:
-        pauses = disturbed(server, 2, 24, (signal.SIGKILL, signal.SIGKILL), 1)
-        print(f"\nexecutor killed: the longest pause of a stream was {max(pauses):.1f} s (goal {GOAL:.0f} s)")
-        stopped = disturbed(server, 1, 12, (signal.SIGSTOP,), 2)
-        print(f"executor stopped: {max(stopped):.1f} s")
+    with serving(tmp_path, *ROOM) as server:
+        undisturbed = answers(server.url, bodies(STREAMS, 24))
+        at_rest(server)
+        before = holdings(server)
+        killed = disturbed(server, undisturbed, (signal.SIGKILL, signal.SIGKILL), 24, 1)
+        print(f"\nexecutor killed: the longest pause of a stream was {killed:.1f} s (goal {GOAL:.0f} s)")
+        stopped = disturbed(server, undisturbed, (signal.SIGSTOP,), 24, 2)
+        print(f"executor stopped: {stopped:.1f} s")
         log = server.log.read_text()
         assert log.count("process_died process=executor-0") == 3
         assert log.count("process_hangs process=executor-0") == 1
+        nothing_kept(server, before)
         ended(server)
 
 
-@pytest.mark.long
-def test_twenty_kills(tmp_path: Path) -> None:
-    """In groups of three, because five deaths in a minute are the end of hope."""
-    with serving(tmp_path, "--max-num-seqs", "96") as server:
-        pauses = []
-        for group in range(7):
-            count = 3 if group < 6 else 2
-            pauses += disturbed(server, count, 60, (signal.SIGKILL,) * count, 10 + group)
-        print(f"\n20 kills: the longest pause of a stream was {max(pauses):.1f} s (goal {GOAL:.0f} s)")
-        assert max(pauses) < GOAL
-        ended(server)
+@pytest.fixture(scope="module")
+def long_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    with serving(tmp_path_factory.mktemp("undisturbed"), *ROOM) as server:
+        return answers(server.url, bodies(STREAMS, LONG))
 
 
 @pytest.mark.long
-def test_five_stops(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-num-seqs", "96") as server:
-        pauses = [pause for seed in range(5) for pause in disturbed(server, 1, 40, (signal.SIGSTOP,), 20 + seed)]
-        print(f"\n5 stops: the longest pause of a stream was {max(pauses):.1f} s")
+@pytest.mark.parametrize("portion", range(5))
+def test_twenty_kills(tmp_path: Path, long_undisturbed: list[Answer], portion: int) -> None:
+    """Four for each server, two in a run of all streams: five deaths in a minute are the end of hope."""
+    run_of_signals(tmp_path, long_undisturbed, [(signal.SIGKILL, signal.SIGKILL)] * 2, 10 + portion)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("portion", range(2))
+def test_five_stops(tmp_path: Path, long_undisturbed: list[Answer], portion: int) -> None:
+    run_of_signals(tmp_path, long_undisturbed, [(signal.SIGSTOP,)] * (3 if portion else 2), 20 + portion)
+
+
+def run_of_signals(folder: Path, undisturbed: list[Answer], runs: Sequence[Sequence[int]], seed: int) -> None:
+    """Runs of all streams with these signals to executors, on a server of their own, of which nothing is left."""
+    with serving(folder, *ROOM) as server:
+        assert [answer.said for answer in answers(server.url, bodies(STREAMS, LONG))] == [
+            answer.said for answer in undisturbed
+        ]
+        at_rest(server)
+        before = holdings(server)
+        for number, signals in enumerate(runs):
+            pause = disturbed(server, undisturbed, signals, LONG, 100 * seed + number)
+            names = ", ".join(signal.Signals(each).name for each in signals)
+            print(f"\n{names}: the longest pause of a stream was {pause:.1f} s (goal of a kill {GOAL:.0f} s)")
+        nothing_kept(server, before)
         ended(server)
 
 
@@ -121,7 +122,7 @@ def test_a_request_that_kills_executors_ends_alone_and_is_refused(tmp_path: Path
         assert [answer.said for answer in found] == [answer.said for answer in undisturbed]
         assert killed.error is not None
         assert "executor died 3 times" in killed.error["message"]
-        rested(server)
+        at_rest(server)
         status, answer = post(server, {**killer, "stream": False})
         assert (status, answer["error"]["code"]) == (400, "condemned")
         left = report(server)
@@ -145,5 +146,5 @@ def test_a_step_that_hangs_ends_its_executor_and_nothing_else(tmp_path: Path, mo
         assert report(server)["reason"] == "hung"
         assert "threading.Event().wait()" in report(server)["trace"]
         assert f"exit_code={ExitCode.HUNG}" in server.log.read_text()
-        rested(server)
+        at_rest(server)
         ended(server)

@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.chaos.crowd import Ask, Heard, crowd, play
+from tests.e2e.chaos.leftovers import Holding, at_rest, ended, holdings, nothing_kept
 from tests.e2e.server import Server, descendants, serving
 
 STREAMS = 64
 KILLS = 2  # of each kind in the ordinary run
 LONG_KILLS = 20
+LONG_STOPS = 5
+PORTION = 4
 PROCESSES = ("--tokenizer-processes", "2", "--api-processes", "2", "--max-num-seqs", "64")
 
 
@@ -65,18 +68,21 @@ class Strike:
         self.done = True
 
 
-def at_rest(server: Server) -> None:
-    """No request is left, no block is held, every process is there again."""
-    health = server.until("/health", lambda health: rests(health), limit=60)
-    engine = health["engine"]
-    assert engine["blocks_free"] + engine["blocks_idle"] == engine["blocks"]
-    assert health["parts"]["tokenizer"]["connected"] == 2
+def moment(role: str, seed: int) -> int:
+    """After how many chunks the blow falls."""
+    return random.Random(f"{role} {seed}").randint(1, 1500)
 
 
-def rests(health: dict) -> bool:  # type: ignore[type-arg]
-    engine = health.get("engine")
-    quiet = engine is not None and engine["running"] == engine["waiting"] == 0
-    return bool(quiet and health["ready"] and health["parts"]["tokenizer"]["connected"] == 2)
+def portions(total: int) -> list[list[int]]:
+    """Seeds, as many together as one server bears: five deaths of a process in a minute are the end of hope."""
+    return [list(range(total))[first : first + PORTION] for first in range(0, total, PORTION)]
+
+
+def settled(server: Server, asks: list[Ask], undisturbed: list[Heard]) -> dict[int, Holding]:
+    """What a server has that has answered the crowd once, the same as any other."""
+    assert asyncio.run(play(server.url, asks, {})) == undisturbed
+    at_rest(server)
+    return holdings(server)
 
 
 def check(server: Server, asks: list[Ask], undisturbed: list[Heard], moments: dict[int, Strike]) -> None:
@@ -88,46 +94,8 @@ def check(server: Server, asks: list[Ask], undisturbed: list[Heard], moments: di
     at_rest(server)
 
 
-def once(kills: int) -> object:
-    """A parameter for each kill; those beyond the first few are for the long run."""
-    return [pytest.param(seed, marks=() if seed < KILLS else pytest.mark.long) for seed in range(kills)]
-
-
-@pytest.mark.parametrize("seed", once(LONG_KILLS))  # type: ignore[arg-type]
-@pytest.mark.parametrize("role", ["scheduler", "tokenizer"])
-def test_nothing_is_lost_or_said_twice(
-    server: Server, asks: list[Ask], undisturbed: list[Heard], role: str, seed: int
-) -> None:
-    moment = random.Random(f"{role} {seed}").randint(1, 1500)
-    check(server, asks, undisturbed, {moment: Strike(server, role, seed)})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("role", ["scheduler", "tokenizer"])
-def test_one_that_is_stopped_is_replaced(
-    server: Server, asks: list[Ask], undisturbed: list[Heard], role: str, seed: int
-) -> None:
-    """By its silence; the launcher ends it."""
-    moment = random.Random(f"{role} {seed}").randint(1, 1500)
-    check(server, asks, undisturbed, {moment: Strike(server, role, seed, signal.SIGSTOP)})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-def test_a_tokenizer_and_the_scheduler_at_once(
-    server: Server, asks: list[Ask], undisturbed: list[Heard], seed: int
-) -> None:
-    moment = random.Random(seed).randint(1, 1500)
-    kills = {moment: Strike(server, "tokenizer", seed), moment + 1: Strike(server, "scheduler", 0)}
-    check(server, asks, undisturbed, kills)
-
-
-@pytest.mark.parametrize("seed", once(LONG_KILLS))  # type: ignore[arg-type]
-def test_a_dead_api_process_takes_its_own_clients_alone(
-    server: Server, asks: list[Ask], undisturbed: list[Heard], seed: int
-) -> None:
-    """Their connections break; the others hear everything, and what was computed for them ends."""
+def check_api(server: Server, asks: list[Ask], undisturbed: list[Heard], seed: int) -> None:
+    """Connections of its clients break; the others hear everything, and what was computed for it ends."""
     at_rest(server)
     strike = Strike(server, "api", seed)
     found = asyncio.run(play(server.url, asks, {random.Random(seed).randint(1, 800): strike}))
@@ -138,3 +106,69 @@ def test_a_dead_api_process_takes_its_own_clients_alone(
     for request, heard, expected in zip(asks, found, undisturbed, strict=True):
         assert heard.error is not None or heard == expected, request
     at_rest(server)
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+@pytest.mark.parametrize("role", ["scheduler", "tokenizer"])
+def test_nothing_is_lost_or_said_twice(
+    server: Server, asks: list[Ask], undisturbed: list[Heard], role: str, seed: int
+) -> None:
+    check(server, asks, undisturbed, {moment(role, seed): Strike(server, role, seed)})
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_a_dead_api_process_takes_its_own_clients_alone(
+    server: Server, asks: list[Ask], undisturbed: list[Heard], seed: int
+) -> None:
+    check_api(server, asks, undisturbed, seed)
+
+
+def test_afterwards_nothing_is_left(server: Server, undisturbed: list[Heard]) -> None:
+    """The last one with this server: also of those before it."""
+    at_rest(server)
+    ended(server)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", portions(LONG_KILLS))
+@pytest.mark.parametrize("role", ["scheduler", "tokenizer", "api"])
+def test_twenty_kills(tmp_path: Path, asks: list[Ask], undisturbed: list[Heard], role: str, seeds: list[int]) -> None:
+    with serving(tmp_path, *PROCESSES) as server:
+        before = settled(server, asks, undisturbed)
+        for seed in seeds:
+            if role == "api":
+                check_api(server, asks, undisturbed, seed)
+            else:
+                check(server, asks, undisturbed, {moment(role, seed): Strike(server, role, seed)})
+        nothing_kept(server, before)
+        ended(server)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", portions(LONG_STOPS))
+@pytest.mark.parametrize("role", ["scheduler", "tokenizer"])
+def test_one_that_is_stopped_is_replaced(
+    tmp_path: Path, asks: list[Ask], undisturbed: list[Heard], role: str, seeds: list[int]
+) -> None:
+    """By its silence; the launcher ends it."""
+    with serving(tmp_path, *PROCESSES) as server:
+        before = settled(server, asks, undisturbed)
+        for seed in seeds:
+            check(server, asks, undisturbed, {moment(role, seed): Strike(server, role, seed, signal.SIGSTOP)})
+        nothing_kept(server, before)
+        ended(server)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", portions(LONG_STOPS))
+def test_a_tokenizer_and_the_scheduler_at_once(
+    tmp_path: Path, asks: list[Ask], undisturbed: list[Heard], seeds: list[int]
+) -> None:
+    with serving(tmp_path, *PROCESSES) as server:
+        before = settled(server, asks, undisturbed)
+        for seed in seeds:
+            first = moment("both", seed)
+            kills = {first: Strike(server, "tokenizer", seed), first + 1: Strike(server, "scheduler", 0)}
+            check(server, asks, undisturbed, kills)
+        nothing_kept(server, before)
+        ended(server)

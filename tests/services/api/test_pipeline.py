@@ -270,6 +270,25 @@ def test_waiting_has_an_end() -> None:
     assert made.statistics().unfinished == 1
 
 
+def test_nobody_waits_for_a_part_that_will_not_come_back() -> None:
+    """While what is needed is there, a process that was given up is nobody's concern."""
+    port = FakePort(silent)
+    made = pipeline(port)
+    waiting, _ = submit(made)
+    made.hopeless = "tokenizer-1 failed"
+    made.tend(NOW)
+    submit(made)
+    assert waiting.error is None
+    made.hopeless = "executor-0 failed"
+    port.arrive(status(ready=False))
+    with pytest.raises(Unavailable, match="executor-0 failed"):
+        submit(made)
+    made.tend(NOW)
+    made.tend(NOW + 0.1)
+    assert isinstance(waiting.error, Unavailable)
+    assert "executor-0 failed" in waiting.error.message
+
+
 def test_a_server_that_was_never_ready_has_nobody_wait() -> None:
     port = FakePort(silent)
     made = Pipeline((port,), 0, 5, 8, status_limit=2.0, processes=1)

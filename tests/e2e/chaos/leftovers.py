@@ -1,0 +1,68 @@
+"""What must not be left of a disturbed run: requests, blocks, descriptors and memory in a server that goes on, and
+processes and files of one that has ended."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.server import Server, descendants
+from tests.e2e.test_processes import wait_gone
+
+KEPT = frozenset(("lock", "crashes"))  # what an ended server leaves in its run directory
+GROWTH, SLACK = 1.1, 24 << 20  # of a process's memory, in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a process has."""
+
+    descriptors: int
+    resident: int  # bytes
+
+
+def holdings(server: Server) -> dict[int, Holding]:
+    """By pid, of all processes of a server that rests."""
+    found = {}
+    for pid in descendants(server.process.pid):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        found[pid] = Holding(len(os.listdir(f"/proc/{pid}/fd")), pages * resource.getpagesize())
+    return found
+
+
+def whole(health: dict[str, Any]) -> bool:
+    """Nobody is in the engine, no block is held, and every process is there."""
+    engine, tokenizers = health["engine"], health["parts"]["tokenizer"]
+    quiet = engine is not None and engine["running"] == engine["waiting"] == 0
+    back = quiet and engine["blocks_free"] + engine["blocks_idle"] == engine["blocks"]
+    return bool(back and health["ready"] and tokenizers["connected"] == tokenizers["configured"])
+
+
+def at_rest(server: Server) -> None:
+    """Wait until no request is left, no block is held and every process is there again."""
+    server.healthy()
+    server.until("/health", whole, limit=90)
+    server.until("/health", lambda health: health["capacity"]["unfinished_requests"] == 0)
+
+
+def nothing_kept(server: Server, before: dict[int, Holding]) -> None:
+    """Those who lived through it have no more than they had: descriptors, memory."""
+    at_rest(server)
+    for pid, now in holdings(server).items():
+        if had := before.get(pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]
+            assert now.descriptors <= had.descriptors, (words, os.listdir(f"/proc/{pid}/fd"))
+            assert now.resident <= had.resident * GROWTH + SLACK, (words, had, now)
+
+
+def ended(server: Server) -> None:
+    """The server ends in order, and nothing of it is left."""
+    pids = descendants(server.process.pid)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    wait_gone(pids)
+    assert {path.name for path in server.run_dir.iterdir()} <= KEPT

@@ -1,0 +1,206 @@
+"""What bounds a request in time and a client in what it takes: deadlines, the queue, slow senders and readers,
+processes that keep failing, signals; and the log, a line of JSON per event."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.chaos.leftovers import ended
+from tests.e2e.server import Server, descendants, serving
+from tests.e2e.test_processes import wait_gone
+
+LIMIT = 90.0  # seconds after which something has hung
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True}
+SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+NARROW = ("--max-num-seqs", "1", "--max-queue-time", "1", "--header-timeout", "0.5", "--body-timeout", "0.5")
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that runs one request at a time and logs JSON."""
+    with serving(tmp_path_factory.mktemp("narrow"), *NARROW, "--log-format", "json", apart=True) as found:
+        yield found
+
+
+@pytest.fixture
+def http(narrow: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=narrow.url, timeout=LIMIT) as found:
+        yield found
+    rested(narrow)
+
+
+def rested(server: Server) -> None:
+    """Wait until nobody is left in the engine and no block is held."""
+    server.until("/health", lambda found: rests(found["engine"]))
+
+
+def rests(engine: dict[str, Any]) -> bool:
+    held = engine["blocks"] - engine["blocks_free"] - engine["blocks_idle"]
+    return bool(engine["running"] == engine["waiting"] == held == 0)
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """What a stream says, its errors included."""
+    for line in lines:
+        if line.startswith(("data: {", '{"error"')):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@contextmanager
+def occupied(http: httpx.Client) -> Iterator[None]:
+    """The one place of the narrow server is taken, until the block ends."""
+    with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+        heard = events(answer.iter_lines())
+        next(heard)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("field", "headers", "source"),
+    [({"timeout": 0.2}, {}, "timeout"), ({}, {"X-Request-Timeout": "0.2"}, "X-Request-Timeout")],
+)
+def test_a_request_ends_at_its_deadline(
+    http: httpx.Client, field: dict[str, float], headers: dict[str, str], source: str
+) -> None:
+    answer = http.post(COMPLETIONS, json={**LONG, **field}, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (504, "timeout_error", "deadline_exceeded")
+    assert f"0.2 s ({source})" in error["message"]
+
+
+def test_a_stream_that_has_begun_ends_with_the_error(http: httpx.Client) -> None:
+    """One that has not, because the machine is slow, ends with the status."""
+    with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "timeout": 2}) as answer:
+        *_, last = events(answer.iter_lines())
+    assert answer.status_code in (200, 504)
+    assert last["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_deadline_holds_in_the_queue_and_so_does_the_queues_own(http: httpx.Client) -> None:
+    with occupied(http):
+        late = http.post(COMPLETIONS, json={**SHORT, "timeout": 0.2})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        turned_away = http.post(COMPLETIONS, json=SHORT)
+        assert (turned_away.status_code, turned_away.json()["error"]["code"]) == (429, "overloaded")
+        assert "--max-queue-time" in turned_away.json()["error"]["message"]
+        assert int(turned_away.headers["Retry-After"]) >= 1
+    assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("begun", "option"),
+    [
+        (b"GET /version HTTP/1.1\r\nHost: x\r\nX-Fill: ", "--header-timeout"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", "--body-timeout"),
+    ],
+)
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(narrow: Server, begun: bytes, option: str) -> None:
+    host, port = narrow.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT) as client:
+        client.sendall(begun)
+        deadline = time.monotonic() + LIMIT
+        while not select.select([client], [], [], 0.05)[0]:
+            assert time.monotonic() < deadline
+            client.sendall(b" ")
+        answer = client.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert option.encode() in answer
+
+
+def test_every_line_of_the_log_is_an_object_and_a_request_is_named_in_its_own(narrow: Server) -> None:
+    """Also those of the tests before this one."""
+    named = {"X-Request-Id": "named-here", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    secret = "a prompt that nobody logs"
+    assert httpx.post(narrow.url + COMPLETIONS, json={**SHORT, "prompt": secret}, headers=named).status_code == 200
+    narrow.logged("named-here")
+    text = narrow.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all({"time", "level", "process", "event"} <= set(line) for line in lines)
+    requests = [line for line in lines if line["event"] == "request"]
+    assert requests
+    assert all(line["id"] and line["status"] for line in requests)
+    (mine,) = [line for line in requests if line["id"] == "named-here"]
+    assert (mine["trace_id"], mine["status"], mine["completion_tokens"]) == (TRACE, 200, 4)
+    assert secret not in text
+
+
+def test_a_process_that_keeps_failing_makes_the_server_say_so(tmp_path: Path) -> None:
+    """Its executor dies as often as it is started: whoever waits hears why, with an error of class 503."""
+    with serving(tmp_path) as server, httpx.Client(base_url=server.url, timeout=LIMIT) as http:
+        with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+            heard = events(answer.iter_lines())
+            next(heard)
+            killed: set[int] = set()
+            while len(killed) < 5:
+                pid = server.children().get("executor")
+                if pid is not None and pid not in killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+                select.select([], [], [], 0.02)
+            *_, last = heard
+        reason = "executor-0 failed 5 times within 60 seconds"
+        assert (last["error"]["type"], reason in last["error"]["message"]) == ("service_unavailable", True)
+        for path in ("/health", "/health/ready"):
+            answer = http.get(path)
+            assert (answer.status_code, reason in answer.text) == (503, True)
+        refused = http.post(COMPLETIONS, json=SHORT)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
+        assert http.get("/health/live").status_code == 200
+        assert f'beyond_hope process=executor-0 reason="{reason}' in server.log.read_text()
+        ended(server)
+
+
+def test_a_slow_reader_holds_up_nobody_and_hears_everything(tmp_path: Path) -> None:
+    """Beyond what the socket takes its deltas are merged; the engine is done with it long before it reads on."""
+    place = tmp_path / "http.sock"
+    body = {**LONG, "max_tokens": 400, "logprobs": 10, "temperature": 0, "return_token_ids": True}
+    asking = httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://x", timeout=LIMIT)
+    with serving(tmp_path, "--uds", str(place)) as server, asking as http:
+        expected = http.post(COMPLETIONS, json=body).json()["choices"][0]
+        with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as answer:
+            deadline = time.monotonic() + LIMIT
+            while not finished(http, 2):
+                assert time.monotonic() < deadline
+            choices = [event["choices"][0] for event in events(answer.iter_lines())]
+        told = [choice["logprobs"]["tokens"] for choice in choices if choice.get("logprobs")]
+        assert "".join(choice["text"] for choice in choices) == expected["text"]
+        assert [token for choice in choices for token in choice.get("token_ids") or ()] == expected["token_ids"]
+        assert [token for each in told for token in each] == expected["logprobs"]["tokens"]
+        assert max(map(len, told)) > 10  # merged, which single tokens are not
+        second_signal(server, http)
+
+
+def finished(http: httpx.Client, requests: int) -> bool:
+    """Whether the engine has ended so many."""
+    return bool(http.get("/health").json()["engine"]["finished"] >= requests)
+
+
+def second_signal(server: Server, http: httpx.Client) -> None:
+    """It ends the server at once, whatever runs, with another exit code and nothing left over."""
+    pids = descendants(server.process.pid)
+    with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+        heard = events(answer.iter_lines())
+        next(heard)
+        server.process.send_signal(signal.SIGTERM)
+        server.logged("draining unfinished=1")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(httpx.TransportError):
+            list(heard)
+    assert server.process.wait(LIMIT) == 1
+    wait_gone(pids)
+    assert "ending_at_once" in server.log.read_text()
+    assert not list(server.run_dir.glob("*.sock"))
