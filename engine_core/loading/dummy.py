@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
+from torch import Tensor
 
+from engine_core.loading.checkpoint import cuts
 from engine_core.models.layers import Destination
+
+CHUNK = 1 << 24  # numbers that are made at a time
 
 
 def fill_random(destinations: dict[str, Destination], seed: int) -> None:
     """Matrices are normal with variance 1 / fan-in, norms are one and biases zero: every sum keeps unit scale.
 
-    Each tensor has a stream of its own, seeded by its name and its place in the whole, so that ranks agree on what they
-    repeat.
+    However many ranks there are, each has its slice of the same whole tensors.
     """
     generators: dict[torch.device, torch.Generator] = {}
     for name, destination in destinations.items():
@@ -24,5 +28,39 @@ def fill_random(destinations: dict[str, Destination], seed: int) -> None:
             tensor.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             continue
         generator = generators.setdefault(tensor.device, torch.Generator(tensor.device))
-        generator.manual_seed(seed ^ zlib.crc32(f"{name}:{destination.start}".encode()))
-        tensor.normal_(std=destination.fan_in**-0.5, generator=generator)
+        stored = RandomTensor(name, seed, destination, tensor.dtype, generator)
+        for place, part in cuts(destination, tensor):
+            stored.copy(place, part)
+
+
+class RandomTensor:
+    """A whole tensor as a checkpoint would hold it, of which only those rows are made that somebody wants.
+
+    Rows are made in chunks, each with a seed of its own, so that a row does not depend on who asks for it.
+    """
+
+    def __init__(
+        self, name: str, seed: int, destination: Destination, dtype: torch.dtype, generator: torch.Generator
+    ) -> None:
+        self._name = name
+        self._seed = seed
+        self._shape = destination.shape
+        self._scale = destination.fan_in**-0.5
+        self._dtype = dtype
+        self._generator = generator
+        self._rows = max(1, CHUNK // math.prod(self._shape[1:]))  # of a chunk
+
+    def copy(self, place: tuple[slice, ...], target: Tensor) -> None:
+        """Fill `target` with the slice that stands at `place`."""
+        first, end, _ = place[0].indices(self._shape[0])
+        for chunk in range(first // self._rows, -(-end // self._rows)):
+            start = chunk * self._rows
+            low, high = max(first, start), min(end, start + self._rows)
+            made = self._make(chunk)[(slice(low - start, high - start), *place[1:])]
+            target[low - first : high - first].copy_(made)
+
+    def _make(self, chunk: int) -> Tensor:
+        rows = min(self._rows, self._shape[0] - chunk * self._rows)
+        generator = self._generator.manual_seed(self._seed ^ zlib.crc32(f"{self._name}:{chunk}".encode()))
+        made = torch.empty(rows, *self._shape[1:], dtype=self._dtype, device=generator.device)
+        return made.normal_(std=self._scale, generator=generator)

@@ -20,13 +20,12 @@ from engine_core.models.layers import (
     Norm,
     Placement,
     prefixed,
-    whole,
+    vocabulary,
 )
 from engine_core.models.rope import rope_table
 from engine_core.models.spec import ModelSpec
 from kernels.attention import AttentionBatch
 from kernels.linear import linear
-from kernels.norm import add_rms_norm
 from kernels.rope import Rotation, gather_rotation
 
 Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
@@ -54,14 +53,16 @@ class Block:
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream is residual + delta (delta alone in the first layer): the sum is fused with the norm."""
+        """The residual stream is residual + delta (delta alone in the first layer): the sum is fused with the norm.
+
+        A delta behind a layer is a partial sum of the ranks', which meet in the next norm.
+        """
         norm = self.attention_norm
         if residual is None:
             x, residual = norm.forward(delta), delta
         else:
-            x, residual = add_rms_norm(delta, residual, norm.weight, norm.eps)
-        x = self.attention.forward(x, rotation, batch, pages)
-        x, residual = add_rms_norm(x, residual, self.mlp_norm.weight, self.mlp_norm.eps)
+            x, residual = norm.add(delta, residual)
+        x, residual = self.mlp_norm.add(self.attention.forward(x, rotation, batch, pages), residual)
         return self.mlp.forward(x), residual
 
     def destinations(self) -> Destinations:
@@ -80,7 +81,7 @@ class Decoder:
         self.embedding = Embedding(spec, placement)
         self.blocks = tuple(Block(spec, attention, placement) for attention in attentions)
         self.norm = Norm(spec.hidden, spec.norm_eps, placement)
-        head = (whole("lm_head", spec.vocab_size),)
+        head = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A model without one has logits of its input embedding: for steps on trial alone, text is refused.
         self.head = None if spec.tied or spec.headless else Linear(head, spec.hidden, placement, bias=False)
         self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
@@ -106,18 +107,19 @@ class Decoder:
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
         delta, residual = self.embedding.forward(input_ids), None
         rotation = gather_rotation(self.rope, positions)
-        tapped = []
+        tapped, group = [], self.placement.group
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True)):
             if layer in taps:
-                tapped += [delta if residual is None else delta + residual] * taps.count(layer)
+                tapped += [delta if residual is None else group.sum(delta.clone()) + residual] * taps.count(layer)
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
-        return add_rms_norm(delta, residual, self.norm.weight, self.norm.eps)[0], tapped
+        return self.norm.add(delta, residual)[0], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden] -> [rows, vocab]`: on a GPU in the model's type, elsewhere in fp32."""
+        """`[rows, hidden] -> [rows, vocab]`, of all ranks: on a GPU in the model's type, elsewhere in fp32."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = linear(hidden, weight, invariant=self.placement.invariant)
+        columns = linear(hidden, weight, invariant=self.placement.invariant)
+        logits = self.placement.group.join(columns, self.spec.vocab_size)
         return logits if logits.is_cuda else logits.float()
 
     def shallow(self) -> Decoder:

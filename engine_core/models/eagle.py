@@ -10,6 +10,8 @@ target's as it goes on from its own drafts.
   embedding and state, side by side. Logits are of a norm of its state, over a vocabulary of the head's own, which
   `d2t` maps to the target's: token i stands for target token i + d2t[i].
 
+Every rank of a group has the whole head: it is small, and what it sums would have to be summed over ranks, too.
+
 Tensor names are those of published heads. Their training pairs begin with the second token; here the first one is a
 pair, too, with a state of zeros, so that keys stand where the token stands and a block holds what its tokens say.
 """
@@ -98,7 +100,7 @@ class FirstHead:
     """EAGLE."""
 
     def __init__(self, spec: HeadSpec, target: Decoder) -> None:
-        placement, hidden = target.placement, spec.layers.hidden
+        placement, hidden = target.placement.alone, spec.layers.hidden
         self.target = target
         self.fc = Linear((whole("fc", hidden),), 2 * hidden, placement, bias=spec.fc_bias)
         self.first = PlainBlock(spec.layers, placement)
@@ -133,7 +135,7 @@ class ThirdHead:
     """EAGLE-3."""
 
     def __init__(self, spec: HeadSpec, target: Decoder) -> None:
-        placement, hidden = target.placement, spec.layers.hidden
+        placement, hidden = target.placement.alone, spec.layers.hidden
         self.target = target
         self.fc = Linear((whole("fc", hidden),), DEPTHS * hidden, placement, bias=spec.fc_bias)
         self.block = JoiningBlock(spec.layers, placement)

@@ -7,29 +7,45 @@ in a checkpoint, relative to the layer, to views of its own memory, so that load
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from engine_core.execution.group import ALONE, Group
 from engine_core.models.spec import ModelSpec
 from kernels.linear import gated_linear, linear
-from kernels.norm import rms_norm
+from kernels.norm import add_rms_norm, rms_norm
+
+VOCABULARY_STEP = 64  # rows; shares of a vocabulary are multiples, which suits the device's products
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's tensors live, and which share of the sharded ones: heads, MLP width and vocabulary over ranks.
+    """Where a model's tensors live, and which share of the sharded ones: heads, MLP width and vocabulary over the ranks
+    of a group.
 
     `invariant` asks for arithmetic whose results do not depend on what else is in the batch, to the last bit.
     """
 
     dtype: torch.dtype
     device: torch.device
-    rank: int = 0
-    size: int = 1
+    group: Group = ALONE
     invariant: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    @property
+    def alone(self) -> Placement:
+        """The same for what every rank holds as a whole, and makes by itself."""
+        return replace(self, group=ALONE)
 
     def share(self, count: int) -> int:
         """Elements per rank of an axis that is split evenly."""
@@ -59,6 +75,7 @@ class Destination:
     axis: int = 0
     start: int = 0
     fan_in: int = 0  # inputs summed into each output of a matrix; 0: a norm's weight or a bias
+    pieces: int = 1  # equal ones, of each of which along the axis it is the same slice: a fused weight in the checkpoint
 
 
 Destinations = Iterator[tuple[str, Destination]]
@@ -77,6 +94,11 @@ class Part:
     share: int  # on this rank
     start: int  # first of them
 
+    @property
+    def held(self) -> int:
+        """How many of the checkpoint's are in this share: the rest pads it."""
+        return min(self.share, max(0, self.outputs - self.start))
+
 
 def spread(name: str, outputs: int, placement: Placement) -> Part:
     """A part whose outputs are spread evenly over the ranks."""
@@ -87,6 +109,14 @@ def spread(name: str, outputs: int, placement: Placement) -> Part:
 def whole(name: str, outputs: int) -> Part:
     """A part that every rank holds."""
     return Part(name, outputs, outputs, 0)
+
+
+def vocabulary(name: str, rows: int, placement: Placement) -> Part:
+    """A part with a row for each token: shares are equal, those of the last ranks padded."""
+    if placement.size == 1:
+        return whole(name, rows)
+    share = -(-rows // (placement.size * VOCABULARY_STEP)) * VOCABULARY_STEP
+    return Part(name, rows, share, placement.rank * share)
 
 
 class Linear:
@@ -107,6 +137,8 @@ class Linear:
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
         self.has_bias = bias
         self.invariant = placement.invariant
+        if any(part.held < part.share for part in parts):
+            self.weight.zero_()  # what pads is read, too
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
@@ -120,11 +152,11 @@ class Linear:
         """Rows of the fused weight by the parts' names."""
         row = 0
         for part in self.parts:
-            rows = slice(row, row + part.share)
+            rows = slice(row, row + part.held)
             row += part.share
             start = self.rank * self.weight.shape[1] if self.axis else part.start
-            shape = part.outputs, self.inputs
-            yield f"{part.name}.weight", Destination(self.weight[rows], shape, self.axis, start, fan_in=self.inputs)
+            shape, weight = (part.outputs, self.inputs), self.weight[rows] if part.held else None
+            yield f"{part.name}.weight", Destination(weight, shape, self.axis, start, fan_in=self.inputs)
             if self.has_bias:
                 bias = None if self.bias is None else self.bias[rows]
                 yield f"{part.name}.bias", Destination(bias, (part.outputs,), 0, part.start)
@@ -186,23 +218,45 @@ class Norm:
     def __init__(self, width: int, eps: float, placement: Placement) -> None:
         self.weight = placement.vector(width)
         self.eps = eps
+        self.group = placement.group
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def add(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream takes up what a block has made of it: the norm of the sum, and that sum.
+
+        Here alone do the ranks' partial sums meet, `[tokens, width]` each: whatever joins all-reduce, addition and norm
+        to one operation has its place here.
+        """
+        return add_rms_norm(self.group.sum(partial), residual, self.weight, self.eps)
 
     def destinations(self) -> Destinations:
         yield "weight", Destination(self.weight, tuple(self.weight.shape))
 
 
 class Embedding:
-    """Rows of the vocabulary; tied models read logits off them too, so they lie row by row on every device."""
+    """Rows of the vocabulary; tied models read logits off them too, so they lie row by row on every device.
+
+    A rank has a share of the rows, and zeros for the others' tokens: the sum over the ranks is exact.
+    """
 
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        self.weight = torch.empty(spec.vocab_size, spec.hidden, dtype=placement.dtype, device=placement.device)
+        self.part = vocabulary("embed_tokens", spec.vocab_size, placement)
+        self.group = placement.group
+        self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
+        self.weight[self.part.held :].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`."""
-        return embedding(ids, self.weight)
+        if self.group.size == 1:
+            return embedding(ids, self.weight)
+        local = ids - self.part.start
+        others = (local < 0) | (local >= self.part.share)
+        found = embedding(local.masked_fill(others, 0), self.weight)
+        return self.group.sum(found.masked_fill(others[:, None], 0.0))
 
     def destinations(self) -> Destinations:
-        yield "weight", Destination(self.weight, tuple(self.weight.shape), fan_in=self.weight.shape[1])
+        held, hidden = self.part.held, self.weight.shape[1]
+        weight = self.weight[:held] if held else None
+        yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, fan_in=hidden)

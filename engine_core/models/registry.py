@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine_core.execution.group import ALONE, Group
 from engine_core.models.attention import SelfAttention
 from engine_core.models.decoder import Decoder
 from engine_core.models.layers import Placement
@@ -16,15 +17,14 @@ def build(
     device: torch.device,
     length: int,
     *,
-    rank: int = 0,
-    size: int = 1,
+    group: Group = ALONE,
     invariant: bool = False,
 ) -> Decoder:
     """A model without its weights (`loading.load` fills them), for sequences of up to `length` tokens.
 
-    With `size` > 1 it holds the share of `rank`: heads, MLP width; the products that end a block are then partial sums.
+    In a group it holds the share of a rank: heads, MLP width, vocabulary.
     With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
-    placement = Placement(dtype, device, rank, size, invariant)
+    placement = Placement(dtype, device, group, invariant)
     attentions = [SelfAttention(spec, layer, placement) for layer in range(spec.layers)]
     return Decoder(spec, attentions, placement, length)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine_core.execution.group import Group
 from engine_core.loading import load
 from engine_core.loading.checkpoint import INDEX, SINGLE, read_checkpoint
 from engine_core.models.decoder import Decoder
@@ -46,7 +47,7 @@ def spec(tied: bool = False, hidden: int = 8) -> ModelSpec:
 
 
 def model(tied: bool = False, dtype: torch.dtype = torch.float32, rank: int = 0, size: int = 1) -> Decoder:
-    return build(spec(tied), dtype, torch.device("cpu"), 16, rank=rank, size=size)
+    return build(spec(tied), dtype, torch.device("cpu"), 16, group=Group(rank, size))
 
 
 def tensors(tied: bool = False) -> dict[str, Tensor]:

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 import torch
 
-from engine_core.loading import load
+from engine_core.execution.group import Group
+from engine_core.loading import dummy, load
 from engine_core.loading.dummy import fill_random
 from engine_core.models.decoder import Decoder
 from engine_core.models.registry import build
@@ -16,7 +17,7 @@ from tests.engine_core.loading.test_checkpoint import spec
 
 
 def model(tied: bool = False, hidden: int = 128, rank: int = 0, size: int = 1) -> Decoder:
-    return build(spec(tied, hidden), torch.float32, torch.device("cpu"), 16, rank=rank, size=size)
+    return build(spec(tied, hidden), torch.float32, torch.device("cpu"), 16, group=Group(rank, size))
 
 
 def weights(of: Decoder) -> dict[str, torch.Tensor]:
@@ -52,14 +53,28 @@ def test_scale_follows_the_fan_in() -> None:
     assert not tensors["model.layers.0.self_attn.q_proj.bias"].any()
 
 
-def test_ranks_agree_on_what_they_repeat() -> None:
-    ranks = [model(rank=rank, size=2) for rank in range(2)]
-    for rank in ranks:
-        fill_random(rank.destinations(), 0)
-    first, second = (weights(rank) for rank in ranks)
-    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
-        assert torch.equal(first[name], second[name])
-    assert not torch.equal(first["model.layers.0.mlp.up_proj.weight"], second["model.layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("chunk", [dummy.CHUNK, 300])
+def test_each_rank_has_its_slice_of_the_same_tensors(monkeypatch: pytest.MonkeyPatch, size: int, chunk: int) -> None:
+    monkeypatch.setattr(dummy, "CHUNK", chunk)  # 300: two rows of 128
+    single = model()
+    fill_random(single.destinations(), 7)
+    whole = weights(single)
+    for rank in range(size):
+        part = model(rank=rank, size=size)
+        fill_random(part.destinations(), 7)
+        for name, place in part.destinations().items():
+            if place.tensor is not None:
+                count = place.tensor.shape[place.axis]
+                assert torch.equal(place.tensor, whole[name].narrow(place.axis, place.start, count)), name
+
+
+def test_chunks_differ_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dummy, "CHUNK", 128)
+    found = model()
+    fill_random(found.destinations(), 0)
+    rows = weights(found)["lm_head.weight"]
+    assert len({tuple(row.tolist()) for row in rows}) == len(rows)
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine_core.execution.group import Group
 from engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
 from engine_core.models.spec import ModelSpec, RopeSpec
 
@@ -36,7 +37,7 @@ Layer = FusedQKV | GatedMlp | Linear | Norm | Embedding
 
 
 def placement(rank: int = 0, size: int = 1, device: str = "cpu") -> Placement:
-    return Placement(torch.float32, torch.device(device), rank, size)
+    return Placement(torch.float32, torch.device(device), Group(rank, size))
 
 
 def checkpoint(layer: Layer) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ import sys
 
 import torch
 
+from engine_core.execution.group import Group
 from engine_core.models.registry import build
 from engine_core.models.spec import ARCHITECTURES, FAMILY_DEFAULTS
 from tests.engine_core.models.test_layers import SPEC
@@ -15,7 +16,7 @@ def test_every_known_architecture_has_its_familys_defaults() -> None:
 
 
 def test_a_share_of_a_model() -> None:
-    part = build(SPEC, torch.bfloat16, torch.device("meta"), 16, rank=1, size=2)
+    part = build(SPEC, torch.bfloat16, torch.device("meta"), 16, group=Group(1, 2))
     assert (part.placement.rank, part.placement.size) == (1, 2)
     assert part.blocks[0].mlp.gate_up.weight.shape == (20, 12)
     assert part.rope.shape == (16, 6)
