@@ -128,6 +128,7 @@ class Admissions:
         choice.blocks = found
         choice.borrowed = choice.sealed = len(found)
         slot = state.slots.enter(choice, state.options.block_size, choice.request.root is not None)
+        state.durations.enter(choice)
         state.guesses.enter(slot, wanted=choice.request.message.speculate)
         if found:
             self._account(choice, slot, np.array(found))
@@ -136,7 +137,7 @@ class Admissions:
         state.totals.reused_tokens += reused
         if choice.index == 0 and not choice.began and choice.last_step == 0:
             choice.request.cached = min(reused, choice.request.prompt_tokens)
-            state.totals.cached_tokens += choice.request.cached
+            state.totals.count_lookup(choice.request.cached)
         insort(state.prefilling, choice, key=rank)
         announce(state, choice)
 

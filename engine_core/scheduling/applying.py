@@ -64,7 +64,7 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
     take_back(state, judged, counts)
     surplus, taken = len(tokens), counts
     tokens, counts = shortened(tokens, taken, judged)
-    notes = first_notes(flight, lane, kept)
+    notes = first_notes(state, flight, kept)
     if flight.drafts is not None:
         count_drafts(state, flight, flight.drafts, kept, taken, counts, notes)
     seal_rows(state, settled)
@@ -183,10 +183,10 @@ def seal_rows(state: State, settled: npt.NDArray[np.int64]) -> None:
         seal_to(state, choice, blocks)
 
 
-def first_notes(flight: Flight, lane: Lane, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:
+def first_notes(state: State, flight: Flight, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:
     """Notes of the rows that end a chunk: what is told with a choice's first token."""
     notes: dict[int, Note] = {}
-    row = len(lane.choices) - sum([chunk.sample for chunk in flight.chunks])
+    row = len(flight.lane.choices) - sum([chunk.sample for chunk in flight.chunks])
     for chunk in flight.chunks:
         if not chunk.sample:
             continue
@@ -194,6 +194,7 @@ def first_notes(flight: Flight, lane: Lane, kept: npt.NDArray[np.bool_]) -> dict
         if kept[row]:
             if not choice.began:
                 choice.began = True
+                state.durations.begin(choice)
                 notes.setdefault(row, Note()).cached_tokens = request.cached
             if choice.index == 0 and request.wants_scores and not choice.told and not choice.wants_scores:
                 choice.told = True

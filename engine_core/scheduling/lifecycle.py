@@ -10,6 +10,7 @@ from engine_core.scheduling.drafting import equip
 from engine_core.scheduling.outbox import end_row
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import State
+from engine_core.scheduling.statistics import FINISHED
 from protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
@@ -93,15 +94,10 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     choice.ended = True
     choice.behind = None
     state.accused.pop(choice, None)
-    match finish:
-        case Finish.ABORT:
-            state.totals.aborted += 1
-        case Finish.ERROR | Finish.GRAMMAR | Finish.UNAVAILABLE:
-            state.totals.failed += 1
-        case _:
-            state.totals.finished += 1
-            if not request.pools:
-                state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
+    state.totals.finishes[finish] += 1
+    state.durations.end(choice, finish)
+    if finish in FINISHED and not request.pools:
+        state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
     state.suspects.remove(request.ending)
     del request.choices[choice.index]
     if not request.choices:
@@ -122,10 +118,7 @@ def cancel(state: State, request: Request, finish: Finish, error: str | None = N
     while request.spawned < request.message.n:
         outbox.put(end_row(request.message.id, request.spawned, finish, error))
         request.spawned += 1
-        if finish == Finish.ABORT:
-            state.totals.aborted += 1
-        else:
-            state.totals.failed += 1
+        state.totals.finishes[finish] += 1
     for choice in tuple(request.choices.values()):
         end_aside(state, choice, finish, error)
 

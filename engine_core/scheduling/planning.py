@@ -59,7 +59,7 @@ def plan(state: State) -> StepPlan | None:
         budget += drafts.total
         drafts = None  # before anybody waits for a block
         short = crossing(state, lane)
-    tight = len(short) + sum(needs) > state.pool.available
+    tight = state.tight = len(short) + sum(needs) > state.pool.available
     if tight:
         lane, claims = ration(state, short, claims, needs)
         short = crossing(state, lane)

@@ -28,6 +28,8 @@ class Choice:
     sealed: int = 0  # leading blocks whose identity the prefix index knows
     last_step: int = 0  # last planned step of its former lives
     began: bool = False  # its first token was delivered
+    entered: float | None = None  # when it had a slot for the first time, on the caller's clock
+    spoke: float | None = None  # when its first token came here
     ended: bool = False
     scored: int = 0  # prompt positions whose logprobs have come
     told: bool = False  # they were delivered

@@ -21,6 +21,7 @@ from engine_core.scheduling.planning import plan
 from engine_core.scheduling.state import new_state
 from engine_core.scheduling.statistics import SchedulerStatistics
 from engine_core.scheduling.trials import charge, flown
+from engine_core.scheduling.waiting import reasons
 from protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepPlan, StepResult
 
@@ -64,6 +65,7 @@ class Scheduler:
         assert source >= 0
         assert (guide is None) == (request.automaton is None)
         self._state.totals.tick(now)
+        self._state.durations.now = now
         submit(self._state, request, source, guide, now)
 
     def abort(self, request: int) -> None:
@@ -96,6 +98,7 @@ class Scheduler:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
         means that nobody waits."""
         self._state.totals.tick(now)
+        self._state.durations.now = now
         return plan(self._state)
 
     def follow(self, result: StepResult) -> None:
@@ -105,6 +108,7 @@ class Scheduler:
 
     def apply(self, result: StepResult, now: float) -> None:
         """Take the result of the oldest step in flight; results of another epoch are discarded."""
+        self._state.durations.now = now
         apply(self._state, result)
         self._state.totals.tick(now)
 
@@ -175,6 +179,7 @@ class Scheduler:
             in_flight=len(state.flights),
             running=len(state.slots.occupied()),
             waiting=len(state.queue),
+            reasons=reasons(state),
             slots=state.slots.count,
             pool=state.pool.statistics(),
             prefix=state.prefix.statistics(),
@@ -182,6 +187,8 @@ class Scheduler:
             requests=len(state.requests),
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
+            prefix_lookups=totals.prefix_lookups,
+            prefix_hits=totals.prefix_hits,
             reused_tokens=totals.reused_tokens,
             output_tokens=totals.output_tokens,
             surplus_tokens=totals.surplus_tokens,
@@ -189,6 +196,7 @@ class Scheduler:
             finished=totals.finished,
             aborted=totals.aborted,
             failed=totals.failed,
+            finishes=dict(totals.finishes),
             rejected=totals.rejected,
             preemptions=totals.preemptions,
             stale_results=totals.stale_results,
@@ -202,4 +210,5 @@ class Scheduler:
             guesses=state.guesses.statistics(),
             draft_cost=state.guesses.cost.statistics(),
             drain_rate=totals.drain_rate,
+            durations=state.durations.statistics(),
         )

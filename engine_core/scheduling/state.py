@@ -13,6 +13,7 @@ from engine_core.kv.fence import Fence
 from engine_core.kv.pool import Pool
 from engine_core.kv.prefix import Prefix
 from engine_core.scheduling.condemned import Condemned
+from engine_core.scheduling.durations import Durations
 from engine_core.scheduling.forecast import Forecast
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.outbox import Outbox
@@ -137,12 +138,14 @@ class State:
     accused: dict[Choice, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
+    durations: Durations = field(default_factory=Durations)
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step
     orders: int = 0  # requests so far
     refused: Choice | None = None  # head of the queue that did not fit, until memory is given back
+    tight: bool = False  # the last plan lacked blocks for what runs
     sent: Lane | None = None  # the lane of the last plan
 
     def outbox(self, source: int) -> Outbox:

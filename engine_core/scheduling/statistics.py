@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import msgspec
 
 from engine_core.kv.pool import PoolStatistics
 from engine_core.kv.prefix import PrefixStatistics
+from engine_core.scheduling.durations import DurationStatistics
 from engine_core.scheduling.forecast import ForecastStatistics
 from engine_core.speculation.acceptance import AcceptanceStatistics
 from engine_core.speculation.cost import CostStatistics
 from engine_core.speculation.draft_cost import DraftCostStatistics
 from engine_core.speculation.guesses import GuessStatistics
+from protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
 SAMPLE = 0.25
+FINISHED = (Finish.STOP, Finish.LENGTH)  # as their clients wanted
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     running: int
     waiting: int
+    reasons: dict[str, int]  # those who wait, by what they wait for
     slots: int
     pool: PoolStatistics
     prefix: PrefixStatistics
@@ -34,6 +38,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     requests: int  # alive
     prompt_tokens: int
     cached_tokens: int  # prompt tokens of first admissions that were not computed
+    prefix_lookups: int  # first admissions
+    prefix_hits: int  # those of them that found something
     reused_tokens: int  # all positions that were not computed, also after preemption and among choices
     output_tokens: int
     surplus_tokens: int  # sampled and thrown away
@@ -41,6 +47,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     finished: int  # choices, by stop or length
     aborted: int
     failed: int
+    finishes: dict[Finish, int]  # choices by how they ended
     rejected: int
     preemptions: int
     stale_results: int  # of another epoch
@@ -54,6 +61,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     guesses: GuessStatistics  # of the executors' own drafts
     draft_cost: DraftCostStatistics
     drain_rate: float  # choices ended per second, recent
+    durations: DurationStatistics
 
 
 @dataclass(slots=True)
@@ -62,13 +70,13 @@ class Totals:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefix_lookups: int = 0
+    prefix_hits: int = 0
     reused_tokens: int = 0
     output_tokens: int = 0
     surplus_tokens: int = 0
     scheduled_tokens: int = 0
-    finished: int = 0
-    aborted: int = 0
-    failed: int = 0
+    finishes: Counter[Finish] = field(default_factory=Counter)  # choices by how they ended
     rejected: int = 0
     preemptions: int = 0
     stale_results: int = 0
@@ -80,7 +88,25 @@ class Totals:
 
     @property
     def ended(self) -> int:
-        return self.finished + self.aborted + self.failed
+        return self.finishes.total()
+
+    @property
+    def finished(self) -> int:
+        return sum([self.finishes[finish] for finish in FINISHED])
+
+    @property
+    def aborted(self) -> int:
+        return self.finishes[Finish.ABORT]
+
+    @property
+    def failed(self) -> int:
+        return self.ended - self.finished - self.aborted
+
+    def count_lookup(self, cached: int) -> None:
+        """A request's first admission, and the tokens of its prompt that were there."""
+        self.prefix_lookups += 1
+        self.prefix_hits += cached > 0
+        self.cached_tokens += cached
 
     def count_drafts(self, drafted: int, accepted: int) -> None:
         """One row's drafts, and how many of them stand."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from engine_core.histogram import cumulated, merged
+from protocol.figures import HistogramStatistics
 from protocol.messages import EngineStatus
 from services.api.ledger import Entry
-from services.api.metrics import HistogramStatistics, cumulated, merged
 
 ENGINE = "0"  # of vLLM's engines; a replica has one
 LABELS = ("model_name", "engine")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.api.metrics import HistogramStatistics, Traffic, TrafficStatistics
+from protocol.figures import HistogramStatistics
+from services.api.metrics import Traffic, TrafficStatistics
 from services.api.pipeline import PipelineStatistics
 
 

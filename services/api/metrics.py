@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate
 
 import msgspec
+
+from engine_core.histogram import Histogram
 
 FIRST_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 INTER_TOKEN = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0, 5.0)
 WHOLE_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-
-class HistogramStatistics(msgspec.Struct, frozen=True):
-    """Observations per bucket (the last one is unbounded) and their sum in seconds."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
-
-
-def merged(several: Sequence[HistogramStatistics]) -> HistogramStatistics:
-    """At least one, of the same bounds, as one."""
-    counts = tuple(map(sum, zip(*(each.counts for each in several), strict=True)))
-    return HistogramStatistics(several[0].bounds, counts, sum(each.total for each in several))
-
-
-def cumulated(statistics: HistogramStatistics) -> list[tuple[str, float]]:
-    """Observations up to each bound, as Prometheus counts them, by the bound's text."""
-    bounds = (*map(str, statistics.bounds), "+Inf")
-    return list(zip(bounds, accumulate(statistics.counts), strict=True))
-
-
-class Histogram:
-    """Counts per bucket: an observation costs a bisection, since one falls due per token."""
-
-    __slots__ = ("_bounds", "_counts", "_total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._total += seconds
-
-    def statistics(self) -> HistogramStatistics:
-        return HistogramStatistics(self._bounds, tuple(self._counts), self._total)
 
 
 class Timings:

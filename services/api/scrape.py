@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
+from engine_core.histogram import cumulated
+from protocol.figures import HistogramStatistics
 from protocol.messages import EngineStatus
 from protocol.version import VERSION
 from services.api.aliases import vllm
 from services.api.ledger import Entry
-from services.api.metrics import HistogramStatistics, cumulated
 
 GAUGES: tuple[tuple[str, str], ...] = (  # fields of EngineStatus
     ("running", "Requests in the engine's slots"),

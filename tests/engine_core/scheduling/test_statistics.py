@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from engine_core.scheduling.statistics import WINDOW, Totals
+from protocol.messages import Finish
 
 
 def test_the_drain_rate_needs_two_moments() -> None:
@@ -8,7 +9,8 @@ def test_the_drain_rate_needs_two_moments() -> None:
     assert totals.drain_rate == 0.0
     totals.tick(1.0)
     assert totals.drain_rate == 0.0
-    totals.finished, totals.aborted, totals.failed = 5, 3, 2
+    totals.finishes.update({Finish.STOP: 4, Finish.LENGTH: 1, Finish.ABORT: 3, Finish.ERROR: 1, Finish.GRAMMAR: 1})
+    assert (totals.finished, totals.aborted, totals.failed) == (5, 3, 2)
     totals.tick(3.0)
     assert totals.drain_rate == 5.0
 
@@ -16,7 +18,7 @@ def test_the_drain_rate_needs_two_moments() -> None:
 def test_old_moments_are_dropped() -> None:
     totals = Totals()
     for second in range(100):
-        totals.finished = second * 2
+        totals.finishes[Finish.STOP] = second * 2
         totals.tick(float(second))
     assert totals.ends[-1][0] - totals.ends[0][0] <= WINDOW
     assert totals.drain_rate == 2.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_core.histogram import Histogram, cumulated, merged
 from protocol.config import ApiConfig
 from services.api import aliases
 from services.api.ledger import Entry
-from services.api.metrics import FIRST_TOKEN, Histogram, Traffic, cumulated, merged
+from services.api.metrics import FIRST_TOKEN, Traffic
 from tests.services.api.pipe import FakePort, answering, client, service, status, words
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.api.metrics import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Histogram
+from engine_core.histogram import Histogram
+from services.api.metrics import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST
 from tests.services.api.pipe import FakePort, answering, client, service, status, words
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
