@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -10,9 +11,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from services.notify import NoticeSocket
 from tests.e2e.server import descendants
@@ -79,6 +81,27 @@ class Supervised:
                 return pids
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, f"{pids}, ready {self._ready}:\n{self.log.read_text()}"
+
+    def until(self, done: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait for a /health of which `done` holds."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=30) as answer:
+                    found = json.load(answer)
+            except urllib.error.HTTPError as error:
+                found = json.load(error)
+            if done(found):
+                return
+            assert time.monotonic() < deadline, found
+            select.select([], [], [], 0.02)
+
+    def logged(self, words: str, times: int) -> None:
+        """Wait until these words stand in the log so often."""
+        deadline = time.monotonic() + LIMIT
+        while self.log.read_text().count(words) < times:
+            assert time.monotonic() < deadline, self.log.read_text()
+            select.select([], [], [], 0.02)
 
     def answers(self) -> bool:
         try:
