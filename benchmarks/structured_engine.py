@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from engine_core.execution.drafting import Draft
+from engine_core.execution.group import ALONE, Group
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.grammar.guide import Guide
 from engine_core.grammar.masks import MaskStore
@@ -75,7 +76,10 @@ class Masked:
 
 
 class Engine:
-    """A model's runner, which is made once, and a scheduler for each batch of requests."""
+    """A model's runner, which is made once, and a scheduler for each batch of requests.
+
+    Each member of a group may have an engine: what they are asked being the same, so are their plans.
+    """
 
     def __init__(
         self,
@@ -86,11 +90,13 @@ class Engine:
         load_format: str = "auto",
         draft: Path | None = None,
         draft_format: str = "",
+        group: Group = ALONE,
     ) -> None:
         self.cell = cell
+        self._group = group
         self._tokens = tokens
         self._spec = read_spec(folder)
-        self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+        self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group)
         load(self._model, folder, load_format, 0)
         self._draft: Draft | None = None
         draft_format = draft_format or load_format
@@ -115,7 +121,7 @@ class Engine:
             self._spec,
             RunnerOptions(
                 device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
-                max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs,
+                max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs, group=self._group,
             ),
             self._draft,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
 from engine_core.execution.draft_rows import DraftRows
 from engine_core.execution.forward import Forward, Network
 from engine_core.execution.graphs import GraphSizes
+from engine_core.execution.group import ALONE, Group
 from engine_core.execution.padding import fitted
 from engine_core.execution.pages import kv_pages
 from engine_core.execution.rows import HostRows, entry_columns, input_columns, step_inputs
@@ -42,10 +43,20 @@ class Draft:
 
 
 class Drafting:
-    """The draft model over the slots and its own pages. Nothing waits for the device."""
+    """The draft model over the slots and its own pages. Nothing waits for the device.
+
+    Each member of a group has all of the draft model; one samples, so that all have the same drafts.
+    """
 
     def __init__(
-        self, draft: Draft, slots: SlotTable, blocks: int, dtype: torch.dtype, upload: Upload, sizes: GraphSizes | None
+        self,
+        draft: Draft,
+        slots: SlotTable,
+        blocks: int,
+        dtype: torch.dtype,
+        upload: Upload,
+        sizes: GraphSizes | None,
+        group: Group = ALONE,
     ) -> None:
         assert not isinstance(draft.model, EagleHead), "a head is attached first"
         self._slots = slots
@@ -57,7 +68,7 @@ class Drafting:
         self._forward = Forward(model, history, slots.block_tables, cache)
         sampling = slots.parameters.sampling
         uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are nobody's output yet
-        self._sampler = Sampler(model, sampling, history, counting=uncounted)
+        self._sampler = Sampler(model, sampling, history, counting=uncounted, group=group)
         self.graphs: DraftGraphs | None = None
         if sizes is not None:
             own = draft_sizes(draft.spec.layers, max(1, draft.weight_bytes // dtype.itemsize), sizes)

@@ -38,6 +38,11 @@ class Group:
         return self.rank == 0 and self.ends
 
     @property
+    def several(self) -> bool:
+        """Whether there are other members."""
+        return self.size * self.stages > 1
+
+    @property
     def begins(self) -> bool:
         """Whether this stage has the embedding."""
         return self.stage == 0

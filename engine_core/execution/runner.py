@@ -22,7 +22,8 @@ from engine_core.execution.draft_graphs import DraftGraphs
 from engine_core.execution.draft_rows import DraftRows, draft_rows
 from engine_core.execution.drafting import Draft, Drafting
 from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graphs import USUAL, Graphs, GraphSizes
+from engine_core.execution.graphs import RARE, USUAL, Graphs, GraphSizes
+from engine_core.execution.group import ALONE, Group
 from engine_core.execution.heads import attach
 from engine_core.execution.masks import entry_masks, store_masks
 from engine_core.execution.pages import kv_pages
@@ -36,6 +37,7 @@ from engine_core.execution.timing import step_times
 from engine_core.execution.transfer import Download, Upload
 from engine_core.execution.trial import with_drafting
 from engine_core.models.eagle import EagleHead
+from engine_core.models.shares import rank_spec
 from engine_core.models.spec import ModelSpec
 from kernels.sampling_tables import Entries
 from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
@@ -56,6 +58,7 @@ class RunnerOptions:
     max_num_seqs: int
     graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
     synthetic_acceptance: float | None = None  # chance of every draft, for benchmarks: see kernels/acceptance.py
+    group: Group = ALONE
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Runner:
         self._upload = Upload(options.device)
         self._download = Download(options.device)
         self._slots = SlotTable(self.sizes, self._upload)
-        cache = kv_pages(spec, options.blocks, options.block_size, options.dtype, options.device)
+        group = options.group
+        cache = kv_pages(rank_spec(spec, group.size), options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
         if draft is not None and isinstance(draft.model, EagleHead):
             assert draft.model.target is model, "a head drafts for its own model"
@@ -100,12 +104,12 @@ class Runner:
         self._model = model
         self._forward = Forward(model, history, self._slots.block_tables, cache)
         rate = options.synthetic_acceptance
-        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate)
+        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
         self._draft_tokens = 0 if draft is None else draft.tokens
         self._drafting: Drafting | None = None
         if draft is not None:
             self._drafting = Drafting(
-                draft, self._slots, options.blocks, options.dtype, self._upload, options.graphs
+                draft, self._slots, options.blocks, options.dtype, self._upload, options.graphs, group
             )
         self._graphs: Graphs | None = None
         if options.graphs is not None:
@@ -161,7 +165,12 @@ class Runner:
 
     @torch.inference_mode()
     def prepare(self, rank: int = USUAL) -> None:
-        """Capture the graphs up to a rank: the largest, which decide the memory, or all that a server starts with."""
+        """Capture the graphs up to a rank: the largest, which decide the memory, or all that a server starts with.
+
+        Captures take all members of a group, none of which knows when the others rest: so several capture all at once.
+        """
+        if rank == USUAL and self.options.group.several:
+            rank = RARE
         for graphs in self._all_graphs():
             while graphs.next_rank <= rank:
                 graphs.capture()
@@ -207,7 +216,7 @@ class Runner:
     @torch.inference_mode()
     def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
         """Enqueue the sampling of a step, under its masks if it has any, and the way of its result to the host. `draft`
-        must follow before the next `begin`."""
+        must follow before the next `begin`. Masks are for the member of a group that answers, and nothing to others."""
         rows, plan = begun.rows, begun.plan
         halves = None
         if begun.computed is not None and (went_on := self._mark()) is not None:
@@ -217,7 +226,7 @@ class Runner:
         output = Output(None, None, begun.prompts, vectors=begun.vectors)
         if rows.entries:
             wanted = self._slots.parameters.logprobs[rows.entry_slots]
-            widths = wanted if wanted.max() >= 0 else None
+            widths = wanted if wanted.max() >= 0 and self.options.group.answers else None
             sampled = self._sample(begun, self._place_masks(masks, rows.entries), scored=widths is not None)
             tokens = sampled.tokens[: rows.entries]
             output = replace(output, tokens=tokens, scores=sampled.scores if widths is not None else None)

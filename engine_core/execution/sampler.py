@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engine_core.execution.forward import Network
+from engine_core.execution.group import ALONE, Group
 from kernels.acceptance import accept
 from kernels.drafts import read_drafts
 from kernels.logprobs import Processing, TokenLogprobs, token_logprobs
@@ -16,7 +18,7 @@ from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the entries of a step gave."""
+    """What the entries of a step gave. Scores are the answering executor's alone."""
 
     tokens: Tensor  # int32 [entries], -1 of a row with non-finite logits, REJECTED behind a wrong draft
     scores: TokenLogprobs | None
@@ -27,7 +29,7 @@ class Sampler:
 
     own_drafts: whether drafts may be the device's own. counting: whose penalty counts take up the tokens; by default
     those of all slots whose requests have penalties. rate: of drafts that are kept whatever the model says, for
-    benchmarks alone.
+    benchmarks alone. group: of which one member samples for all.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Sampler:
         own_drafts: bool = False,
         counting: SlotSampling | None = None,
         rate: float | None = None,
+        group: Group = ALONE,
     ) -> None:
         self._model = model
         self._sampling = sampling
@@ -46,6 +49,7 @@ class Sampler:
         self._history = history
         self._own_drafts = own_drafts
         self._rate = rate
+        self._group = group
 
     def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
         """One token for each line of `states  # [entries, hidden]`; the slots take over those that count.
@@ -56,10 +60,15 @@ class Sampler:
         if self._own_drafts:
             entries = read_drafts(entries, history)
         logits = self._model.logits(states)  # [entries, vocabulary]
-        chosen = sample_entries(logits, entries, sampling, history)
-        tokens, scores = chosen.tokens, None
-        if scored:
-            processing = Processing(sampling.uses, sampling.temperature, entries.masks, chosen.adjusted)
-            scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs, processing)
+        scores = None
+        if self._group.answers:
+            chosen = sample_entries(logits, entries, sampling, history)
+            tokens = chosen.tokens
+            if scored:
+                processing = Processing(sampling.uses, sampling.temperature, entries.masks, chosen.adjusted)
+                scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs, processing)
+        else:
+            tokens = torch.empty_like(entries.slots)
+        self._group.share(tokens)
         accept(tokens, entries, self._counting, history, self._rate)
         return Sampled(tokens, scores)
