@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.figures import Census
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -112,7 +113,7 @@ TEXT = Link(
     binder=Role.TOKENIZER,
     connector=Role.API,
     up=(SubmitText, Abort, Tokenize, Detokenize),
-    down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus),
+    down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus, Census),
     window=1024,
     high_water=4096,
     max_bytes=64 << 20,
@@ -123,7 +124,7 @@ TOKENS = Link(
     binder=Role.SCHEDULER,
     connector=Role.TOKENIZER,
     up=(SubmitTokens, Abort, StopHit),
-    down=(TokenBatch, Rejected, EngineStatus),
+    down=(TokenBatch, Rejected, EngineStatus, Census),
     window=1024,
     high_water=4096,
     max_bytes=64 << 20,
@@ -133,7 +134,7 @@ STEPS = Link(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, StepResult),
+    up=(ExecutorReady, StepResult, Census),
     down=(StepPlan, StepMasks),
     window=16,
     high_water=64,

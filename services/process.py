@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 from protocol.config import RunConfig
@@ -96,6 +97,8 @@ def enter(role: Role, index: int, options: RunConfig) -> None:
     """The first thing a role's process does."""
     journal.setup(f"{role}-{index}", options.log_level, options.log_format)
     follow_parent(DEATH_SIGNAL[role])
+    if options.run_dir:
+        count_start(starts_file(Path(options.run_dir), role, index))
 
 
 def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
@@ -133,6 +136,26 @@ def parent(environ: Mapping[str, str] = os.environ) -> int | None:
 def orphaned(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process had a launcher that is gone."""
     return PARENT in environ and str(os.getppid()) != environ[PARENT]
+
+
+def starts_file(run_dir: Path, role: str, index: int) -> Path:
+    """Where it stands how often a process was started, whoever starts it. One life at a time writes."""
+    return run_dir / f"{role}-{index}.starts"
+
+
+def count_start(file: Path) -> None:
+    """One start more."""
+    fresh = file.with_suffix(".starts.new")
+    fresh.write_bytes(str(starts(file) + 1).encode())
+    fresh.replace(file)
+
+
+def starts(file: Path) -> int:
+    """How often it was started; 0 where nobody counted."""
+    try:
+        return int(file.read_bytes())
+    except (OSError, ValueError):
+        return 0
 
 
 def age() -> float:

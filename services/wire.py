@@ -81,6 +81,7 @@ class PortStatistics(msgspec.Struct, frozen=True):
     bytes_in: int
     bytes_out: int
     refused_sends: int
+    unacknowledged: int  # now: messages sent whose credit has not come back
 
 
 class Peer:
@@ -245,6 +246,7 @@ class Port:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             refused_sends=self._refused,
+            unacknowledged=sum(self.link.window - peer.credit for peer in self._peers.values()),
         )
 
     def close(self) -> None:

@@ -39,6 +39,19 @@ def stop():
     opened.close()
 
 
+def test_starts_are_counted_by_process(tmp_path):
+    file, other = process.starts_file(tmp_path, Role.API, 0), process.starts_file(tmp_path, Role.API, 1)
+    assert process.starts(file) == 0
+    for _ in range(3):
+        process.count_start(file)
+    process.count_start(other)
+    assert (process.starts(file), process.starts(other)) == (3, 1)
+    file.write_text("not a number")
+    process.count_start(file)
+    assert process.starts(file) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"api-0.starts", "api-1.starts"}
+
+
 def test_a_signal_wakes_a_loop_and_is_counted(stop):
     assert not stop.asked
     assert select.select([stop], [], [], 0)[0] == []

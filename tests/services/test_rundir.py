@@ -37,8 +37,8 @@ def test_a_temporary_directory_is_private_and_goes_at_the_end(temporary):
 def test_a_named_directory_is_made_and_stays(tmp_path):
     directory = RunDirectory.open(str(tmp_path / "a" / "b"))
     assert mode(directory.path) == 0o700
-    (directory.path / "tokens-0.sock").touch()
-    (directory.path / "mine.txt").touch()
+    for name in ("tokens-0.sock", "api-0.entry", "executor-0.starts", "mine.txt"):
+        (directory.path / name).touch()
     (directory.path / "responses").mkdir()
     (directory.path / "responses" / "resp_1").touch()
     assert directory.environment() == {}

@@ -131,6 +131,7 @@ def test_credit_bounds_what_is_in_flight_and_returns(wires: Wires) -> None:
     sent = sum(connector.send(peer, Abort(k)) for k in range(100))
     assert sent == SMALL.window
     assert connector.statistics().refused_sends == 100 - SMALL.window
+    assert connector.statistics().unacknowledged == SMALL.window
     assert len(messages(wires.until(binder, lambda a: len(messages(a)) == sent))) == sent
     wires.until(connector, lambda a: peer.credit == SMALL.window)
     assert connector.send(peer, Abort(1))
