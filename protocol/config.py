@@ -171,6 +171,12 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tokenizer_processes: Annotated[
         int, Option("tokenizer processes, over which requests are spread; 0: 1 or 2, by cores", 0, 64)
     ] = 0
+    placement: Annotated[
+        str,
+        Option("which replica a request goes to: who is expected to have most of its prompt cached unless its load is "
+               "far above the others', who has least to do, or each in turn",
+               choices=("prefix", "least_loaded", "round_robin")),
+    ] = "prefix"
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
     trust_request_chat_template: Annotated[
         bool, Option("take a request's own chat_template; it runs in the sandbox as the model's does")
@@ -248,6 +254,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log_format: Annotated[str, Option("form of log lines", choices=("logfmt", "json"))] = "logfmt"
 
 
+class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of tracing, the same for every process; the standard OTEL_ variables count as well."""
+
+    otlp_endpoint: Annotated[
+        str, Option("OpenTelemetry collector to which traces go, such as http://localhost:4318; empty: no traces",
+                    metavar="URL")
+    ] = ""
+    otlp_protocol: Annotated[
+        str, Option("how they go there; auto: as $OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf",
+                    choices=("auto", "http/protobuf", "grpc"))
+    ] = "auto"
+    trace_sampling_ratio: Annotated[
+        float, Option("share of the requests whose client has not decided that are traced", 0.0, 1.0)
+    ] = 1.0
+    trace_steps: Annotated[
+        float, Option("most spans of steps per second, of steps that traced requests are in; 0: none", 0.0, 1000.0)
+    ] = 5.0
+    trace_tokens: Annotated[int, Option("output tokens between two events of a decode span; 0: none", 0, 1 << 20)] = 64
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The effective configuration: a section per process."""
 
@@ -257,6 +283,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
     run: RunConfig = RunConfig()
+    trace: TraceConfig = TraceConfig()
 
 
 ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2

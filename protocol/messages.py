@@ -46,10 +46,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TraceContext(Part, frozen=True):
-    """W3C trace context as it came; empty when there is none."""
+    """W3C trace context: the client's as it came, or that of a span of ours; empty when there is none."""
 
     traceparent: str = ""
     tracestate: str = ""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether spans are told: what began the trace has decided so for everybody."""
+        return len(self.traceparent) >= 55 and bool(int(self.traceparent[53:55], 16) & 1)
 
 
 class Written(Part, frozen=True):

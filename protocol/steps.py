@@ -34,7 +34,7 @@ ends where the chunk does: the draft model keeps up.
 
 from __future__ import annotations
 
-from protocol.messages import Logprobs, Message, Part, Pooling, Sampling
+from protocol.messages import Logprobs, Message, Part, Pooling, Sampling, TraceContext
 
 REJECTED = -2  # token of an entry after a rejected draft
 OWN_DRAFT = -3  # id of a draft that the executor made itself
@@ -53,6 +53,8 @@ class SlotStart(Part, frozen=True, kw_only=True):
     pooling: Pooling | None = None  # what its prompt becomes; None: it generates
 
 
+    trace: TraceContext = TraceContext()  # of the request, where it is traced
+    choice: int = 0  # of the request, for its trace
 class StepPlan(Message, frozen=True, kw_only=True):
     """scheduler → executors: one step."""
 
@@ -69,6 +71,8 @@ class StepPlan(Message, frozen=True, kw_only=True):
     drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
 
 
+    microbatch: int = 0  # whose decode set this step runs and changes
+    trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
 class StepMasks(Message, frozen=True, kw_only=True):
     """scheduler → executors, for each plan with masked rows: which tokens each of their entries may take.
 

@@ -26,6 +26,7 @@ TITLES: Mapping[str, str] = {
     "scheduler": "scheduler process",
     "executor": "executor processes",
     "run": "running",
+    "trace": "tracing (the same for every process)",
 }
 METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
 COMMAND_LINE = "command line"
