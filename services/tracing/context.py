@@ -1,0 +1,56 @@
+"""W3C trace contexts: what names a trace and the span in it that is the parent. Source: W3C Trace Context, 3.2."""
+
+from __future__ import annotations
+
+import random
+
+from protocol.messages import TraceContext
+
+SAMPLED = "01"
+NOT_SAMPLED = "00"
+RATIO_BITS = 64  # of a trace's id decide whether it is sampled, as OpenTelemetry's TraceIdRatioBased has it
+
+
+def trace_of(context: TraceContext) -> str:
+    """The trace's own name, 32 hexadecimal digits; empty without one."""
+    return context.traceparent[3:35]
+
+
+def span_of(context: TraceContext) -> str:
+    """The span that whatever carries the context belongs under, 16 hexadecimal digits; empty without one."""
+    return context.traceparent[36:52]
+
+
+def beginning(trace: str) -> TraceContext:
+    """What the first span of a trace stands under: nothing."""
+    return TraceContext(f"00-{trace}")
+
+
+def joined(trace: str, span: str, *, sampled: bool, state: str = "") -> TraceContext:
+    """The context of a span."""
+    return TraceContext(f"00-{trace}-{span}-{SAMPLED if sampled else NOT_SAMPLED}", state)
+
+
+def under(context: TraceContext, span: str) -> TraceContext:
+    """The context of a span of ours below `context`, which is sampled."""
+    return joined(trace_of(context), span, sampled=True, state=context.tracestate)
+
+
+class Ids:
+    """Names of traces and spans. Owned by one thread."""
+
+    def __init__(self, source: random.Random | None = None) -> None:
+        self._source = source if source is not None else random.SystemRandom()
+        self._spans = random.Random(self._source.getrandbits(128))  # a span's name is no secret, and there are many
+
+    def trace(self) -> str:
+        return f"{self._source.getrandbits(128) or 1:032x}"
+
+    def span(self) -> str:
+        return f"{self._spans.getrandbits(64) or 1:016x}"
+
+
+def chosen(trace: str, ratio: float) -> bool:
+    """Whether a new trace of this name is among the share that is sampled. Source: OpenTelemetry SDK,
+    "TraceIdRatioBased": every sampler of the same ratio says the same."""
+    return int(trace[16:], 16) < round(ratio * (1 << RATIO_BITS))
