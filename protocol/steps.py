@@ -3,7 +3,8 @@
 The executor keeps one slot per running request. A plan changes slots by small diffs and names the work of one step:
 
 - every slot in the decode set runs one position, in ascending slot order; `decode_on` and `decode_off` change that set
-  before this step runs and it persists between plans;
+  before this step runs and it persists between plans; there is a set for each micro-batch, as many as stages of a
+  pipeline, and a plan says whose turn it is (NOBODY: no slot decodes); a slot that starts is in none of them;
 - a slot of the decode set that `drafts` names runs its position and one more for each draft token, all at once;
 - then each row of `chunks`, in the order given, runs `count` positions of its slot from position `start`; with `sample`
   set the chunk ends at the slot's last known token and the next token is sampled.
@@ -37,6 +38,7 @@ from __future__ import annotations
 from protocol.messages import Logprobs, Message, Part, Pooling, Sampling, TraceContext
 
 REJECTED = -2  # token of an entry after a rejected draft
+NOBODY = -1  # micro-batch of a step that runs chunks alone
 OWN_DRAFT = -3  # id of a draft that the executor made itself
 
 
@@ -69,6 +71,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     draft_ids: bytes = b""  # int32 [sum of those counts], OWN_DRAFT or a token
     masked: bytes = b""  # int32 [rows]: slots whose rows sample under a mask
     drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
+    microbatch: int = 0  # whose decode set this step runs and changes
 
 
     microbatch: int = 0  # whose decode set this step runs and changes

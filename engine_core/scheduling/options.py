@@ -6,6 +6,8 @@ import msgspec
 
 from engine_core.speculation.options import SpeculationOptions
 
+UNBOUNDED = 1 << 30
+
 
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers come from the configuration and from the executor's `ExecutorReady`."""
@@ -22,6 +24,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculation: SpeculationOptions = SpeculationOptions()
     max_queued_tokens: int = 0  # of prompts that wait; 0: any number
     max_queue_time: float = 0.0  # seconds that a request waits for its first slot; 0: as long as it takes
+    stages: int = 1  # of the pipeline that runs the steps
+    ahead: int = UNBOUNDED  # steps that a sequence has in flight, at most, where the caller plans so many
+    piece: int = 512  # positions of prompts that are worth a step of their own where there are several stages
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -30,6 +35,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
         assert 0.0 <= self.expected_share <= 1.0
+        assert min(self.stages, self.ahead, self.piece) >= 1
         assert self.max_queued_tokens >= 0
         assert self.max_queue_time >= 0.0
         assert self.policy in ("fcfs", "priority")

@@ -19,12 +19,13 @@ from engine_core.scheduling.drafting import draft_rows, launch_drafts
 from engine_core.scheduling.guessing import Asked, ask, with_guesses
 from engine_core.scheduling.lifecycle import add_others, announce, retract, seal
 from engine_core.scheduling.masking import guided_rows
+from engine_core.scheduling.microbatches import end_turn, join, next_turn, prompt_budget
 from engine_core.scheduling.ration import ration
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Ints, Lane, joined
 from engine_core.scheduling.state import Chunk, Drafts, Flight, State
 from engine_core.scheduling.trials import acquit
-from protocol.steps import SlotStart, StepPlan, choice_seed
+from protocol.steps import NOBODY, SlotStart, StepPlan, choice_seed
 
 
 @dataclass(slots=True)
@@ -38,16 +39,27 @@ class Outline:
 
 def plan(state: State) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes."""
-    slots, outline = state.slots, Outline()
     if state.accused:
         acquit(state)
-    lane = slots.decoding()
+    for _ in range(state.slots.microbatches):
+        microbatch, lane = next_turn(state)
+        found = plan_turn(state, microbatch, lane)
+        if found is not None or not len(lane.slots):
+            return found
+        end_turn(state, microbatch)  # its rows stand still for blocks of others, whose turn may give some back
+    return None
+
+
+def plan_turn(state: State, microbatch: int, lane: Lane) -> StepPlan | None:
+    """The next step as one that runs these rows of a micro-batch, or None when neither they nor any prompt can run."""
+    slots, outline = state.slots, Outline()
     budget = state.options.max_num_batched_tokens - len(lane.slots)
     drafts = None
     if (slots.drafters or state.guesses.most) and len(lane.slots):
         wanted = len(state.prefilling) or (len(state.queue) and slots.free)
         drafts = draft(state, lane, budget // 2 if wanted else budget)
         budget -= drafts.total if drafts is not None else 0
+    budget = prompt_budget(state, budget)
     claims: list[tuple[Choice, int]] = []
     for choice in state.prefilling:
         if count := min(len(choice.tokens) - int(slots.planned[choice.slot]), budget):
@@ -61,7 +73,7 @@ def plan(state: State) -> StepPlan | None:
         short = crossing(state, lane)
     tight = state.tight = len(short) + sum(needs) > state.pool.available
     if tight:
-        lane, claims = ration(state, short, claims, needs)
+        lane, claims = ration(state, lane, short, claims, needs)
         short = crossing(state, lane)
     if len(short):
         grow_rows(state, outline, short)
@@ -71,9 +83,9 @@ def plan(state: State) -> StepPlan | None:
     if len(state.queue) and (stuck or not tight):
         for choice, count in Admissions(state).admit(budget):
             start_chunk(state, outline, choice, count)
-    if not len(lane.slots) and not outline.chunks:
-        return None
-    return close(state, outline, lane, drafts)
+    if len(lane.slots) or outline.chunks:
+        return close(state, outline, microbatch, lane, drafts)
+    return None
 
 
 def draft(state: State, lane: Lane, budget: int) -> Drafts | None:
@@ -171,12 +183,12 @@ def append_chunk(state: State, outline: Outline, choice: Choice, count: int) -> 
     outline.chunks.append(Chunk(choice, start, count, sample=ends and not pools, pool=ends and pools))
 
 
-def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> StepPlan:
+def close(state: State, outline: Outline, microbatch: int, lane: Lane, drafts: Drafts | None) -> StepPlan:
     """Number the step, move every planned position forward, remember what the result will answer."""
     slots, rows = state.slots, lane.slots
     state.planned += 1
     step = state.planned
-    turned_on, turned_off = turn(state, lane)
+    turned_on, turned_off = turn(state, microbatch, lane, outline.starts)
     sampled = [chunk.choice.slot for chunk in outline.chunks if chunk.sample]
     if sampled:
         lane = joined(lane, slots.lane(np.array(sampled)))
@@ -187,14 +199,16 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
     spent = rows[slots.planned[rows] + 1 >= slots.limit[rows]]
     if len(spent):
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
-    chunks = [close_chunk(state, chunk, step) for chunk in outline.chunks]
+    chunks = [close_chunk(state, chunk, step, microbatch) for chunk in outline.chunks]
     drafting = launch_drafts(state, lane, drafts) if slots.drafters else ()
     made, asked = state.made, Asked()
     if state.guesses.most:
         asked = ask(state, lane, drafts, outline.chunks)
     if len(asked.short):
         grow_rows(state, outline, asked.short)
-    flight = Flight(step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, made, behind=behind)
+    flight = Flight(
+        step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind
+    )  # fmt: skip
     state.flights.append(flight)
     if guided:
         state.unmasked.append(flight)
@@ -211,6 +225,7 @@ def close(state: State, outline: Outline, lane: Lane, drafts: Drafts | None) -> 
         draft_ids=ids,
         masked=np.array([row.choice.slot for row in guided], np.int32).tobytes() if guided else b"",
         drafting=asked.columns,
+        microbatch=microbatch,
     )
 
 
@@ -224,19 +239,24 @@ def draft_columns(state: State, rows: Ints, drafts: Drafts) -> tuple[bytes, byte
     return table.tobytes(), ids.tobytes()
 
 
-def turn(state: State, lane: Lane) -> tuple[bytes, bytes]:
-    """Slots to add to and to take out of the executors' decode set."""
-    if lane is state.sent:
-        return b"", b""
-    wanted = np.zeros(state.slots.count, bool)
-    wanted[lane.slots] = True
-    turned_on = (wanted & ~state.decoding).nonzero()[0].astype(np.int32).tobytes()
-    turned_off = (state.decoding & ~wanted).nonzero()[0].astype(np.int32).tobytes()
-    state.sent, state.decoding = lane, wanted
+def turn(state: State, microbatch: int, lane: Lane, starts: list[SlotStart]) -> tuple[bytes, bytes]:
+    """Slots to add to and to take out of the executors' decode set of a micro-batch, whose turn it is."""
+    turned_on = turned_off = b""
+    if microbatch != NOBODY:
+        end_turn(state, microbatch)
+        if lane is not state.sent[microbatch]:
+            wanted = np.zeros(state.slots.count, bool)
+            wanted[lane.slots] = True
+            decoding = state.decoding[microbatch]
+            turned_on = (wanted & ~decoding).nonzero()[0].astype(np.int32).tobytes()
+            turned_off = (decoding & ~wanted).nonzero()[0].astype(np.int32).tobytes()
+            state.sent[microbatch], state.decoding[microbatch] = lane, wanted
+    if starts:
+        state.decoding[:, [start.slot for start in starts]] = False  # a start takes its slot out of every set
     return turned_on, turned_off
 
 
-def close_chunk(state: State, chunk: Chunk, step: int) -> tuple[int, int, int, int]:
+def close_chunk(state: State, chunk: Chunk, step: int, microbatch: int) -> tuple[int, int, int, int]:
     """Account for one chunk; its full blocks can be found from the next plan on. Returns its row of the plan."""
     slots, choice = state.slots, chunk.choice
     slot = choice.slot
@@ -248,6 +268,7 @@ def close_chunk(state: State, chunk: Chunk, step: int) -> tuple[int, int, int, i
         state.prefilling.remove(choice)  # its slot waits for the result
     elif chunk.sample:
         state.prefilling.remove(choice)
+        join(state, slot, microbatch)
         slots.set_ready(slot, bool(slots.planned[slot] + 1 < slots.limit[slot]))
         if choice.index == 0:
             add_others(state, choice.request)

@@ -17,11 +17,12 @@ from protocol.messages import Finish
 
 
 def ration(
-    state: State, short: Ints, chunks: list[tuple[Choice, int]], needs: list[int]
+    state: State, lane: Lane, short: Ints, chunks: list[tuple[Choice, int]], needs: list[int]
 ) -> tuple[Lane, list[tuple[Choice, int]]]:
-    """Decide who of the claimants gets blocks: `short` slots want one each, each of `chunks` its number of `needs`.
+    """Decide who of the claimants gets blocks: `short` slots of `lane` want one each, each of `chunks` its number of
+    `needs`.
 
-    Returns the rows that decode in this step, and those of the chunks (choice, positions) that run.
+    Returns the rows of the lane that decode in this step, and those of the chunks (choice, positions) that run.
     """
     pool, slots = state.pool, state.slots
     wanted = dict.fromkeys(slots.lane(short).choices, 1)
@@ -55,8 +56,10 @@ def ration(
             still.add(choice)
             granted += left  # what is left and what comes is spoken for: no junior row gets past
             expected = max(0, expected - (need - left))
-    lane = slots.decoding()
+    rows = lane.slots[slots.ready[lane.slots]]
     standing = [choice.slot for choice in still if slots.ready[choice.slot]]
     if standing:
-        lane = slots.lane(np.setdiff1d(lane.slots, np.array(standing)))
+        rows = np.setdiff1d(rows, np.array(standing))
+    if len(rows) < len(lane.slots):
+        lane = slots.lane(rows)
     return lane, [(choice, count) for choice, count in chunks if choice.slot >= 0 and choice not in still]

@@ -151,7 +151,8 @@ class Scheduler:
         state.pool.clear(state.pool.total if blocks is None else blocks)
         state.owners = np.zeros(state.pool.total + 1, np.int64)
         state.decoding[:] = False
-        state.sent = state.refused = None
+        state.sent = [None] * state.options.stages
+        state.refused = None
         size, room = state.options.block_size, state.pool.capacity
         for request in list(state.requests.values()):
             if -(-(longest(request.message, state.options) - 1) // size) > room:

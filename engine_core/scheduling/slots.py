@@ -52,8 +52,9 @@ class Slots:
     `ready`: the slot decodes: all tokens the host knows are planned and the next one may be planned too.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, microbatches: int = 1) -> None:
         self.count = count
+        self.microbatches = microbatches
         self.choices: list[Choice | None] = [None] * count
         self.tables: list[list[int]] = [[] for _ in range(count)]
         self.life = np.zeros(count, np.int64)  # 0: nobody
@@ -69,13 +70,15 @@ class Slots:
         self.numbers = np.zeros(count, np.uint16)
         self.sources = np.zeros(count, np.int64)
         self.ready = np.zeros(count, bool)
+        self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in, see microbatches.py
+        self.sizes = [0] * microbatches  # ready slots of each
         self.guided = np.zeros(count, bool)  # the choice follows a grammar
         self.drafting = np.zeros(count, bool)  # the choice may have drafts
         self.guides = self.drafters = 0  # how many are set
         self.committed = 0  # blocks that all occupants would hold at their limits if they shared none
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
-        self._lane: Lane | None = None
+        self._lanes: list[Lane | None] = [None] * microbatches
 
     @property
     def free(self) -> int:
@@ -131,18 +134,28 @@ class Slots:
     def set_ready(self, slot: int, ready: bool) -> None:
         if self.ready[slot] != ready:
             self.ready[slot] = ready
-            self._lane = None
+            number = int(self.microbatch[slot])
+            self.sizes[number] += 1 if ready else -1
+            self._lanes[number] = None
 
     def pause(self, rows: Ints) -> None:
         """These slots have had their last position planned."""
-        self.ready[rows] = False
-        self._lane = None
+        for slot in rows.tolist():
+            self.set_ready(slot, False)
 
-    def decoding(self) -> Lane:
-        """The ready slots in ascending order; the same object as long as they are the same."""
-        if self._lane is None:
-            self._lane = self.lane(self.ready.nonzero()[0])
-        return self._lane
+    def move(self, slot: int, number: int) -> None:
+        """To another micro-batch."""
+        ready = bool(self.ready[slot])
+        self.set_ready(slot, False)
+        self.microbatch[slot] = number
+        self.set_ready(slot, ready)
+
+    def decoding(self, number: int = 0) -> Lane:
+        """The ready slots of a micro-batch in ascending order; the same object as long as they are the same."""
+        lane = self._lanes[number]
+        if lane is None:
+            lane = self._lanes[number] = self.lane((self.ready & (self.microbatch == number)).nonzero()[0])
+        return lane
 
     def lane(self, rows: Ints) -> Lane:
         choices = [choice for choice in map(self.choices.__getitem__, rows.tolist()) if choice is not None]
@@ -158,4 +171,4 @@ class Slots:
         """Everybody has left and nothing is in flight."""
         assert not self.life.any()
         self._free = list(range(self.count - 1, -1, -1))
-        self._lane = None
+        self._lanes = [None] * self.microbatches

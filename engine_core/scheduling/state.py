@@ -87,6 +87,7 @@ class Flight:
     guided: tuple[GuidedRow, ...] = ()
     told: tuple[Told, ...] = ()
     made: Made | None = None  # the drafting behind the step before
+    microbatch: int = 0  # whose decoding rows it runs
     behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
 
 
@@ -126,9 +127,11 @@ class State:
     cost: StepCost
     guesses: Guesses
     owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
-    decoding: npt.NDArray[np.bool_]  # [slots], the executors' decode set as of the last plan
+    decoding: npt.NDArray[np.bool_]  # [micro-batches, slots], the executors' decode sets as of the last plan
     epoch: int
     condemned: Condemned
+    sent: list[Lane | None]  # [micro-batches], the lane of the last plan of each
+    turns: list[int]  # the micro-batches, the one that has waited longest first
     requests: dict[int, Request] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
     prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
@@ -145,8 +148,11 @@ class State:
     applied: int = 0  # last applied step
     orders: int = 0  # requests so far
     refused: Choice | None = None  # head of the queue that did not fit, until memory is given back
+<<<<<<< /tmp/pp/a.mine
+=======
     tight: bool = False  # the last plan lacked blocks for what runs
     sent: Lane | None = None  # the lane of the last plan
+>>>>>>> /tmp/pp/a.head
 
     def outbox(self, source: int) -> Outbox:
         found = self.outboxes.get(source)
@@ -163,7 +169,7 @@ def new_state(options: SchedulingOptions) -> State:
         pool=Pool(options.blocks, prefix),
         prefix=prefix,
         fence=Fence(),
-        slots=Slots(options.max_num_seqs),
+        slots=Slots(options.max_num_seqs, options.stages),
         queue=Queue(),
         forecast=Forecast(options.expected_share),
         suspects=Suspects(options.vocab_size),
@@ -171,7 +177,9 @@ def new_state(options: SchedulingOptions) -> State:
         cost=StepCost(),
         guesses=Guesses(options.max_num_seqs, options.speculation.own_drafts),
         owners=np.zeros(options.blocks + 1, np.int64),
-        decoding=np.zeros(options.max_num_seqs, bool),
+        decoding=np.zeros((options.stages, options.max_num_seqs), bool),
         epoch=options.epoch,
         condemned=Condemned(),
+        sent=[None] * options.stages,
+        turns=list(range(options.stages)),
     )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import Logprobs, Pooling, Sampling
-from protocol.steps import OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
+from protocol.steps import NOBODY, OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
 
@@ -60,6 +60,10 @@ def ints(data: bytes, width: int = 1) -> list[list[int]]:
     return np.frombuffer(data, np.int32).reshape(-1, width).tolist()
 
 
+def turned_off(plan: StepPlan) -> list[int]:
+    return [slot for (slot,) in ints(plan.decode_off)]
+
+
 class FakeExecutor:
     def __init__(
         self,
@@ -73,7 +77,9 @@ class FakeExecutor:
         natures: Mapping[int, Nature],
         pace: float = 0.0,
         skill: float = 0.5,
+        stages: int = 1,
     ) -> None:
+        self._stages = stages
         self._pace = pace  # seconds for each token beside the step's own time; 0: it does not say how long it took
         self._skill = skill  # how many of its own drafts are what the model says
         self._drafted = 0.0  # seconds of the last drafting
@@ -87,7 +93,7 @@ class FakeExecutor:
         self._natures = natures  # by the request's seed
         self._pages = [[0] * block_size for _ in range(blocks + 1)]
         self._slots: dict[int, Slot] = {}
-        self._decoding: set[int] = set()
+        self._decoding: dict[int, set[int]] = {}  # by micro-batch
         self._flying: deque[Touched] = deque()
         self._waiting: deque[Work] = deque()
         self._masks: StepMasks | None = None
@@ -107,6 +113,10 @@ class FakeExecutor:
         fenced_slots = frozenset().union(*[touched.slots for touched in self._flying])
         fenced_blocks = frozenset().union(*[touched.blocks for touched in self._flying])
         for start in plan.starts:
+            for number, decoding in self._decoding.items():
+                assert start.slot not in decoding or number != plan.microbatch or start.slot in turned_off(plan)
+                if number != plan.microbatch:
+                    decoding.discard(start.slot)
             assert start.slot not in fenced_slots, "slot reused before its fence opened"
             self._start(start, fenced_blocks)
         for slot, block in ints(plan.blocks, 2):
@@ -165,31 +175,41 @@ class FakeExecutor:
         self._slots[start.slot] = slot
 
     def _turn(self, plan: StepPlan) -> None:
-        for (slot,) in ints(plan.decode_off):
-            assert slot in self._decoding
-            self._decoding.remove(slot)
+        decoding = self._set(plan)
+        for slot in turned_off(plan):
+            assert slot in decoding
+            decoding.remove(slot)
         for (slot,) in ints(plan.decode_on):
-            assert slot not in self._decoding
-            self._decoding.add(slot)
+            assert slot not in decoding
+            decoding.add(slot)
+
+    def _set(self, plan: StepPlan) -> set[int]:
+        if plan.microbatch == NOBODY:
+            assert not plan.decode_on
+            assert not plan.decode_off
+            return set()
+        assert 0 <= plan.microbatch < self._stages
+        return self._decoding.setdefault(plan.microbatch, set())
 
     def _receive(self, plan: StepPlan) -> Work:
         chunks, counts = ints(plan.chunks, 4), dict(map(tuple, ints(plan.drafts, 2)))
-        used = [*sorted(self._decoding), *[row[0] for row in chunks]]
+        running = self._set(plan)
+        used = [*sorted(running), *[row[0] for row in chunks]]
         assert used, "a step without work"
         assert len(set(used)) == len(used), "one row per slot"
         assert {start.slot for start in plan.starts} <= {row[0] for row in chunks}
         ids = [token for (token,) in ints(plan.draft_ids)]
         assert list(counts) == sorted(counts)
-        assert set(counts) <= self._decoding
+        assert set(counts) <= running
         assert all(count >= 1 for count in counts.values())
         assert sum(counts.values()) == len(ids)
-        assert len(self._decoding) + len(ids) + sum(row[2] for row in chunks) <= self._budget
+        assert len(running) + len(ids) + sum(row[2] for row in chunks) <= self._budget
         decoding, place = [], 0
-        for slot in sorted(self._decoding):
+        for slot in sorted(running):
             count = counts.get(slot, 0)
             decoding.append((slot, self._slots[slot], ids[place : place + count]))
             place += count
-        sampling = self._decoding | {row[0] for row in chunks if row[3]}
+        sampling = running | {row[0] for row in chunks if row[3]}
         assert {slot for (slot,) in ints(plan.masked)} <= sampling
         blocks = frozenset(block for slot in used for block in self._slots[slot].table)
         self._flying.append(Touched(plan.step, frozenset(used), blocks))

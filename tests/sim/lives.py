@@ -9,6 +9,7 @@ from dataclasses import replace as replace_fields
 import numpy as np
 from msgspec.structs import replace
 
+from engine_core.scheduling.options import UNBOUNDED
 from engine_core.speculation.options import SpeculationOptions
 from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, Written
 from protocol.steps import choice_seed
@@ -42,7 +43,14 @@ class World:
     skill: float = 0.5  # how many of the executor's own drafts are right
     resumed: float = 0.0  # share of lives that another scheduler had begun
     pooled: float = 0.0  # share of lives that want a vector
+    stages: int = 1  # of the pipeline
+    piece: int = 512
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
+
+    @property
+    def ahead(self) -> int:
+        """Steps that a sequence has in flight, at most."""
+        return max(1, self.depth - self.stages + 1) if self.stages > 1 else UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ class Server:
                 policy=world.policy,
                 expected_share=world.expected_share,
                 speculation=world.speculation,
+                stages=world.stages,
+                ahead=world.ahead,
+                piece=world.piece,
             )
         )
         self.natures: dict[int, Nature] = {}
@@ -58,6 +61,7 @@ class Server:
             epoch=epoch,
             natures=self.natures,
             skill=world.skill,
+            stages=world.stages,
         )
 
     def submit(

@@ -71,6 +71,9 @@ class Simulation:
                 policy=world.policy,
                 expected_share=world.expected_share,
                 speculation=world.speculation,
+                stages=world.stages,
+                ahead=world.ahead,
+                piece=world.piece,
                 epoch=1,
             )
         )
@@ -102,6 +105,7 @@ class Simulation:
             natures=self.natures,
             skill=world.skill,
             pace=world.pace,
+            stages=world.stages,
         )
 
     def run(self) -> Outcome:

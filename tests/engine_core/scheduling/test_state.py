@@ -15,7 +15,8 @@ def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
     assert state.epoch == 5
     assert state.pool.available == state.pool.total == 7
     assert state.pool.prefix is state.prefix
-    assert state.slots.free == len(state.decoding) == 3
+    assert state.slots.free == 3
+    assert state.decoding.shape == (1, 3)
     assert len(state.owners) == 8
     maps = (state.requests, state.outboxes, state.coming)
     assert [len(part) for part in (*maps, state.prefilling, state.flights, state.queue, state.fence)] == [0] * 7
