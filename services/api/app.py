@@ -70,7 +70,20 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # starlette's sign that errors of routing are raised, not answered in plain text
-        await self._router(scope, receive, send)
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            near = self._near(scope["path"]) if error.status_code == NotFound.status else ""
+            if not near:
+                raise
+            path = scope["path"][:MOST_SHOWN]
+            raise NotFound(f"there is nothing at {path}; {near} is served", code="unknown_path") from error
+
+    def _near(self, path: str) -> str:
+        """The path that is meant where a base URL lacks its /v1 or has it twice, or a slash is too many; or none."""
+        bare = path.rstrip("/")
+        others = (bare, "/v1" + bare, bare.removeprefix("/v1"))
+        return next((other for other in others if other in self._paths), "")
 
 
 def application(service: Service) -> Gate:
@@ -84,3 +97,4 @@ def application(service: Service) -> Gate:
         request_timeout=options.request_timeout,
         max_queued_bytes=options.max_queued_bytes,
     )
+        tracer=service.tracer,

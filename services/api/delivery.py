@@ -110,6 +110,7 @@ async def attended(reply: Reply, pipeline: Pipeline, receive: Receive, exchange:
         watch.cancel()
         pipeline.drop(reply)
         exchange.note(reply)
+        reply.told(time.monotonic())
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from protocol import limits
 from protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from protocol.messages import TraceContext
 from services.api.reply import Reply
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -32,8 +33,8 @@ class Exchange:
     """`id` is the client's X-Request-Id or one of ours; it names the exchange in the log and nothing inside."""
 
     __slots__ = (
-        "_bodies", "completion_tokens", "endpoint", "first_token", "id", "prompt_tokens", "size", "source", "started",
-        "status", "timeout",
+        "_bodies", "completion_tokens", "context", "endpoint", "first_token", "id", "prompt_tokens", "size", "source",
+        "started", "status", "timeout",
     )  # fmt: skip
 
     def __init__(self, id: bytes, started: float, bodies: Bodies | None = None) -> None:
@@ -47,6 +48,7 @@ class Exchange:
         self.timeout = math.inf  # seconds from the start in which it must end
         self.source = ""  # who said so
         self.size = 0  # bytes of its body so far
+        self.context = TraceContext()  # what its requests carry on
         self._bodies = bodies
 
     def grow(self, size: int) -> None:

@@ -30,7 +30,11 @@ from services.api.keys import Keys
 from services.api.messages import errors as messages
 from services.api.metrics import Traffic
 from services.api.origins import Origins
-from services.api.trace import trace_context, trace_id
+from services.api.trace import client_context, response_header
+from services.tracing import names
+from services.tracing.context import trace_of
+from services.tracing.exchange import Served, carried, served
+from services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class Gate:
         *,
         request_timeout: float,
         max_queued_bytes: int,
+        tracer: Tracer | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -60,6 +65,7 @@ class Gate:
         self._traffic = traffic
         self._timeout = request_timeout or None  # seconds that every request has
         self._bodies = Bodies(max_queued_bytes)
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # main.py configures neither websockets nor lifespan
@@ -67,6 +73,10 @@ class Gate:
         current.bound(self._timeout, "--request-timeout")
         scope[exchange.KEY] = current
         shared = self._origins.headers(scope)
+        current.context = client_context(scope)
+        span = self._span(scope, current)
+        if span is not None:
+            shared = [*shared, response_header(span.context)]
 
         async def answer(message: Message) -> None:
             if not current.status:
@@ -79,6 +89,8 @@ class Gate:
         finally:
             current.end()
             self._account(scope, current)
+            if span is not None:
+                self._told(span, scope, current)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, current: Exchange) -> None:
         extra: list[tuple[bytes, bytes]] = []
@@ -118,6 +130,19 @@ class Gate:
             what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
             raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
 
+    def _span(self, scope: Scope, current: Exchange) -> Served | None:
+        """The exchange's span, None where it has none; what its requests carry on says which."""
+        if self._tracer is None or scope["path"] in QUIET:
+            return None
+        span = served(self._tracer, current.context)
+        current.context = carried(current.context, span)
+        return span
+
+    def _told(self, span: Served, scope: Scope, current: Exchange) -> None:
+        attributes = {names.HTTP_REQUEST_ID: current.id.decode(), names.URL_SCHEME: scope["scheme"]}
+        status = current.status or CLIENT_LEFT
+        span.end(scope["method"], current.endpoint, status, attributes, (current.started, time.monotonic()))
+
     def _account(self, scope: Scope, current: Exchange) -> None:
         now = time.monotonic()
         status = current.status or CLIENT_LEFT
@@ -126,7 +151,7 @@ class Gate:
         )
         write = journal.debug if current.endpoint in QUIET else journal.info
         fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
-        if trace := trace_id(trace_context(scope)):
+        if trace := trace_of(current.context):
             fields["trace_id"] = trace
         fields["status"] = status
         if current.prompt_tokens or current.completion_tokens:

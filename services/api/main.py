@@ -37,11 +37,16 @@ from services.api.service import Service
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify
 from services.process import ExitCode
+from services.stages import Stages
+from services.tracing.operation import Operations
+from services.tracing.startup import tell_start
+from services.tracing.tracer import tracer_of
 from services.watch import Watch
 from services.wire import Arrival, Port, Self
 
 log = logging.getLogger(__name__)
 
+WAITING = "waiting for the engine"
 LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
 BACKLOG = 2048
 DESCRIPTORS = 1 << 16
@@ -71,6 +76,7 @@ def run(config: Config, index: int) -> int:
 async def serve(config: Config, index: int) -> None:
     """The process's whole life. Raises as `run` does."""
     allow_descriptors()
+    stages = Stages()
     model = served_model(config)
     keys = Keys(config.api)
     context_of_tls = tls(config.api)
@@ -78,6 +84,7 @@ async def serve(config: Config, index: int) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     incarnation = new_incarnation()
     me = Self(Role.API, index, incarnation, shared_hash(config.model))
+    tracer = tracer_of(config.trace, Role.API, index, me.place)
     run_dir = Path(config.run.run_dir)
     watches = [
         Watch(Port.connect(context, TEXT, me, run_dir, number))
@@ -86,14 +93,15 @@ async def serve(config: Config, index: int) -> None:
     pipeline = Pipeline(
         watches, index, incarnation, config.api.max_queued_requests,
         max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
+        operations=Operations(tracer, model.name) if tracer is not None else None,
     )  # fmt: skip
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))
     ledger = Ledger(run_dir, index, config.api.api_processes)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
-    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses)
+    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, tracer)
     try:
-        await answer(service, listener, context_of_tls)
+        await answer(service, listener, context_of_tls, stages)
     finally:
         leave(config.api)
         ledger.close()
@@ -101,13 +109,15 @@ async def serve(config: Config, index: int) -> None:
         for watch in watches:
             watch.close()
         context.term()
+        if tracer is not None:
+            tracer.close()
 
 
 def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
     pipeline.receive(arrivals, time.monotonic())
 
 
-async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext | None) -> None:
+async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext | None, stages: Stages) -> None:
     """Run the HTTP server until a signal asks for the end and the drain is over."""
     options = service.config.api
     limits = ConnectionLimits.of(options)
@@ -129,7 +139,8 @@ async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext 
     )
     url = url_of(listener, options)
     journal.info(log, "listening", url=url, model=service.model.name)
-    notify(f"X_PENSTOCK_URL={url}", "STATUS=waiting for the engine")
+    notify(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
+    stages.note(WAITING)
     # uvicorn takes these over while it serves, and raises what it caught once more at its end.
     previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     failures: list[Exception] = []
@@ -146,7 +157,7 @@ async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
-    attendance = asyncio.create_task(attend(service, server))
+    attendance = asyncio.create_task(attend(service, server, stages))
     beats = asyncio.create_task(beating(Heartbeat()))
     try:
         await server.serve(sockets=[listener])
@@ -186,7 +197,7 @@ class Server(uvicorn.Server):
         self._exit.set()
 
 
-async def attend(service: Service, server: Server) -> None:
+async def attend(service: Service, server: Server, stages: Stages) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
     pipeline = service.pipeline
@@ -202,6 +213,7 @@ async def attend(service: Service, server: Server) -> None:
             announced = True
             notify("READY=1", "STATUS=serving")
             journal.info(log, "ready")
+            tell_start(service.tracer, f"{Role.API}-{service.index}", stages.all, time.monotonic())
         pipeline.tend(time.monotonic())
         await asyncio.sleep(TICK if announced else EAGER)
     pipeline.draining = True

@@ -37,6 +37,8 @@ from protocol.messages import (
 )
 from services.api.errors import from_rejected
 from services.api.reply import Reply
+from services.tracing.names import MOVED
+from services.tracing.operation import Operations
 from services.wire import Arrival, Joined, Left, Peer
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
@@ -118,6 +120,7 @@ class Pipeline:
         status_limit: float,
         *,
         processes: int,
+        operations: Operations | None = None,
     ) -> None:
         self.status: EngineStatus | None = None
         self.status_time = 0.0  # monotonic seconds when it came
@@ -132,6 +135,7 @@ class Pipeline:
         self._api_index = api_index
         self._incarnation = incarnation
         self._limit = limit
+        self._operations = operations
         self.status_limit = status_limit
         self._counter = 0
         self._tickets: dict[int, Ticket] = {}
@@ -178,6 +182,9 @@ class Pipeline:
         if len(self._tickets) + len(requests) > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
+        operation = self._operations.begin(requests, now) if self._operations is not None else None
+        if operation is not None:
+            requests = operation.requests
         for number, request in enumerate(requests):
             ticket = Ticket(request, reply, number * request.n)
             if not self._place(ticket):
@@ -187,6 +194,7 @@ class Pipeline:
             self._tickets[request.id] = ticket
             reply.tickets.append(request.id)
         self._submitted += len(requests)
+        reply.operation = operation
 
     def drop(self, reply: Reply) -> None:
         """Abort what the reply still waits for; nobody will take it."""
@@ -354,6 +362,8 @@ class Pipeline:
             place = numbers.index(ticket.id)
             ticket.id = numbers[place] = self.new_id()
             ticket.peer = None
+            if ticket.reply.operation is not None:
+                ticket.reply.operation.happened(MOVED, time.monotonic())
             self._tickets[ticket.id] = ticket
             self._held[ticket.id] = ticket
         for question in self._questions.values():

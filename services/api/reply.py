@@ -17,6 +17,7 @@ from protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavail
 from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
 from services.api.metrics import Timings
 from services.api.segments import Segment, Segments
+from services.tracing.operation import Operation, Outcome
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -107,6 +108,7 @@ class Reply:
         self.first_token: float | None = None  # of a stream, in monotonic seconds
         self.tickets: list[int] = []  # internal ids; the pipeline's
         self.left = False  # the client is gone
+        self.operation: Operation | None = None  # where it is traced; the pipeline's
         self._open = len(self.choices)
         self.stream = stream
         self._timings = timings
@@ -197,6 +199,25 @@ class Reply:
         """The client is gone: whoever waits for news stops."""
         self.left = True
         self._wake()
+
+    def told(self, now: float) -> None:
+        """Nobody will take more of it: what is traced ends here. May be called again."""
+        operation, self.operation = self.operation, None
+        if operation is None:
+            return
+        usage = self.usage
+        outcome = Outcome(
+            finishes=tuple([choice.finish for choice in self.choices]),
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            accepted=usage.accepted_tokens,
+            rejected=usage.rejected_tokens,
+            first_token=self.first_token,
+            error=self.error,
+            left=self.left,
+        )
+        operation.end(outcome, now)
 
     @property
     def approximations(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.responses.store import ResponseStore
 from services.api.served import ServedModel
+from services.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,4 @@ class Service:
     ledger: Ledger
     keys: Keys
     responses: ResponseStore
+    tracer: Tracer | None = None  # None: no traces are told

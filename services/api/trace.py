@@ -1,19 +1,24 @@
-"""W3C trace context from a request's headers. Source: W3C Trace Context, sections 3.2 and 3.3."""
+"""W3C trace context: from a request's headers, and as it goes on to the engine. Source: W3C Trace Context, sections 3.2
+and 3.3, and for the response's header "Trace Context Level 2", section 4."""
 
 from __future__ import annotations
-
-import re
 
 from starlette.types import Scope
 
 from protocol.messages import TraceContext
+from services.api import exchange
+from services.tracing.context import TRACEPARENT
 
-TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 MAX_TRACEPARENT = 128
 MAX_TRACESTATE = 512  # bytes that a participant has to carry on; a longer one is left out
 
 
 def trace_context(scope: Scope) -> TraceContext:
+    """What the requests of this exchange carry on: its span where it is traced, else what came with it."""
+    return exchange.of(scope).context
+
+
+def client_context(scope: Scope) -> TraceContext:
     """The context as it came; empty when there is none or it is not valid, which is never an error."""
     parents = []
     states = []
@@ -30,6 +35,6 @@ def trace_context(scope: Scope) -> TraceContext:
     return TraceContext(parents[0], state if len(state) <= MAX_TRACESTATE and state.isascii() else "")
 
 
-def trace_id(context: TraceContext) -> str:
-    """The trace's own name, 32 hexadecimal digits; empty without one."""
-    return context.traceparent[3:35]
+def response_header(context: TraceContext) -> tuple[bytes, bytes]:
+    """Tells the client the name of a trace that is told, and of the exchange's span in it."""
+    return b"traceresponse", context.traceparent.encode()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 from protocol.messages import TraceContext
 
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 SAMPLED = "01"
 NOT_SAMPLED = "00"
 RATIO_BITS = 64  # of a trace's id decide whether it is sampled, as OpenTelemetry's TraceIdRatioBased has it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.messages import TraceContext
 from services.tracing import names
-from services.tracing.context import beginning, chosen, trace_of, under
+from services.tracing.context import beginning, chosen, joined, span_of, trace_of, under
 from services.tracing.names import Kind
 from services.tracing.span import Attributes, Span
 from services.tracing.tracer import Tracer
@@ -41,3 +41,10 @@ def served(tracer: Tracer, context: TraceContext) -> Served | None:
         return Served(tracer, context, remote=True) if wanted else None
     trace = tracer.ids.trace()
     return Served(tracer, beginning(trace), remote=False) if chosen(trace, sampling.ratio) else None
+
+
+def carried(context: TraceContext, span: Served | None) -> TraceContext:
+    """What the requests of an exchange that came with `context` carry on."""
+    if span is not None:
+        return span.context
+    return joined(trace_of(context), span_of(context), sampled=False) if context.sampled else context

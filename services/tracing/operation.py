@@ -24,7 +24,7 @@ UNTRACED = TraceContext()
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an operation ended. Times are in monotonic seconds."""
 
-    finishes: tuple[Finish | None, ...]  # of its choices
+    finishes: tuple[Finish, ...]  # of its choices
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
@@ -93,6 +93,18 @@ class Operation:
                 parent=own, id=self._tracer.ids.span(), name=names.STREAM, start=outcome.first_token, end=now,
                 attributes={names.OUTPUT_TOKENS: outcome.output_tokens},
             ))  # fmt: skip
+
+
+class Operations:
+    """Makes the operations of one api process, whose model has this name."""
+
+    def __init__(self, tracer: Tracer, model: str) -> None:
+        self._tracer = tracer
+        self._model = model
+
+    def begin(self, requests: Sequence[SubmitText], now: float) -> Operation | None:
+        """None where they are not traced; they came together, so all are or none is."""
+        return Operation(self._tracer, requests, self._model, now) if requests[0].trace.sampled else None
 
 
 def operation_of(request: SubmitText) -> str:

@@ -20,7 +20,6 @@ from services import journal
 from services.tracing.clock import Clock, clock_of
 from services.tracing.collector import Collector, Undelivered, collector
 from services.tracing.context import Ids
-from services.tracing.otlp import request
 from services.tracing.settings import Settings, service_attributes, settings
 from services.tracing.span import Span, Value
 
@@ -50,7 +49,7 @@ class Tracer:
         self.clock = clock
         self.ids = Ids()
         self._resource = resource
-        self._way = way  # made by the thread, where none is given: it may load what takes long
+        self._way = way  # made by the thread, where none is given: what it imports takes long
         self._queue: deque[Span] = deque()
         self._awake = threading.Event()
         self._ending = False

@@ -116,6 +116,7 @@ class BackgroundWork:
             turn.failed(told_in(error, TERMS))
         finally:
             self._service.pipeline.drop(reply)
+            reply.told(time.monotonic())
             del self._running[turn.id]
 
 

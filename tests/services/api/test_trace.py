@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import SubmitText, TraceContext
-from services.api.trace import trace_context
+from services.api.trace import client_context
 from tests.services.api.pipe import FakePort, answering, client, service, words
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -33,7 +33,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 )
 def test_trace_context(headers: dict[str, str], expected: TraceContext) -> None:
     scope = {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
-    assert trace_context(scope) == expected
+    assert client_context(scope) == expected
 
 
 async def test_the_trace_travels_with_the_request() -> None:
