@@ -148,11 +148,7 @@ class State:
     applied: int = 0  # last applied step
     orders: int = 0  # requests so far
     refused: Choice | None = None  # head of the queue that did not fit, until memory is given back
-<<<<<<< /tmp/pp/a.mine
-=======
     tight: bool = False  # the last plan lacked blocks for what runs
-    sent: Lane | None = None  # the lane of the last plan
->>>>>>> /tmp/pp/a.head
 
     def outbox(self, source: int) -> Outbox:
         found = self.outboxes.get(source)
