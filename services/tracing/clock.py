@@ -31,16 +31,16 @@ class Clock:
     def __init__(self, offset: int, place: int = 0) -> None:
         self.place = place
         self.correction = 0  # nanoseconds that the binders are ahead of us
-        self._offset = offset
+        self.offset = offset  # nanoseconds from monotonic to our own wall time
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
 
     def nanoseconds(self, monotonic: float) -> int:
         """Unix nanoseconds of a moment in monotonic seconds."""
-        return round(monotonic * 1e9) + self._offset + self.correction
+        return round(monotonic * 1e9) + self.offset + self.correction
 
     def local(self) -> int:
         """Unix nanoseconds now, as our own clock has them."""
-        return time.monotonic_ns() + self._offset
+        return time.monotonic_ns() + self.offset
 
     def now(self) -> int:
         """Unix nanoseconds now, as we tell them to whoever goes by us."""

@@ -20,6 +20,7 @@ from services import journal
 from services.tracing.clock import Clock, clock_of
 from services.tracing.collector import Collector, Undelivered, collector
 from services.tracing.context import Ids
+from services.tracing.otlp import request
 from services.tracing.settings import Settings, service_attributes, settings
 from services.tracing.span import Span, Value
 
