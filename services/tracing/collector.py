@@ -1,102 +1,105 @@
-"""The way to a collector: one export of encoded spans over HTTP, or over gRPC.
+"""The way to a collector, by OpenTelemetry's own exporters: OTLP over HTTP, or over gRPC.
 
-Source: OTLP specification 1.x, "OTLP/HTTP" and "OTLP/gRPC". An export that fails is not tried again: the next one
-brings newer spans, and what waits in between has its bound.
+They go by the standard variables for what no option says: headers, certificates, compression, timeout, and they try
+again what a collector was too busy to take. Imported where traces are told alone.
 """
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import ssl
-import urllib.request
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+import logging
+from collections.abc import Mapping, Sequence
 
-from services.tracing.settings import GRPC, GRPC_MODULE, Certificates, Settings
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+from protocol.messages import TraceContext
+from protocol.version import VERSION
+from services.tracing.clock import Clock
+from services.tracing.context import span_of, trace_of
+from services.tracing.names import Kind
+from services.tracing.settings import GRPC, GRPC_MODULE, Settings
+from services.tracing.span import Span, Value
+from services.tracing.tracer import Undelivered
 
-
-class Undelivered(Exception):
-    """The collector did not take an export; the text says why."""
-
-
-class Collector(Protocol):
-    """Used by one thread."""
-
-    def export(self, request: bytes) -> None:
-        """Hand over an ExportTraceServiceRequest; blocks up to the timeout. Raises Undelivered."""
-
-    def close(self) -> None: ...
-
-
-def collector(settings: Settings) -> Collector:
-    """The one that the settings name."""
-    return GrpcCollector(settings) if settings.protocol == GRPC else HttpCollector(settings)
+SCOPE = InstrumentationScope("penstock", VERSION)
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+KINDS: Mapping[Kind, SpanKind] = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER}
 
 
-class HttpCollector:
-    """OTLP/HTTP with binary bodies; proxies are those of the environment."""
+class Reasons(logging.Handler):
+    """Keeps the last thing that an exporter logged, for the one line that is written of it now and then."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._endpoint = settings.endpoint
-        self._timeout = settings.timeout
-        self._compress = settings.compress
-        self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "OTel-OTLP-Exporter-Penstock"}
-        self._headers |= {"Content-Encoding": "gzip"} if settings.compress else {}
-        self._headers |= settings.headers
-        encrypted = urlsplit(settings.endpoint).scheme == "https"
-        self._context = encryption(settings.certificates) if encrypted else None
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = ""
 
-    def export(self, request: bytes) -> None:
-        body = gzip.compress(request, 1) if self._compress else request
-        asked = urllib.request.Request(self._endpoint, body, self._headers, method="POST")
-        try:
-            with urllib.request.urlopen(asked, timeout=self._timeout, context=self._context) as answer:
-                answer.read()
-        except OSError as error:  # refused, timed out, TLS, and URLError with an HTTP status
-            raise Undelivered(str(error)) from error
-
-    def close(self) -> None:
-        """Nothing stays open between exports."""
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
 
 
-def encryption(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=certificates.trusted or None)
-    if certificates.own:
-        context.load_cert_chain(certificates.own, certificates.key or None)
-    return context
+class OtlpCollector:
+    """A collector that speaks OTLP. `clock` turns the spans' times into wall time."""
 
+    def __init__(
+        self, settings: Settings, resource: Mapping[str, Value], clock: Clock, exporter: SpanExporter | None = None
+    ) -> None:
+        self._exporter = exporter_of(settings) if exporter is None else exporter
+        self._resource = Resource.create(dict(resource))
+        self._clock = clock
+        self._reasons = Reasons()
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self._reasons)
+        logger.propagate = False
 
-class GrpcCollector:
-    """OTLP/gRPC. grpcio is an extra, so it is loaded here alone."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._grpc: Any = importlib.import_module(GRPC_MODULE)
-        grpc, parts = self._grpc, urlsplit(settings.endpoint)
-        target = parts.netloc or settings.endpoint
-        if parts.scheme == "https" or (not parts.netloc and not settings.insecure):
-            files = [path and open_bytes(path) for path in (
-                settings.certificates.trusted, settings.certificates.key, settings.certificates.own)]  # fmt: skip
-            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(*(file or None for file in files)))
-        else:
-            self._channel = grpc.insecure_channel(target)
-        self._call = self._channel.unary_unary(METHOD)  # requests are bytes already
-        self._timeout = settings.timeout
-        self._compression = grpc.Compression.Gzip if settings.compress else grpc.Compression.NoCompression
-        self._metadata = tuple((name.lower(), value) for name, value in settings.headers.items())
-
-    def export(self, request: bytes) -> None:
-        try:
-            self._call(request, timeout=self._timeout, metadata=self._metadata, compression=self._compression)
-        except self._grpc.RpcError as error:
-            raise Undelivered(f"{error.code().name}: {error.details()}") from error
+    def export(self, spans: Sequence[Span]) -> None:
+        """Hand spans over; blocks up to the exporter's timeout. Raises Undelivered."""
+        self._reasons.last = ""
+        if self._exporter.export([readable(span, self._resource, self._clock) for span in spans]) is not (
+            SpanExportResult.SUCCESS
+        ):
+            raise Undelivered(self._reasons.last or "it took nothing")
 
     def close(self) -> None:
-        self._channel.close()
+        self._exporter.shutdown()
+        logging.getLogger("opentelemetry").removeHandler(self._reasons)
 
 
-def open_bytes(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+def exporter_of(settings: Settings) -> SpanExporter:
+    """The one that the settings name. That of gRPC is an extra, so it is imported here alone."""
+    if settings.protocol != GRPC:
+        return OTLPSpanExporter(endpoint=settings.endpoint)
+    module = importlib.import_module(f"{GRPC_MODULE}.trace_exporter")
+    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=settings.endpoint, insecure=settings.insecure)
+    return exporter
+
+
+def readable(span: Span, resource: Resource, clock: Clock) -> ReadableSpan:
+    """A span as OpenTelemetry's exporters take it."""
+    trace = int(trace_of(span.parent), 16)
+    state = TraceState.from_header([span.parent.tracestate]) if span.parent.tracestate else None
+    above = span_of(span.parent)
+    events = [Event(event.name, dict(event.attributes), clock.nanoseconds(event.time)) for event in span.events]
+    return ReadableSpan(
+        span.name,
+        SpanContext(trace, int(span.id, 16), is_remote=False, trace_flags=SAMPLED, trace_state=state),
+        SpanContext(trace, int(above, 16), is_remote=span.remote, trace_flags=SAMPLED) if above else None,
+        resource,
+        dict(span.attributes),
+        events,
+        [Link(context_of(link)) for link in span.links],
+        KINDS[span.kind],
+        status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error or None),
+        start_time=clock.nanoseconds(span.start),
+        end_time=clock.nanoseconds(span.end),
+        instrumentation_scope=SCOPE,
+    )
+
+
+def context_of(context: TraceContext) -> SpanContext:
+    """That of a span which one of ours links to."""
+    return SpanContext(int(trace_of(context), 16), int(span_of(context), 16), is_remote=True, trace_flags=SAMPLED)

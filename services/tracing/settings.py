@@ -1,7 +1,8 @@
 """What of the options and of the standard OTEL_ variables one process goes by.
 
-An option that was given wins over its variable. Source: OpenTelemetry specification, "Environment Variable
-Specification" and "OpenTelemetry Protocol Exporter"; W3C Baggage for the form of lists.
+An option that was given wins over its variable. The variables of headers, certificates, compression, timeout and
+resource are read by OpenTelemetry's exporters themselves. Source: OpenTelemetry specification, "Environment Variable
+Specification" and "OpenTelemetry Protocol Exporter".
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.util
 import os
 import socket
 from collections.abc import Mapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,8 +23,8 @@ HTTP, GRPC = "http/protobuf", "grpc"
 TRACES_PATH = "/v1/traces"
 PREFIX = "penstock"  # of services' names
 PARENT_BASED = "parentbased_"
-QUEUE, BATCH, DELAY, TIMEOUT = 8192, 512, 1000, 10_000  # spans, spans, milliseconds, milliseconds
-GRPC_MODULE = "grpc"
+QUEUE, BATCH, DELAY = 8192, 512, 1000  # spans, spans, milliseconds
+GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc"
 TRUE = "true"
 
 
@@ -34,14 +35,6 @@ class Sampling(msgspec.Struct, frozen=True):
     follow: bool = True  # the client's sampled flag
 
 
-class Certificates(msgspec.Struct, frozen=True):
-    """Files, PEM: whom to trust, and who we are. Empty: the system's, and nobody."""
-
-    trusted: str = ""
-    own: str = ""
-    key: str = ""
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How this process tells its traces."""
 
@@ -49,15 +42,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     sampling: Sampling
     service: str  # prefix of its services' names
-    resource: dict[str, str] = {}
-    headers: dict[str, str] = {}
-    certificates: Certificates = Certificates()
-    compress: bool = False
-    insecure: bool = True  # of gRPC without a scheme
+    insecure: bool | None = None  # of gRPC; None: as the endpoint's scheme and the variables say
     queue: int = QUEUE  # spans that wait at most
     batch: int = BATCH  # spans of one export at most
     delay: float = DELAY / 1000  # seconds that a span waits at most
-    timeout: float = TIMEOUT / 1000  # seconds of one export
     steps_per_second: float = 0.0  # step spans, where a traced request is in them
     tokens_per_event: int = 0
 
@@ -73,25 +61,16 @@ def settings(config: TraceConfig, environ: Mapping[str, str] = os.environ) -> Se
         return None
     if protocol == GRPC and importlib.util.find_spec(GRPC_MODULE) is None:
         raise ConfigError("--otlp-protocol", GRPC, "it needs an extra: pip install 'penstock[otlp-grpc]'")
-    resource = pairs("OTEL_RESOURCE_ATTRIBUTES", variables)
     queue = whole("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE, variables)
     return Settings(
         endpoint=endpoint,
         protocol=protocol,
         sampling=sampling_of(config, variables),
-        service=variables.get("OTEL_SERVICE_NAME") or resource.pop("service.name", PREFIX),
-        resource=resource,
-        headers=pairs("OTEL_EXPORTER_OTLP_HEADERS", variables) | pairs("OTEL_EXPORTER_OTLP_TRACES_HEADERS", variables),
-        certificates=Certificates(
-            exporter("CERTIFICATE", variables), exporter("CLIENT_CERTIFICATE", variables),
-            exporter("CLIENT_KEY", variables),
-        ),
-        compress=compressed(variables),
-        insecure=exporter("INSECURE", variables, TRUE).lower() == TRUE,
+        service=variables.get("OTEL_SERVICE_NAME", PREFIX),
+        insecure=True if "://" not in endpoint and not exporter("INSECURE", variables) else None,
         queue=queue,
         batch=min(queue, whole("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH, variables)),
         delay=whole("OTEL_BSP_SCHEDULE_DELAY", DELAY, variables) / 1000,
-        timeout=timeout_of(variables),
         steps_per_second=config.trace_steps,
         tokens_per_event=config.trace_tokens,
     )  # fmt: skip
@@ -106,10 +85,6 @@ def service_attributes(found: Settings, role: str, index: int) -> dict[str, str 
         "service.version": VERSION,
         "host.name": socket.gethostname(),
         "process.pid": os.getpid(),
-        "telemetry.sdk.name": PREFIX,
-        "telemetry.sdk.language": "python",
-        "telemetry.sdk.version": VERSION,
-        **found.resource,
     }
 
 
@@ -166,36 +141,9 @@ def sampling_of(config: TraceConfig, variables: Mapping[str, str]) -> Sampling:
     return Sampling(float(own == "always_on"), follow)
 
 
-def compressed(variables: Mapping[str, str]) -> bool:
-    found = exporter("COMPRESSION", variables, "none")
-    if found not in ("none", "gzip"):
-        raise ConfigError("OTEL_EXPORTER_OTLP_COMPRESSION", found, "it must be none or gzip")
-    return found == "gzip"
-
-
-def timeout_of(variables: Mapping[str, str]) -> float:
-    """Seconds that one export may take: the exporter's variable, or the batch processor's. Milliseconds there."""
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_BSP_EXPORT_TIMEOUT"):
-        if name in variables:
-            return whole(name, TIMEOUT, variables) / 1000
-    return TIMEOUT / 1000
-
-
 def whole(name: str, default: int, variables: Mapping[str, str]) -> int:
     """A whole number above 0. Raises ConfigError."""
     text = variables.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
         raise ConfigError(name, text, "it must be a whole number above 0")
     return int(text)
-
-
-def pairs(name: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """`key=value,key=value`, percent-encoded. Raises ConfigError, which does not repeat what may be a secret."""
-    found = {}
-    for part in variables.get(name, "").split(","):
-        key, equals, text = part.partition("=")
-        if equals and key.strip():
-            found[unquote(key.strip())] = unquote(text.strip())
-        elif part.strip():
-            raise ConfigError(name, "***", "it must be like name=value,name=value")
-    return found

@@ -10,17 +10,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from protocol.config import TraceConfig
-from protocol.version import VERSION
 from services import journal
 from services.tracing.clock import Clock, clock_of
-from services.tracing.collector import Collector, Undelivered, collector
 from services.tracing.context import Ids
-from services.tracing.otlp import request
 from services.tracing.settings import Settings, service_attributes, settings
 from services.tracing.span import Span, Value
 
@@ -28,7 +26,19 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS = 2.0  # seconds that the end of a process waits for the collector
 COMPLAINT_SECONDS = 60.0  # between log lines about a collector that takes nothing
-SCOPE = ("penstock", VERSION)
+
+
+class Undelivered(Exception):
+    """The collector did not take an export; the text says why."""
+
+
+class Collector(Protocol):
+    """Used by one thread."""
+
+    def export(self, spans: Sequence[Span]) -> None:
+        """Hand spans over; blocks for a while. Raises Undelivered."""
+
+    def close(self) -> None: ...
 
 
 class TraceStatistics(msgspec.Struct, frozen=True):
@@ -83,7 +93,9 @@ class Tracer:
             )
 
     def _run(self) -> None:
-        way = self._way if self._way is not None else collector(self.settings)
+        from services.tracing.collector import OtlpCollector
+
+        way = self._way if self._way is not None else OtlpCollector(self.settings, self._resource, self.clock)
         while not self._ending:
             self._awake.wait(self.settings.delay)
             self._awake.clear()
@@ -97,7 +109,7 @@ class Tracer:
             count = min(len(self._queue), self.settings.batch)
             batch = [self._queue.popleft() for _ in range(count)]
             try:
-                way.export(request(batch, self._resource, SCOPE, self.clock))
+                way.export(batch)
             except Undelivered as error:
                 self._lost += count
                 self._complain(str(error))
