@@ -14,6 +14,7 @@ from engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Ints, blocks_at_end
 from engine_core.scheduling.state import State
+from engine_core.scheduling.tracing import enter
 from protocol.messages import Finish
 
 LOOKAHEAD = 256  # waiting choices that one plan passes over
@@ -140,6 +141,7 @@ class Admissions:
             state.totals.count_lookup(choice.request.cached)
         insort(state.prefilling, choice, key=rank)
         announce(state, choice)
+        enter(state, choice)
 
     def _hopeless(self) -> bool:
         """Nobody is left to give memory back, and it still does not fit: a quarantine has made the pool too small."""

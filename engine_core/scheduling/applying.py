@@ -13,6 +13,7 @@ from engine_core.scheduling.outbox import Note, Rows, joined
 from engine_core.scheduling.pooling import take_vectors
 from engine_core.scheduling.slots import Lane
 from engine_core.scheduling.state import Chunk, Flight, Judged, State
+from engine_core.scheduling.tracing import note_chunks, note_marks
 from protocol.messages import Logprobs
 from protocol.steps import REJECTED, StepResult
 
@@ -32,6 +33,8 @@ def apply(state: State, result: StepResult) -> None:
     keep_scores(flight, result)
     land_drafts(state, flight, result.busy)
     land_drafting(state, flight, result.drafting)
+    if state.history.traced:
+        note_chunks(state, flight)
     take(state, flight, result)
     if result.vectors:
         take_vectors(state, flight, result)
@@ -49,6 +52,8 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
     if flight.drafts is not None:
         settle_drafts(state, flight, flight.drafts, counts, kept.nonzero()[0])
         tell_guesses(state, flight, flight.drafts, kept, counts)
+    if state.history.traced:
+        note_marks(state, settled)
     suspects = suspect_rows(state, flight, tokens, counts)
     suspects[kept] |= slots.known[settled] >= slots.limit[settled]
     for row in (~kept).nonzero()[0].tolist():

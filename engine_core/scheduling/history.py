@@ -84,6 +84,5 @@ class Passage:
 class History:
     """Whose stays are being noted, and those that are over and nobody has taken."""
 
-    now: float = 0.0  # of the last call that told the time
     traced: dict[int, Choice] = field(default_factory=dict)  # by slot
     stays: list[Stay] = field(default_factory=list)

@@ -14,6 +14,7 @@ from engine_core.scheduling.overload import check_room
 from engine_core.scheduling.request import Request
 from engine_core.scheduling.state import State
 from engine_core.scheduling.stops import ending_tokens
+from engine_core.scheduling.tracing import traces
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
 from protocol.messages import Rejected, SubmitTokens
 
@@ -139,6 +140,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         ending=ending_tokens(message.sampling, options.vocab_size),
         guide=guide,
         since=now,
+        traced=traces(state, message),
     )
     state.requests[message.id] = request
     state.totals.prompt_tokens += request.prompt_tokens

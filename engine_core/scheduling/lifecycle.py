@@ -11,6 +11,7 @@ from engine_core.scheduling.outbox import end_row
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import State
 from engine_core.scheduling.statistics import FINISHED
+from engine_core.scheduling.tracing import PREEMPTED, tell, wait
 from protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
@@ -74,10 +75,12 @@ def release(state: State, fenced: Fenced) -> None:
     state.refused = None
 
 
-def preempt(state: State, choice: Choice) -> None:
+def preempt(state: State, choice: Choice, reason: str = PREEMPTED) -> None:
     """Back to the queue, to be recomputed. Tokens in flight are still taken."""
+    tell(state, choice, reason)
     vacate(state, choice)
     state.queue.put(choice)
+    wait(state, choice)
     state.totals.preemptions += 1
 
 
@@ -85,6 +88,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     """The choice is over, wherever it stands. The terminal row is the caller's."""
     assert not choice.ended
     request = choice.request
+    tell(state, choice, finish)
     if choice.slot >= 0:
         vacate(state, choice, trusted=finish != Finish.ERROR)
     else:
@@ -142,6 +146,7 @@ def add(state: State, request: Request) -> Choice:
     request.spawned += 1
     state.suspects.add(request.ending)
     state.queue.put(choice)
+    wait(state, choice)
     return choice
 
 

@@ -27,6 +27,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 1  # of the pipeline that runs the steps
     ahead: int = UNBOUNDED  # steps that a sequence has in flight, at most, where the caller plans so many
     piece: int = 512  # positions of prompts that are worth a step of their own where there are several stages
+    traced: bool = False  # whether the history of sampled requests is told
+    trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
 
     def __post_init__(self) -> None:

@@ -25,7 +25,10 @@ from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Ints, Lane, joined
 from engine_core.scheduling.state import Chunk, Drafts, Flight, State
 from engine_core.scheduling.trials import acquit
+from protocol.messages import TraceContext
 from protocol.steps import NOBODY, SlotStart, StepPlan, choice_seed
+
+UNTRACED = TraceContext()
 
 
 @dataclass(slots=True)
@@ -172,6 +175,8 @@ def start_chunk(state: State, outline: Outline, choice: Choice, count: int) -> N
             sampling=sampling,
             seed=choice_seed(sampling.seed, choice.index),
             pooling=choice.request.message.pooling,
+            trace=UNTRACED if choice.passage is None else choice.request.message.trace,
+            choice=choice.index,
         )
     )
     append_chunk(state, outline, choice, count)
@@ -207,7 +212,8 @@ def close(state: State, outline: Outline, microbatch: int, lane: Lane, drafts: D
     if len(asked.short):
         grow_rows(state, outline, asked.short)
     flight = Flight(
-        step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind
+        step, lane, tuple(outline.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind,
+        planned=state.durations.now,
     )  # fmt: skip
     state.flights.append(flight)
     if guided:

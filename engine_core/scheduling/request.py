@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from engine_core.grammar.guide import Guide
+from engine_core.scheduling.history import Passage
 from engine_core.speculation.drafter import Drafter
 from protocol.messages import Logprobs, SubmitTokens
 
@@ -42,6 +43,7 @@ class Choice:
     rejected: int = 0  # the others that were verified for it
     deaths: int = 0  # of executors that had it in flight, since it last got further
     mark: int = 0  # its tokens at the last of them
+    passage: Passage | None = None  # while it is traced
 
     @property
     def outputs(self) -> int:
@@ -81,6 +83,7 @@ class Request:
     choices: dict[int, Choice] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # choices 0..spawned-1 exist or have ended; the others wait for choice 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache
+    traced: bool = False  # its history is told
 
     @property
     def pools(self) -> bool:

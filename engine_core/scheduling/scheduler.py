@@ -11,6 +11,7 @@ import numpy as np
 from engine_core.grammar.guide import Guide
 from engine_core.kv.pool import PoolReport
 from engine_core.scheduling.applying import apply
+from engine_core.scheduling.history import Stay, StepFacts
 from engine_core.scheduling.intake import longest, submit
 from engine_core.scheduling.judging import follow
 from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
@@ -20,6 +21,7 @@ from engine_core.scheduling.overload import expire
 from engine_core.scheduling.planning import plan
 from engine_core.scheduling.state import new_state
 from engine_core.scheduling.statistics import SchedulerStatistics
+from engine_core.scheduling.tracing import RESTARTED, last_step
 from engine_core.scheduling.trials import charge, flown
 from engine_core.scheduling.waiting import reasons
 from protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
@@ -57,6 +59,11 @@ class Scheduler:
     def epoch(self) -> int:
         return self._state.epoch
 
+    @property
+    def traced(self) -> bool:
+        """Whether any choice in a slot is traced."""
+        return bool(self._state.history.traced)
+
     def submit(self, request: SubmitTokens, source: int, now: float, guide: Guide | None = None) -> None:
         """Queue a request that came from `source`. One that can never be served is answered with `Rejected`.
 
@@ -92,6 +99,7 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End what has waited in the queue for too long with `Rejected`. Called several times a second."""
+        self._state.durations.now = now
         expire(self._state, now)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -134,6 +142,7 @@ class Scheduler:
         state = self._state
         assert epoch != state.epoch
         state.totals.tick(now)
+        state.durations.now = now
         state.epoch = epoch
         suspects = flown(state)
         state.flights.clear()
@@ -145,7 +154,7 @@ class Scheduler:
         state.followed = state.applied = state.planned
         state.judged.clear()
         for choice in [choice for choice in state.slots.choices if choice is not None]:
-            preempt(state, choice)
+            preempt(state, choice, RESTARTED)
         state.fence.clear()
         state.slots.clear()
         state.pool.clear(state.pool.total if blocks is None else blocks)
@@ -158,6 +167,15 @@ class Scheduler:
             if -(-(longest(request.message, state.options) - 1) // size) > room:
                 cancel(state, request, Finish.ERROR, TOO_SMALL)
         charge(state, suspects, now)
+
+    def stays(self) -> list[Stay]:
+        """What traced requests have been through since the last call."""
+        stays, self._state.history.stays = self._state.history.stays, []
+        return stays
+
+    def last_step(self) -> StepFacts:
+        """What the step has that was planned last and is in flight."""
+        return last_step(self._state)
 
     def fail(self, error: str) -> None:
         """End every request with this error: nobody will compute it."""

@@ -69,6 +69,7 @@ class Slots:
         self.ids = np.zeros(count, np.int64)
         self.numbers = np.zeros(count, np.uint16)
         self.sources = np.zeros(count, np.int64)
+        self.mark = np.full(count, NEVER, np.int64)  # tokens at which the choice's trace has its next event
         self.ready = np.zeros(count, bool)
         self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in, see microbatches.py
         self.sizes = [0] * microbatches  # ready slots of each

@@ -15,6 +15,7 @@ from engine_core.kv.prefix import Prefix
 from engine_core.scheduling.condemned import Condemned
 from engine_core.scheduling.durations import Durations
 from engine_core.scheduling.forecast import Forecast
+from engine_core.scheduling.history import History
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.outbox import Outbox
 from engine_core.scheduling.queue import Queue
@@ -89,6 +90,7 @@ class Flight:
     made: Made | None = None  # the drafting behind the step before
     microbatch: int = 0  # whose decoding rows it runs
     behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
+    planned: float = 0.0  # when
 
 
 class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -141,6 +143,7 @@ class State:
     accused: dict[Choice, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
+    history: History = field(default_factory=History)
     durations: Durations = field(default_factory=Durations)
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step

@@ -25,7 +25,7 @@ def wait(state: State, choice: Choice) -> None:
     """It is put into the queue."""
     if choice.request.traced and choice.index < MOST_CHOICES:
         choice.passage = Passage(
-            state.history.now, outputs=choice.outputs, accepted=choice.accepted, rejected=choice.rejected
+            state.durations.now, outputs=choice.outputs, accepted=choice.accepted, rejected=choice.rejected
         )
 
 
@@ -33,7 +33,7 @@ def enter(state: State, choice: Choice) -> None:
     """It has a slot, and so many blocks from the prefix cache."""
     passage = choice.passage
     if passage is not None:
-        passage.entered = state.history.now
+        passage.entered = state.durations.now
         passage.reused = len(choice.blocks) * state.options.block_size
         state.history.traced[choice.slot] = choice
 
@@ -44,9 +44,9 @@ def note_chunks(state: State, flight: Flight) -> None:
         choice, passage = chunk.choice, chunk.choice.passage
         if passage is None or passage.entered is None or passage.entered > flight.planned:
             continue  # planned in an earlier stay
-        passage.chunks.append(PrefillChunk(flight.step, chunk.start, chunk.count, flight.planned, state.history.now))
+        passage.chunks.append(PrefillChunk(flight.step, chunk.start, chunk.count, flight.planned, state.durations.now))
         if chunk.sample:
-            passage.decoding, passage.first = state.history.now, not choice.began
+            passage.decoding, passage.first = state.durations.now, not choice.began
             if state.options.trace_tokens:
                 state.slots.mark[choice.slot] = len(choice.tokens) + 1 + state.options.trace_tokens
 
@@ -57,7 +57,7 @@ def note_marks(state: State, settled: Ints) -> None:
     for slot in settled[slots.known[settled] >= slots.mark[settled]].tolist():
         choice = state.history.traced[slot]
         assert choice.passage is not None
-        choice.passage.marks.append((state.history.now, choice.outputs))
+        choice.passage.marks.append((state.durations.now, choice.outputs))
         slots.mark[slot] = len(choice.tokens) + state.options.trace_tokens
 
 
@@ -78,7 +78,7 @@ def tell(state: State, choice: Choice, end: Finish | str) -> None:
             choice=choice.index,
             queued=passage.queued,
             entered=passage.entered,
-            left=state.history.now,
+            left=state.durations.now,
             end=end.name.lower() if isinstance(end, Finish) else end,
             prompt_tokens=request.prompt_tokens,
             reused=passage.reused,
