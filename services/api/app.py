@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from protocol.errors import NotFound
 from services.api import exchange
 from services.api.chat import ChatCompletions
 from services.api.completions import Completions
@@ -20,6 +22,8 @@ from services.api.responses.endpoint import BackgroundWork, CancelledResponse, I
 from services.api.scoring import Reranks, Scores
 from services.api.service import Service
 from services.api.tokenization import DetokenizeText, TokenizeText
+
+MOST_SHOWN = 200  # characters of a path
 
 
 class Endpoint:
@@ -66,6 +70,7 @@ class Routes:
             *(("GET", path, StaticFile(file)) for path, file in FILES.items()),
         )
         routes = [Route(path, Endpoint(path, app), methods=methods.split()) for methods, path, app in endpoints]
+        self._paths = frozenset(path for _, path, _ in endpoints)
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,5 +101,5 @@ def application(service: Service) -> Gate:
         service.traffic,
         request_timeout=options.request_timeout,
         max_queued_bytes=options.max_queued_bytes,
-    )
         tracer=service.tracer,
+    )

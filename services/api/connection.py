@@ -148,9 +148,9 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # raises for a target that is none, with the phase still that of a head
         self._phase = Phase.BODY
         self._fruitless = 0
-        super().on_headers_complete()
         # The task that serves the request has been made, and runs after this callback.
         cast(Scope, self.scope)[OUTLET] = Outlet(self.cycle)
 
@@ -241,10 +241,17 @@ class Connection(HttpToolsProtocol):
         return self._free
 
     def _refuse(self, refusal: RequestError) -> None:
-        """Answer past the application, where that can be understood, and close."""
+        """Answer past the application, where that can be understood, and close; behind a request that is being served
+        its own answer comes first, and nothing more is read."""
         name = self._request_id(refusal)
         if not self._answerable:
-            self.transport.close()
+            if self._phase is Phase.BODY:
+                self.transport.close()
+                return
+            self._refused = True
+            self.cycle.keep_alive = False
+            if self._timer is not None:
+                self._timer.cancel()
             return
         body = errors.encode(refusal)
         status = HTTPStatus(refusal.status)

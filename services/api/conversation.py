@@ -6,13 +6,12 @@ import msgspec
 
 from protocol.errors import InvalidRequest, NotBuilt
 from services.api.decoding import check_depth, decode, given
-from services.api.requests import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from services.api.requests import ROLES, ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
 VALUES = msgspec.json.Decoder(list[dict[str, object]])
 OBJECT = msgspec.json.Decoder(dict[str, object])
 LIST = msgspec.json.Decoder(list[object])
-ROLES = ("system", "developer", "user", "assistant", "tool")
 # Names that the template is given by the server itself, or that would choose another template.
 RESERVED_ARGUMENTS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")

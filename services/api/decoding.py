@@ -16,6 +16,7 @@ from services import journal
 from services.api import bounds, exchange
 from services.api.departure import ClientLeft
 from services.api.nesting import Nesting, openings
+from services.api.words import words_at
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +26,23 @@ LOGGED = 64 << 10  # bytes of a body that --log-prompts shows
 
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+$")  # msgspec's words for a number or a length beyond its bound
+WORD = re.compile(r"Invalid enum value|Invalid value '")  # msgspec's, for a word that is none of a field's
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes:
     """The whole JSON body of the request, within the limits of the options.
 
-    Raises UnsupportedMediaType for another content type than JSON (none at all passes), PayloadTooLarge past
-    --max-body-bytes, announced or counted, InvalidRequest past --max-json-depth, ClientLeft when the client goes away
-    before the end.
+    Raises UnsupportedMediaType for another content type than JSON (none at all passes) and for a compressed body,
+    PayloadTooLarge past --max-body-bytes, announced or counted, InvalidRequest past --max-json-depth, ClientLeft when
+    the client goes away before the end.
     """
     limit, levels = options.max_body_bytes, options.max_json_depth
     for name, value in scope["headers"]:
         if name == b"content-type":
             check_content_type(value)
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            raise UnsupportedMediaType("the body must not be compressed", code="unsupported_content_encoding")
         elif name == b"content-length":
             check_content_length(value, limit)
     pieces: list[bytes] = []
@@ -91,15 +95,17 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: st
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise misfit(str(error), path) from error
+        raise misfit(str(error), path, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", param=path or None, code="invalid_json") from error
+        what = f"the body is not valid JSON: {error}" if body else "the body is empty"
+        raise InvalidRequest(what, param=path or None, code="invalid_json") from error
     except RecursionError as error:
         raise too_deep(path) from error
 
 
-def misfit(text: str, path: str) -> InvalidRequest:
-    """msgspec's message as one that names the parameter: 'Expected `int`, got `str` - at `$.n`'."""
+def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
+    """msgspec's message as one that names the parameter: 'Expected `int`, got `str` - at `$.n`'. `kind` is the type
+    that was decoded, which knows what words a field may hold."""
     found = PLACE.fullmatch(text)
     reason, place = (found[1], found[3]) if found else (text, "")
     missing = MISSING.fullmatch(reason)
@@ -111,8 +117,11 @@ def misfit(text: str, path: str) -> InvalidRequest:
     if not param:
         return InvalidRequest(f"the body: {reason}", code="invalid_type")
     code = "invalid_type" if ", got `" in reason else "invalid_value"
-    option = bounds.OPTIONS.get(param, "") if BOUND.search(reason) else ""
-    message = f"{param}: {reason[:1].lower()}{reason[1:]}" + (f" ({option})" if option else "")
+    message = f"{param}: {reason[:1].lower()}{reason[1:]}"
+    if BOUND.search(reason) and param in bounds.OPTIONS:
+        message = f"{param} is more than {bounds.OPTIONS[param]} allows"
+    elif WORD.match(reason) and (words := words_at(kind, place)):
+        message += f"; it may be {', '.join(words)}"
     return InvalidRequest(message, param=param, code=code)
 
 

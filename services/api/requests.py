@@ -34,6 +34,7 @@ LOGPROBS_MODE = (
 )
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Budget = Annotated[int, Meta(ge=0, le=limits.MAX_THINKING)]
+ROLES = ("system", "developer", "user", "assistant", "tool")
 OptionalJson = msgspec.Raw | msgspec.UnsetType  # decoded in a second pass, or handed on as it is
 
 
@@ -139,7 +140,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     `reasoning_content` (or `reasoning`) is for templates that show it.
     """
 
-    role: Annotated[str, Meta(max_length=64)]
+    role: Annotated[str, Meta(max_length=64, extra_json_schema={"enum": list(ROLES)})]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None

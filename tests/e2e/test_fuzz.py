@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import schemathesis
@@ -48,6 +49,31 @@ def strategy(url: str, mode: GenerationMode) -> st.SearchStrategy[Case]:
     return st.one_of(*(each.as_strategy(generation_mode=mode) for each in with_input))
 
 
+def sharpened(case: Case, *, named: bool) -> Case:
+    """The same request so that more of it is read: an integer is written as one, and unless `named` no model, which
+    is any text to a schema, is asked for. Who has no time gets some."""
+    case.body = whole_numbers(case.body)
+    if isinstance(case.body, dict):
+        if not named:
+            case.body.pop("model", None)
+        if case.body.get("timeout"):
+            case.body["timeout"] = LIMIT
+    return case
+
+
+def whole_numbers(value: Any) -> Any:
+    """JSON whose integers are no floats: a schema does not tell 1.0 from 1."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {name: whole_numbers(part) for name, part in value.items()}
+        case list():
+            return [whole_numbers(part) for part in value]
+        case _:
+            return value
+
+
 def fuzz(url: str, mode: GenerationMode, requests: int, start: int) -> Counter[int]:
     """Ask `requests` times; the answers by status."""
     seen: Counter[int] = Counter()
@@ -57,6 +83,8 @@ def fuzz(url: str, mode: GenerationMode, requests: int, start: int) -> Counter[i
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(strategy(url, mode))
     def ask(case: Case) -> None:
+        if mode is GenerationMode.POSITIVE:
+            sharpened(case, named=sum(seen.values()) % 8 == 0)
         response = case.call(timeout=LIMIT)
         seen[response.status_code] += 1
         assert response.status_code < 500, response.text

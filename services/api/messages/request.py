@@ -17,6 +17,7 @@ from services.api.refusals import REFUSED
 from services.api.requests import Count, OptionalJson, Share, StopString
 
 Word = Annotated[str, Meta(max_length=64)]
+ROLES = ("user", "assistant", "system")
 
 
 class InputBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class InputBlock(msgspec.Struct, frozen=True, kw_only=True):
 class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One turn of the conversation."""
 
-    role: Word
+    role: Annotated[str, Meta(max_length=64, extra_json_schema={"enum": list(ROLES)})]
     content: str | list[InputBlock]
 
 

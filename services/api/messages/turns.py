@@ -15,6 +15,7 @@ from protocol.errors import InvalidRequest, NotBuilt
 from services.api.decoding import given
 from services.api.extras import extras_of
 from services.api.messages.request import (
+    ROLES,
     CountRequest,
     InputBlock,
     InputMessage,
@@ -82,7 +83,7 @@ def conversation_of(request: MessageRequest | CountRequest) -> list[dict[str, An
             asked(found, message, place)
         else:
             param = f"{place}.role"
-            text = f"{param}: {message.role!r} is not one of user, assistant, system"
+            text = f"{param}: {message.role!r} is not one of {', '.join(ROLES)}"
             raise InvalidRequest(text, param=param, code="invalid_value")
     return found
 

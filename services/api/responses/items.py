@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from protocol.errors import InvalidRequest, NotBuilt
-from services.api.responses.request import Item, Part
+from services.api.responses.request import ROLES, Item, Part
 
-ROLES = ("user", "assistant", "system", "developer")
 Messages = list[dict[str, Any]]
 REASONS: Mapping[str, str] = {
     "item_reference": "items are not kept one by one; previous_response_id goes on from a response that is kept",

@@ -17,6 +17,7 @@ from services.api.refusals import REFUSED
 from services.api.requests import Count, Effort, OptionalJson, Share, StopString, TopCount
 
 Word = Annotated[str, Meta(max_length=64)]
+ROLES = ("user", "assistant", "system", "developer")
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
     "message.output_text.logprobs",
@@ -47,7 +48,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Word | None = None  # a message may leave it out
     id: str | None = None
-    role: Word | None = None
+    role: Annotated[str, Meta(max_length=64, extra_json_schema={"enum": list(ROLES)})] | None = None
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None

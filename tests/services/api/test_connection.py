@@ -53,6 +53,10 @@ class Client:
             found.append(data)
         return found
 
+    async def over(self) -> bool:
+        """Whether the server closed the connection, and nothing came before that."""
+        return not await asyncio.wait_for(self._reader.read(), LIMIT)
+
     def close(self) -> None:
         self._writer.close()
 
@@ -253,3 +257,33 @@ async def test_a_head_without_end_is_refused() -> None:
         answer = await asyncio.wait_for(reader.read(), LIMIT)
         assert answer.startswith(b"HTTP/1.1 431")
         writer.close()
+
+
+@pytest.mark.parametrize("target", [b"CONNECT x:443", b"GET x y", b"GET http://[", b"\x16\x03\x01"])
+async def test_what_has_no_target_is_refused(target: bytes) -> None:
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        writer.write(target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), LIMIT)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"invalid_http" in answer
+        writer.close()
+
+
+async def test_bytes_behind_a_request_end_the_connection_but_not_its_answer() -> None:
+    """Such as a body that nobody announced."""
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n" + BODY)
+        answer = await asyncio.wait_for(reader.read(), LIMIT)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"the body is empty" in answer
+        writer.close()
+        client, number = await found.ask()
+        client.send(BODY)
+        for row in (Row(text="t"), Row(text="w"), Row(text="o", finish=Finish.STOP)):
+            found.port.arrive(batch([(number, row)]))
+            await asyncio.sleep(0)
+        await client.head()
+        assert text_of(await client.rest()) == "two"
+        assert await client.over()

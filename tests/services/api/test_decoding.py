@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -96,3 +97,22 @@ async def test_no_object_is_a_server_error(path: str, body: dict[str, Any], good
 async def test_no_bytes_are_a_server_error(path: str, noise: bytes, at: int, cut: int) -> None:
     body = HELLO + b"}"
     check_any(await ask(path, body[:at] + noise + body[at + cut :]))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_compressed_body_is_not_taken_for_bad_json(path: str) -> None:
+    async with client(service(FakePort(silent))) as http:
+        coded = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await http.post(path, content=gzip.compress(HELLO + b"}"), headers=coded)
+    assert answer.status_code == 415
+    check_error(answer.json(), "invalid_request_error", None)
+    assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+
+
+async def test_an_empty_body_and_a_bound_of_the_operators_are_called_so() -> None:
+    async with client(service(FakePort(silent))) as http:
+        empty = await http.post("/v1/completions", headers={"content-type": "application/json"})
+        many = await http.post("/v1/completions", json={"prompt": "a", "n": 100_000})
+    assert empty.json()["error"]["message"] == "the body is empty"
+    assert many.json()["error"]["message"] == "n is more than --max-n allows"
+    assert many.json()["error"]["param"] == "n"
