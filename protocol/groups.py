@@ -64,7 +64,6 @@ def check_groups(model: ModelConfig) -> None:
     """Raise ConfigError for sizes that do not go together, or that nothing serves."""
     for flag, size in (
         ("--pipeline-parallel-size", model.pipeline_parallel_size),
-        ("--data-parallel-size", model.data_parallel_size),
     ):
         if size > 1:
             raise ConfigError(flag, size, "only 1 is built")

@@ -173,6 +173,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     trace: TraceContext = TraceContext()
     arrival: float = 0.0  # unix seconds
     written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
+    session: str = ""  # requests of one session go to one replica where nothing else decides
 
 
 class Abort(Message, frozen=True):
@@ -375,6 +376,7 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0  # of those, the ones that stand in an output
     accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
+    replica: int = 0  # whose scheduler this is
 
 
 def request_id(api_index: int, incarnation: int, counter: int) -> int:

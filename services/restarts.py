@@ -29,6 +29,7 @@ class Failure(msgspec.Struct, frozen=True):
     process: str
     role: str
     reason: str
+    index: int = 0
 
 
 FAILURES = msgspec.json.Decoder(tuple[Failure, ...])
@@ -73,7 +74,7 @@ class Restarts:
             if key in self._hopeless:
                 return None
             reason = f"{role}-{index} failed {LIMIT} times within {WINDOW:.0f} seconds, the last time with {ending}"
-            self._hopeless[key] = Failure(f"{role}-{index}", role.value, reason)
+            self._hopeless[key] = Failure(f"{role}-{index}", role.value, reason, index)
             self._tell()
             return self._hopeless[key]
         self._waiting[key] = now + DELAYS[min(recent, len(DELAYS)) - 1]

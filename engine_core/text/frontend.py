@@ -5,7 +5,7 @@ string ends is answered at once; the scheduler's own end of it is awaited and sw
 that is still being made.
 
 Requests outlive their scheduler: all that their choices have written is kept here until they end, and goes with them
-to the scheduler that comes next. How long they wait for one is for their api process to bound.
+to the scheduler that has them next (dispatch.py). How long they wait for one is for their api process to bound.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections import deque
 
 import msgspec
 
+from engine_core.placement.placement import Placement
 from engine_core.text.choice import Choice, Delta
 from engine_core.text.columns import unpack
+from engine_core.text.dispatch import Dispatch, DispatchStatistics
 from engine_core.text.logprobs import prompt_positions
 from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
 from engine_core.text.request import Kept, Request
 from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import RequestError, Unavailable
+from protocol.errors import Overloaded, RequestError, Unavailable
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -40,6 +42,7 @@ from protocol.messages import (
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE = (Overloaded.status, Unavailable.status)  # what one scheduler refuses another may take
 MOST_KEPT = 256  # tokens of a choice that is wanted in one piece; so many are written again at most if we are lost
 
 
@@ -47,9 +50,7 @@ class FrontendStatistics(msgspec.Struct, frozen=True):
     """Counters since start, and what stands now."""
 
     requests: int  # now
-    held: int  # now: requests that wait for a scheduler
     encoding: int  # now: prompts being made
-    upward: int  # now: messages waiting for the scheduler
     outward: int  # now: rows and messages waiting for api processes
     submitted: int
     rejected: int
@@ -58,30 +59,35 @@ class FrontendStatistics(msgspec.Struct, frozen=True):
     stop_hits: int
     prompt_tokens: int
     output_tokens: int
+    dispatch: DispatchStatistics
 
 
 class Frontend:
-    """All requests of one tokenizer process. `api` numbers name connections of api processes; the caller makes them."""
+    """All requests of one tokenizer process. `api` numbers name connections of api processes; the caller makes them.
+    `replica` is the number of a scheduler."""
 
-    def __init__(self, vocabulary: Vocabulary, prompter: Prompter) -> None:
+    def __init__(self, vocabulary: Vocabulary, prompter: Prompter, placement: Placement) -> None:
         self._vocabulary = vocabulary
         self._prompter = prompter
         self._requests: dict[int, Request] = {}
         self._outboxes: dict[int, Outbox] = {}
-        self._status: EngineStatus | None = None
-        self._held: dict[int, Request] = {}  # wait for a scheduler that takes requests, in order
-        self._taking = False  # the scheduler has been ready, and not said that it ends
+        self._statuses: dict[int, EngineStatus] = {}  # by replica
+        self._dispatch = Dispatch(placement)
         self.draining = False  # set by the owner: what comes from now on is refused
-        self.upward: deque[Message] = deque()  # for the scheduler, in order; the caller takes from the left
         self._submitted = self._rejected = self._aborted = self._failed = self._stop_hits = 0
         self._prompt_tokens = self._output_tokens = 0
 
     # Connections
 
+    @property
+    def upward(self) -> tuple[deque[Message], ...]:
+        """What waits for each scheduler, in order; the caller takes from the left."""
+        return self._dispatch.upward
+
     def join_api(self, api: int) -> None:
         outbox = self._outboxes[api] = Outbox()
-        if self._status is not None:
-            outbox.report(self._status)
+        for status in self._statuses.values():
+            outbox.report(status)
 
     def leave_api(self, api: int) -> None:
         """The api process is gone: nobody waits for its requests."""
@@ -90,19 +96,17 @@ class Frontend:
             request.api = None
             self.abort(request.id)
 
-    def leave_scheduler(self) -> None:
-        """The scheduler is gone. Its requests wait for another one, which gets them with all that was written."""
-        self._taking = False
-        if self._status is not None:
-            self.report(msgspec.structs.replace(self._status, ready=False))
-        self._status = None
-        self.upward.clear()
-        self._held.clear()
-        for request in [request for request in self._requests.values() if not request.encoding]:
+    def leave_scheduler(self, replica: int = 0) -> None:
+        """A scheduler is gone. Its requests go to another one, now or when there is one, with all that was written."""
+        status = self._statuses.pop(replica, None)
+        if status is not None:
+            for outbox in self._outboxes.values():
+                outbox.report(msgspec.structs.replace(status, ready=False))
+        for request in self._dispatch.leave(replica):
             if request.aborted or not request.open():
                 self._drop(request)
             else:
-                self._held[request.id] = request
+                self._dispatch.send(request)
 
     def outbox(self, api: int) -> Outbox:
         return self._outboxes[api]
@@ -124,7 +128,8 @@ class Frontend:
         Touches no request's state: may run in any thread.
         """
         try:
-            return self._prompter.prepare(text, now)
+            made = self._prompter.prepare(text, now)
+            return msgspec.structs.replace(made, chain=self._dispatch.chain(made.request))
         except RequestError as error:
             return rejection(text.id, error)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
@@ -151,11 +156,11 @@ class Frontend:
         if request is None:
             return
         self._aborted += 1
-        if request.encoding or request_id in self._held:
+        if request.encoding or self._dispatch.holds(request):
             self._drop(request)
         else:
             request.aborted = True
-            self.upward.append(Abort(request_id))
+            self._dispatch.tell(request, Abort(request_id))
 
     def answer(self, request: Tokenize | Detokenize, now: float) -> Message:
         """Ids of a text or text of ids. Touches no request's state: may run in any thread."""
@@ -169,33 +174,39 @@ class Frontend:
             log.exception("request %x: not answered", request.id)
             return failure(request.id)
 
-    # From the scheduler
+    # From schedulers
 
-    def reject(self, rejected: Rejected) -> None:
-        """The scheduler refuses a request. One that it was not ready for waits until it is, or another one."""
+    def reject(self, rejected: Rejected, replica: int = 0) -> None:
+        """A scheduler refuses a request. Who else takes requests is asked before its client hears of a full queue; one
+        that nobody was ready for waits until somebody is."""
         request = self._requests.get(rejected.id)
-        if request is None:
+        if request is None or self._dispatch.is_former(request, replica, rows=len(request.choices)):
             return
-        if rejected.status != Unavailable.status:
+        self._dispatch.take_back(request)
+        if rejected.status == Unavailable.status:
+            self._dispatch.unwilling(replica)
+        elif rejected.status == Overloaded.status:
+            request.refused.add(replica)
+        if rejected.status not in ELSEWHERE or (request.refused and not self._dispatch.willing(request)):
             self._reject(request, rejected)
         elif request.aborted:
             self._drop(request)
         else:
-            self._held[request.id] = request
+            self._dispatch.send(request)
 
     def report(self, status: EngineStatus) -> None:
-        """The scheduler's heartbeat. Once it is ready it gets what waits for it."""
-        self._status = status
-        self._taking = (self._taking or status.ready) and not status.draining
-        if status.ready:
-            for request in self._held.values():
-                self.upward.append(request.handover())
-            self._held.clear()
+        """A scheduler's heartbeat. Who is ready gets what waits."""
+        self._statuses[status.replica] = status
+        for request in self._dispatch.report(status):
+            if request.aborted or not request.open():
+                self._drop(request)
+            else:
+                self._dispatch.move(request)
         for outbox in self._outboxes.values():
             outbox.report(status)
 
-    def batch(self, batch: TokenBatch) -> None:
-        """Turn a step's tokens into rows of text."""
+    def batch(self, batch: TokenBatch, replica: int = 0) -> None:
+        """Turn the tokens of a replica's step into rows of text."""
         extras = {extra.row: extra for extra in batch.extras}
         token_ids = unpack("i", batch.token_ids)
         rows = zip(
@@ -209,7 +220,7 @@ class Frontend:
         for row, (request_id, index, count, finish) in enumerate(rows):
             start, end = end, end + count
             request = self._requests.get(request_id)
-            if request is None:
+            if request is None or self._dispatch.is_former(request, replica, rows=finish != Finish.NONE):
                 continue
             choice = request.choices[index]
             if not choice.ended:
@@ -235,11 +246,11 @@ class Frontend:
             self._failed += 1
             delta = choice.end(Finish.ERROR, "the text of this request could not be made")
             if not finish:
-                self.upward.append(StopHit(request.id, index, choice.tokens))
+                self._dispatch.tell(request, StopHit(request.id, index, choice.tokens))
         self._output_tokens += delta.tokens
         if delta.stop_hit:
             self._stop_hits += 1
-            self.upward.append(StopHit(request.id, index, choice.tokens))
+            self._dispatch.tell(request, StopHit(request.id, index, choice.tokens))
         taken = token_ids if len(token_ids) == delta.tokens else token_ids[: delta.tokens]
         if request.prompt_ids is not None and index == 0:
             delta = with_extra(delta, prompt_token_ids=request.prompt_ids)
@@ -274,7 +285,7 @@ class Frontend:
     def _confirm(self, request: Request) -> None:
         request.confirmed += 1
         if request.confirmed == len(request.choices):
-            del self._requests[request.id]
+            self._forget(request)
 
     def _begin(self, request: Request, made: Prepared) -> None:
         """From here on the scheduler has it, or will."""
@@ -283,19 +294,15 @@ class Frontend:
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("request %x: what was written of it could not be read again", request.id)
             self._failed += 1
-            del self._requests[request.id]
+            self._forget(request)
             if (outbox := self._outbox_of(request)) is not None:
                 outbox.post(failure(request.id))
             return
-        if self._taking:
-            self.upward.append(request.handover())
-        else:
-            self._held[request.id] = request
+        self._dispatch.send(request)
 
     def _drop(self, request: Request) -> None:
-        """End a request that the scheduler does not have."""
-        del self._requests[request.id]
-        self._held.pop(request.id, None)
+        """End a request that no scheduler has, or whose end the one that has it knows of."""
+        self._forget(request)
         outbox = self._outbox_of(request)
         if outbox is None:
             return
@@ -303,9 +310,12 @@ class Frontend:
             if request.encoding or not request.choices[index].ended:
                 outbox.add(seat, Delta("", 0, Finish.ABORT))
 
-    def _reject(self, request: Request, rejected: Rejected) -> None:
+    def _forget(self, request: Request) -> None:
         del self._requests[request.id]
-        self._held.pop(request.id, None)
+        self._dispatch.end(request)
+
+    def _reject(self, request: Request, rejected: Rejected) -> None:
+        self._forget(request)
         self._rejected += 1
         outbox = self._outbox_of(request)
         if outbox is not None and request.open():
@@ -316,15 +326,14 @@ class Frontend:
 
     def idle(self) -> bool:
         """Whether every request has ended and its end has gone out."""
-        return not (self._requests or self.upward or any(outbox.waiting() for outbox in self._outboxes.values()))
+        waiting = self._requests or not self._dispatch.idle()
+        return not (waiting or any(outbox.waiting() for outbox in self._outboxes.values()))
 
     def statistics(self) -> FrontendStatistics:
         """Counters for metrics and tests."""
         return FrontendStatistics(
             requests=len(self._requests),
-            held=len(self._held),
             encoding=sum(request.encoding for request in self._requests.values()),
-            upward=len(self.upward),
             outward=sum(outbox.waiting() for outbox in self._outboxes.values()),
             submitted=self._submitted,
             rejected=self._rejected,
@@ -333,6 +342,7 @@ class Frontend:
             stop_hits=self._stop_hits,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
+            dispatch=self._dispatch.statistics(),
         )
 
 

@@ -106,12 +106,12 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
 
 
 class Outbox:
-    """Everything for one api process, in order. What does not fit the link stays; only the newest status is kept."""
+    """Everything for one api process, in order. What does not fit the link stays; of statuses each replica's newest."""
 
     def __init__(self) -> None:
         self._rows = Rows()
         self._ready: deque[Message] = deque()
-        self._status: EngineStatus | None = None
+        self._statuses: dict[int, EngineStatus] = {}  # by replica
         self._vectors = 0  # bytes of them in the rows so far
 
     def add(self, seat: Seat, delta: Delta, token_ids: Sequence[int] = ()) -> None:
@@ -128,15 +128,14 @@ class Outbox:
         self._ready.append(message)
 
     def report(self, status: EngineStatus) -> None:
-        self._status = status
+        self._statuses[status.replica] = status
 
     def next(self) -> Message | None:
         """What goes out next; the same until `sent`."""
         if not self._ready:
             self._close()
-            if not self._ready and self._status is not None:
-                self._ready.append(self._status)
-                self._status = None
+            if not self._ready and self._statuses:
+                self._ready.append(self._statuses.pop(next(iter(self._statuses))))
         return self._ready[0] if self._ready else None
 
     def sent(self) -> None:

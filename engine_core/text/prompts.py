@@ -48,6 +48,7 @@ class Prepared(msgspec.Struct, frozen=True):
     parsing: Parsing | None = None  # None: all of the output is content
     grammar: Grammar | None = None  # that the answer must follow, to be compiled
     after: bytes = b""  # as `Automaton.after`
+    chain: list[bytes] = []  # identities of the full blocks of `token_ids`, where a placement looks for them
 
 
 class Prompter:

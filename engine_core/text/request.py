@@ -73,8 +73,8 @@ class Request:
     """State of one request. Owned by the frontend."""
 
     __slots__ = (
-        "_message", "_text", "aborted", "api", "choices", "confirmed", "id", "kept", "prompt_ids", "seats",
-        "skip_special_tokens", "token_ids",
+        "_message", "_text", "aborted", "api", "booked", "chain", "choices", "confirmed", "former", "id", "kept",
+        "mark", "prompt_ids", "refused", "replica", "seats", "session", "skip_special_tokens", "stayed", "token_ids",
     )  # fmt: skip
 
     def __init__(self, api: int, text: SubmitText) -> None:
@@ -90,17 +90,33 @@ class Request:
         self.confirmed = 0  # choices that the scheduler ended
         self.seats = tuple(Seat(text.id, index) for index in range(text.n))
         self.kept = [] if text.stream else [Kept() for _ in range(text.n)]
+        self.session = text.session
+        # Where it is, kept by the dispatch.
+        self.replica: int | None = None  # whose scheduler has it
+        self.booked = 0  # choices that count as load there
+        self.chain: list[bytes] = []  # identities of its prompt's full blocks
+        self.former: dict[int, int] = {}  # replicas it was taken from: how many of its choices they have yet to end
+        self.refused: set[int] = set()  # replicas that had no room for it
+        self.mark = -1  # tokens that it had when it moved for want of executors; -1: it has not
+        self.stayed = False  # the next time it did not
 
     @property
     def encoding(self) -> bool:
         """Whether its prompt is still being made, so that the scheduler does not know it."""
         return self._text is not None
 
+    @property
+    def message(self) -> SubmitTokens:
+        """What a scheduler is told of it at first, once its prompt is made."""
+        assert self._message is not None
+        return self._message
+
     def start(self, vocabulary: Vocabulary, prepared: Prepared) -> None:
         """Its prompt is made: from here on tokens may come."""
         text, self._text = self._text, None
         assert text is not None
         self._message = prepared.request
+        self.chain = prepared.chain
         stops = compile_stops(text.stop) if text.stop else None
         if text.sampling.prompt_logprobs >= 0:
             self.token_ids = prepared.token_ids
@@ -133,12 +149,11 @@ class Request:
 
     def handover(self) -> SubmitTokens:
         """What a scheduler that knows nothing of it begins it with, or goes on with behind all that was written."""
-        assert self._message is not None
         self.confirmed = sum(choice.ended for choice in self.choices)
         if not any(choice.ended or choice.written for choice in self.choices):
-            return self._message
+            return self.message
         written = tuple(Written(choice.written.tobytes(), choice.ended) for choice in self.choices)
-        return msgspec.structs.replace(self._message, written=written)
+        return msgspec.structs.replace(self.message, written=written)
 
     def _resume(self, written: tuple[Written, ...]) -> None:
         """Bring each choice to where its api process knows it. What comes with a first token was told with it."""

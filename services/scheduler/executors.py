@@ -50,8 +50,8 @@ class Executors:
 
     @property
     def first(self) -> ExecutorReady:
-        """What rank 0 said."""
-        return next(ready for peer, ready in self._ready.items() if peer.index == 0)
+        """What the group's first executor said."""
+        return self._ready[min(self._ready, key=lambda peer: peer.index)]
 
     def add(self, peer: Peer, ready: ExecutorReady, now: float) -> bool:
         """An executor has loaded; whether the group is complete now. One that says so twice has lost its slots."""

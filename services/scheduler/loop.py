@@ -20,7 +20,7 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
-from protocol.groups import group_size
+from protocol.groups import group_size, members
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
 from protocol.speculation import WITH_MODEL, read_speculative
@@ -94,10 +94,12 @@ class Loop:
         guides: Guides,
         masker: Masker,
         now: float,
+        replica: int = 0,
     ) -> None:
         self.executors = Executors(group_size(config.model), steps.epoch, now)
         self.draining = False
         self._config = config
+        self._replica = replica
         self._facts = facts
         self._tokens = tokens
         self._steps = steps
@@ -331,7 +333,8 @@ class Loop:
         if self.executors.complete or not self._config.run.run_dir:
             return ""
         found = failures(Path(self._config.run.run_dir))
-        return next((failure.reason for failure in found if failure.role == Role.EXECUTOR), "")
+        group = members(self._replica, self._config.model)
+        return next((one.reason for one in found if one.role == Role.EXECUTOR and one.index in group), "")
 
     def _plan(self, brain: Scheduler, now: float) -> None:
         """Keep `depth` steps in flight as long as there is work."""
@@ -432,6 +435,7 @@ class Loop:
             preemptions=0,
             drain_rate=0.0,
             draining=self.draining,
+            replica=self._replica,
         )
         if self._brain is None:
             return common

@@ -58,7 +58,7 @@ def run(config: Config, index: int) -> int:
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:
-        loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic())
+        loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index)
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
         turn_until_stopped(loop, descriptors, stop, config)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ import zmq
 
 from engine_core import folder
 from engine_core.models.spec import read_spec
+from engine_core.placement.placement import Placement
 from engine_core.text.ends import end_tokens
 from engine_core.text.frontend import Frontend
 from engine_core.text.parsers.dialect import read_dialect
@@ -68,7 +70,8 @@ async def serve(config: Config, index: int) -> int:
     me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
     run_dir = Path(config.run.run_dir)
     text = Watch(Port.bind(context, TEXT, me, run_dir))
-    tokens = Watch(Port.connect(context, TOKENS, me, run_dir))
+    replicas = range(config.model.data_parallel_size)
+    tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler))
     gc.collect()
@@ -77,7 +80,8 @@ async def serve(config: Config, index: int) -> int:
     beats = asyncio.create_task(beating(Heartbeat()))
     try:
         text.start(relay.from_apis)
-        tokens.start(relay.from_scheduler)
+        for replica, watch in enumerate(tokens):
+            watch.start(functools.partial(relay.from_scheduler, replica))
         notify("READY=1", "STATUS=serving")
         await end.wait()
         notify("STOPPING=1", "STATUS=draining")
@@ -87,7 +91,8 @@ async def serve(config: Config, index: int) -> int:
         relay.close()
         compiler.close()
         text.close()
-        tokens.close()
+        for watch in tokens:
+            watch.close()
         threads.shutdown(wait=False, cancel_futures=True)
         context.term()
     statistics = relay.statistics().frontend
@@ -107,7 +112,15 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> Fronten
     )
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
-    return Frontend(vocabulary, Prompter(vocabulary, template, limits, dialect))
+    return Frontend(vocabulary, Prompter(vocabulary, template, limits, dialect), placement_of(config))
+
+
+def placement_of(config: Config) -> Placement:
+    """How requests are shared out among replicas. Where nothing is cached no prefix is worth anything."""
+    policy, model = config.tokenizer.placement, config.model
+    if policy == "prefix" and not config.scheduler.enable_prefix_caching:
+        policy = "least_loaded"
+    return Placement(policy, model.data_parallel_size, model.block_size)
 
 
 class End:

@@ -1,4 +1,6 @@
-"""Between the frontend and its two links: what arrives goes in, what waits goes out as far as there is credit.
+"""Between the frontend and its links, one to the api processes and one to each scheduler.
+
+What arrives goes in, what waits goes out as far as there is credit.
 
 Streams come first: long prompts are encoded in threads (the tokenizers library releases the GIL), short ones on the
 loop, a few milliseconds at a time, with what the links delivered in between.
@@ -11,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -61,17 +64,22 @@ class Relay:
     """Moves messages on the running loop. Owns the threads' work that it started."""
 
     def __init__(
-        self, frontend: Frontend, text: Link, tokens: Link, threads: Executor, structure: Structure | None = None
+        self,
+        frontend: Frontend,
+        text: Link,
+        tokens: Sequence[Link],
+        threads: Executor,
+        structure: Structure | None = None,
     ) -> None:
         self._frontend = frontend
         self._text = text
-        self._tokens = tokens
+        self._tokens = tuple(tokens)  # by replica
         self._threads = threads
         self._structure = structure
         self._loop = asyncio.get_running_loop()
         self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
         self._joined = 0
-        self._scheduler: Peer | None = None
+        self._schedulers: list[Peer | None] = [None] * len(self._tokens)
         self._short: deque[tuple[Peer, Question]] = deque()
         self._turn: asyncio.Handle | None = None
         self._work: set[asyncio.Task[None]] = set()
@@ -103,23 +111,23 @@ class Relay:
                     raise AssertionError(f"{type(other).__name__} does not travel up the text link")
         self._encode_short()
 
-    def from_scheduler(self, arrivals: list[Arrival]) -> None:
-        """What the tokens link delivered."""
+    def from_scheduler(self, replica: int, arrivals: list[Arrival]) -> None:
+        """What the tokens link of a replica delivered."""
         for arrival in arrivals:
             match arrival.message:
                 case TokenBatch() as batch:
-                    self._frontend.batch(batch)
+                    self._frontend.batch(batch, replica)
                 case Rejected() as rejected:
-                    self._frontend.reject(rejected)
+                    self._frontend.reject(rejected, replica)
                 case EngineStatus() as status:
                     self._frontend.report(status)
                 case Joined():
-                    self._scheduler = arrival.peer
-                    journal.info(log, "scheduler_joined", pid=arrival.peer.pid)
+                    self._schedulers[replica] = arrival.peer
+                    journal.info(log, "scheduler_joined", replica=replica, pid=arrival.peer.pid)
                 case Left(reason):
-                    self._scheduler = None
-                    self._frontend.leave_scheduler()
-                    journal.warning(log, "scheduler_left", reason=reason)
+                    self._schedulers[replica] = None
+                    self._frontend.leave_scheduler(replica)
+                    journal.warning(log, "scheduler_left", replica=replica, reason=reason)
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel down the tokens link")
         self.flush()
@@ -127,12 +135,12 @@ class Relay:
     def flush(self) -> None:
         """Send what waits. What finds no credit stays and is tried again soon."""
         stalled = False
-        upward = self._frontend.upward
-        while upward and self._scheduler is not None:
-            if not self._tokens.send(self._scheduler, upward[0]):
-                stalled = True
-                break
-            upward.popleft()
+        for link, scheduler, upward in zip(self._tokens, self._schedulers, self._frontend.upward, strict=True):
+            while upward and scheduler is not None:
+                if not link.send(scheduler, upward[0]):
+                    stalled = True
+                    break
+                upward.popleft()
         for peer, api in self._apis.items():
             outbox = self._frontend.outbox(api)
             # Rows stay open to later deltas until there is credit to send them.

@@ -77,9 +77,12 @@ def test_tensor_parallel_sizes_are_allowed() -> None:
         check_groups(sized(ranks))
 
 
-@pytest.mark.parametrize(
-    ("flag", "model"), [("--pipeline-parallel-size", sized(stages=2)), ("--data-parallel-size", sized(replicas=2))]
-)
+def test_there_may_be_several_replicas() -> None:
+    for replicas in (1, 2, 8):
+        check_groups(sized(ranks=2, replicas=replicas))
+
+
+@pytest.mark.parametrize(("flag", "model"), [("--pipeline-parallel-size", sized(stages=2))])
 def test_what_is_not_built_is_refused(flag: str, model: ModelConfig) -> None:
     with pytest.raises(ConfigError, match="only 1 is built") as caught:
         check(msgspec.structs.replace(Config(), model=model))

@@ -29,7 +29,10 @@ CLOCKS = (
 )
 MEASURES = ("time.perf_counter", "time.perf_counter_ns", "time.process_time")
 MAY_MEASURE = ("engine_core.execution.", "engine_core.loading.")  # how long the device worked, how long a load took
-BRAIN = ("engine_core.scheduling", "engine_core.kv", "engine_core.grammar", "engine_core.speculation")
+BRAIN = (
+    *("engine_core.scheduling", "engine_core.kv", "engine_core.grammar", "engine_core.speculation"),
+    "engine_core.placement",
+)
 LIGHT_PROCESSES = ("services.api.main", "services.tokenizer.main", "services.scheduler.main")
 
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
+from engine_core.placement.placement import Placement
 from engine_core.text.columns import pack, unpack
 from engine_core.text.frontend import Frontend
 from engine_core.text.prompts import Prompter, PromptLimits
@@ -32,16 +35,21 @@ STATUS = EngineStatus(
 )  # fmt: skip
 
 
-def make_frontend(kind: str = "byte_level", apis: Sequence[int] = (API,)) -> Frontend:
+def make_frontend(
+    kind: str = "byte_level", apis: Sequence[int] = (API,), replicas: int = 1, policy: str = "prefix"
+) -> Frontend:
     found = vocabulary(kind)
     template = ChatTemplate({"default": CHAT_TEMPLATE}, found.names)
-    frontend = Frontend(found, Prompter(found, template, PromptLimits(found.size, 4096, (found.eos or 0,))))
+    prompter = Prompter(found, template, PromptLimits(found.size, 4096, (found.eos or 0,)))
+    frontend = Frontend(found, prompter, Placement(policy, replicas, STATUS.block_size))
     for api in apis:
         frontend.join_api(api)
-    frontend.report(STATUS)
-    for api in apis:
-        assert frontend.outbox(api).next() == STATUS
-        frontend.outbox(api).sent()
+    for replica in range(replicas):
+        status = msgspec.structs.replace(STATUS, replica=replica)
+        frontend.report(status)
+        for api in apis:
+            assert frontend.outbox(api).next() == status
+            frontend.outbox(api).sent()
     return frontend
 
 

@@ -53,7 +53,7 @@ def client(frontend: Frontend) -> Client:
 
 def test_a_stream(frontend: Frontend, client: Client) -> None:
     submit(frontend)
-    sent = frontend.upward.popleft()
+    sent = frontend.upward[0].popleft()
     assert isinstance(sent, SubmitTokens)
     play(frontend, client, [*IDS, EOS], Finish.STOP)
     answer = client.answer()
@@ -109,7 +109,7 @@ def test_a_stop_string_ends_at_once_and_its_confirmation_is_swallowed(
     frontend: Frontend, client: Client, stream: bool, size: int, include: bool
 ) -> None:
     submit(frontend, stream=stream, stop=("nowhere", "ee, gr"), include_stop=include)
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     before = "one two thr"
     library = tokenizer("byte_level")
     needed = next(count for count in range(len(IDS)) if "ee, gr" in library.decode(IDS[:count]))
@@ -119,7 +119,7 @@ def test_a_stop_string_ends_at_once_and_its_confirmation_is_swallowed(
     answer = client.answer()
     assert (answer.text, answer.finish, answer.tokens) == (before + "ee, gr" * include, Finish.STOP, needed)
     assert answer.extras[-1].stop_reason == "ee, gr"
-    assert list(frontend.upward) == [StopHit(1, 0, needed)]
+    assert list(frontend.upward[0]) == [StopHit(1, 0, needed)]
     assert frontend.statistics().requests == 1
     frontend.batch(batch((1, 0, [], Finish.STOP)))
     client.take()
@@ -128,11 +128,11 @@ def test_a_stop_string_ends_at_once_and_its_confirmation_is_swallowed(
 
 def test_a_stop_string_in_the_schedulers_last_row_needs_no_word(frontend: Frontend, client: Client) -> None:
     submit(frontend, stop=("two",))
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     frontend.batch(batch((1, 0, IDS, Finish.LENGTH)))
     client.take()
     assert (client.answer().text, client.answer().finish) == ("one ", Finish.STOP)
-    assert not frontend.upward
+    assert not frontend.upward[0]
     assert frontend.statistics().requests == 0
 
 
@@ -184,7 +184,7 @@ def test_refusals_go_to_the_client_and_nowhere_else(frontend: Frontend, client: 
     submit(frontend, 2, sampling=Sampling(stop_token_ids=(10**6,)))
     client.take()
     assert [rejected.status for rejected in client.rejected.values()] == [400, 400]
-    assert not frontend.upward
+    assert not frontend.upward[0]
     assert frontend.statistics().requests == 0
 
 
@@ -211,10 +211,10 @@ def test_a_rejection_of_what_has_ended_is_swallowed(frontend: Frontend, client: 
 
 def test_an_abort_goes_up_and_its_end_comes_down(frontend: Frontend, client: Client) -> None:
     submit(frontend)
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     frontend.abort(1)
     frontend.abort(99)
-    assert list(frontend.upward) == [Abort(1)]
+    assert list(frontend.upward[0]) == [Abort(1)]
     frontend.batch(batch((1, 0, IDS[:1], Finish.ABORT)))
     client.take()
     assert client.answer().finish is Finish.ABORT
@@ -230,7 +230,7 @@ def test_an_abort_wins_over_a_prompt_being_made(frontend: Frontend, client: Clie
     frontend.close(1, made)
     client.take()
     assert [client.answer(1, choice).finish for choice in range(2)] == [Finish.ABORT] * 2
-    assert not frontend.upward
+    assert not frontend.upward[0]
     assert frontend.statistics().requests == 0
 
 
@@ -239,21 +239,21 @@ def test_an_api_that_leaves_has_its_requests_aborted() -> None:
     submit(frontend, 1, 1)
     submit(frontend, 2, 2)
     frontend.open(1, SubmitText(id=3, prompt="one", sampling=Sampling()))
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     frontend.leave_api(1)
-    assert list(frontend.upward) == [Abort(1)]
+    assert list(frontend.upward[0]) == [Abort(1)]
     frontend.batch(batch((1, 0, IDS[:1], Finish.ABORT), (2, 0, IDS[:1], Finish.NONE)))
     assert frontend.statistics().requests == 1
 
 
 def lose_scheduler(frontend: Frontend) -> None:
     frontend.leave_scheduler()
-    assert not frontend.upward
+    assert not frontend.upward[0]
 
 
 def test_requests_outlive_their_scheduler(frontend: Frontend, client: Client) -> None:
     submit(frontend, 1, n=2, stop=("three",))
-    first = frontend.upward.popleft()
+    first = frontend.upward[0].popleft()
     frontend.batch(batch((1, 0, IDS[:3], Finish.NONE), (1, 1, IDS, Finish.NONE)))  # the stop string is in the second
     client.take()
     making = SubmitText(id=2, prompt="one", sampling=Sampling(), stream=True)
@@ -261,12 +261,12 @@ def test_requests_outlive_their_scheduler(frontend: Frontend, client: Client) ->
     lose_scheduler(frontend)
     frontend.close(2, frontend.make(making, 0.0))
     submit(frontend, 3)
-    assert not frontend.upward, "nobody is there to take them"
-    assert frontend.statistics().held == 3
+    assert not frontend.upward[0], "nobody is there to take them"
+    assert frontend.statistics().dispatch.held == 3
     frontend.report(msgspec.structs.replace(STATUS, ready=False))
-    assert not frontend.upward, "the next scheduler has no executor yet"
+    assert not frontend.upward[0], "the next scheduler has no executor yet"
     frontend.report(STATUS)
-    again, fresh, last = frontend.upward
+    again, fresh, last = frontend.upward[0]
     ended = client.answer(1, 1)
     assert again == msgspec.structs.replace(
         first, written=(Written(pack("i", IDS[:3])), Written(pack("i", ended.token_ids), ended=True))
@@ -305,13 +305,13 @@ def test_an_abort_while_no_scheduler_is_there_is_answered_at_once(frontend: Fron
 def test_what_a_scheduler_was_not_ready_for_waits_for_one_that_is(frontend: Frontend, client: Client) -> None:
     submit(frontend, 1)
     submit(frontend, 2)
-    first = frontend.upward.popleft()
+    first = frontend.upward[0].popleft()
     frontend.abort(2)
     for number in (1, 2):
         frontend.reject(Rejected(id=number, status=503, message="the engine is not ready"))
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     frontend.report(STATUS)
-    assert list(frontend.upward) == [first]
+    assert list(frontend.upward[0]) == [first]
     client.take()
     assert not client.rejected
     assert client.answer(2).finish == Finish.ABORT
@@ -320,10 +320,10 @@ def test_what_a_scheduler_was_not_ready_for_waits_for_one_that_is(frontend: Fron
 def test_a_scheduler_that_drains_gets_nothing_new(frontend: Frontend) -> None:
     frontend.report(msgspec.structs.replace(STATUS, ready=False, draining=True))
     submit(frontend)
-    assert not frontend.upward
+    assert not frontend.upward[0]
     lose_scheduler(frontend)
     frontend.report(STATUS)
-    assert isinstance(frontend.upward.popleft(), SubmitTokens)
+    assert isinstance(frontend.upward[0].popleft(), SubmitTokens)
 
 
 def test_apis_hear_at_once_that_the_scheduler_is_gone(frontend: Frontend, client: Client) -> None:
@@ -352,7 +352,7 @@ def test_a_request_goes_on_where_its_api_process_knows_it(frontend: Frontend, cl
         after = Client(second)
         written = (Written(pack("i", before.token_ids)), Written(ended=True)) if before.token_ids else ()
         submit(second, number, stream=stream, echo=True, written=written, **fields)
-        sent = second.upward.popleft()
+        sent = second.upward[0].popleft()
         assert isinstance(sent, SubmitTokens)
         assert sent.written == written
         second.batch(batch((number, 0, [*IDS[len(before.token_ids) :], EOS], Finish.STOP)))
@@ -373,7 +373,7 @@ def test_what_was_written_and_cannot_be_read_again_ends_its_request_alone(fronte
     submit(frontend, 2)
     client.take()
     assert client.rejected[1].status == 500
-    assert [message.id for message in frontend.upward if isinstance(message, SubmitTokens)] == [2]
+    assert [message.id for message in frontend.upward[0] if isinstance(message, SubmitTokens)] == [2]
 
 
 def test_what_is_wanted_in_one_piece_goes_out_in_large_ones(frontend: Frontend, client: Client) -> None:
@@ -391,7 +391,7 @@ def test_what_is_wanted_in_one_piece_goes_out_in_large_ones(frontend: Frontend, 
 
 def test_draining_refuses_what_is_new_and_finishes_the_rest(frontend: Frontend, client: Client) -> None:
     submit(frontend, 1)
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     frontend.draining = True
     submit(frontend, 2)
     assert not frontend.idle()
@@ -419,7 +419,7 @@ def test_a_text_that_cannot_be_made_ends_its_request_alone(
 ) -> None:
     submit(frontend, 1, stop=("zzz",))
     submit(frontend, 2)
-    frontend.upward.clear()
+    frontend.upward[0].clear()
     choice = frontend._requests[1].choices[0]
 
     def advance(self: Choice, *given: Any) -> Delta:
@@ -434,7 +434,7 @@ def test_a_text_that_cannot_be_made_ends_its_request_alone(
     assert client.answer(1).finish is Finish.ERROR
     assert client.answer(1).extras[-1].error
     assert client.answer(2).finish is Finish.NONE
-    assert list(frontend.upward) == [StopHit(1, 0, 0)]
+    assert list(frontend.upward[0]) == [StopHit(1, 0, 0)]
     frontend.batch(batch((1, 0, IDS[:1], Finish.STOP)))
     assert frontend.statistics().requests == 1
 
@@ -475,7 +475,7 @@ def test_random_lives_end_once(seed: int) -> None:
             if chance.random() < 0.1:
                 frontend.abort(chance.randrange(1, request + 1))
             clients[chance.choice((1, 2))].take(chance.randrange(4))
-    while open_choices or frontend.upward:
+    while open_choices or frontend.upward[0]:
         scheduler_turn(chance, frontend, open_choices)
     for api in clients:
         clients[api].take()
@@ -484,14 +484,14 @@ def test_random_lives_end_once(seed: int) -> None:
         ended = [key for key, answer in client.answers.items() if key[0] == request and answer.finish]
         assert request in client.rejected or len(ended) == n
     statistics = frontend.statistics()
-    assert (statistics.requests, statistics.upward, statistics.outward) == (0, 0, 0)
+    assert (statistics.requests, statistics.dispatch.upward, statistics.outward) == (0, 0, 0)
 
 
 def scheduler_turn(chance: random.Random, frontend: Frontend, running: dict[tuple[int, int], int]) -> None:
     """Take what came up, and give some of the running choices some tokens."""
     ended: list[tuple[int, int, list[int], Finish]] = []
-    while frontend.upward and chance.random() < 0.9:
-        message = frontend.upward.popleft()
+    while frontend.upward[0] and chance.random() < 0.9:
+        message = frontend.upward[0].popleft()
         match message:
             case SubmitTokens() if chance.random() < 0.1:
                 frontend.reject(Rejected(id=message.id, status=429, message="full"))
@@ -522,7 +522,7 @@ def test_token_ids_come_with_the_text_and_the_prompts_when_asked_for(
     frontend: Frontend, client: Client, stream: bool
 ) -> None:
     submit(frontend, stream=stream, with_token_ids=True, n=2)
-    sent = frontend.upward.popleft()
+    sent = frontend.upward[0].popleft()
     assert isinstance(sent, SubmitTokens)
     frontend.batch(batch((1, 0, IDS[:1], Finish.NONE), (1, 1, IDS[:2], Finish.NONE)))
     client.take()

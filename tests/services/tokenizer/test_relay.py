@@ -74,7 +74,7 @@ def frontend() -> Frontend:
 
 @pytest_asyncio.fixture
 async def relay(frontend: Frontend, threads: ThreadPoolExecutor) -> AsyncIterator[Relay]:
-    relay = Relay(frontend, Wire(), Wire(), threads)
+    relay = Relay(frontend, Wire(), [Wire()], threads)
     yield relay
     relay.close()
 
@@ -92,7 +92,7 @@ def scheduler() -> Neighbour:
 @pytest_asyncio.fixture
 async def joined(relay: Relay, api: Neighbour, scheduler: Neighbour) -> Relay:
     relay.from_apis([api.arrival(Joined())])
-    relay.from_scheduler([scheduler.arrival(Joined())])
+    relay.from_scheduler(0, [scheduler.arrival(Joined())])
     return relay
 
 
@@ -119,12 +119,13 @@ async def test_both_ways(joined: Relay, api: Neighbour, scheduler: Neighbour) ->
     assert submitted.id == 1
     await until(api, Tokenized)
     joined.from_scheduler(
+        0,
         [
             scheduler.arrival(STATUS),
             scheduler.arrival(batch((1, 0, IDS[:1], Finish.NONE))),
             scheduler.arrival(batch((1, 0, IDS[1:], Finish.LENGTH))),
             scheduler.arrival(Rejected(id=77, status=400, message="unknown")),
-        ]
+        ],
     )
     kinds = {type(message) for message in api.got}
     assert kinds == {Tokenized, EngineStatus, TextBatch}
@@ -139,7 +140,7 @@ async def test_what_has_no_credit_waits_and_is_merged(joined: Relay, api: Neighb
     scheduler.credit = 5
     await until(scheduler, SubmitTokens)
     for token_id in IDS:
-        joined.from_scheduler([scheduler.arrival(batch((1, 0, [token_id], Finish.NONE)))])
+        joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, [token_id], Finish.NONE)))])
     assert not any(isinstance(message, TextBatch) for message in api.got)
     api.credit = 5
     (merged,) = await until(api, TextBatch)
@@ -155,7 +156,7 @@ async def test_a_burst_of_prompts_leaves_room_for_streams(
     joined.from_apis([api.arrival(request(number)) for number in range(1, 21)])
     assert len(scheduler.got) == 1
     assert joined.statistics().queued == 19
-    joined.from_scheduler([scheduler.arrival(batch((1, 0, IDS[:1], Finish.NONE)))])
+    joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS[:1], Finish.NONE)))])
     assert any(isinstance(message, TextBatch) for message in api.got)
     joined.from_apis([api.arrival(Abort(20))])
     submitted = await until(scheduler, SubmitTokens, 19)
@@ -189,7 +190,7 @@ async def test_whoever_leaves_is_not_answered(
     joined.from_apis([api.arrival(Left("gone"))])
     await so(lambda: not joined.statistics().in_threads)
     assert scheduler.got[-1] == Abort(1)
-    joined.from_scheduler([scheduler.arrival(batch((1, 0, IDS, Finish.ABORT)))])
+    joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS, Finish.ABORT)))])
     assert len(api.got) == before
     assert frontend.statistics().requests == 0
     assert joined.statistics().apis == 0
@@ -199,20 +200,20 @@ async def test_the_next_scheduler_gets_the_requests_of_a_lost_one(
     joined: Relay, api: Neighbour, scheduler: Neighbour
 ) -> None:
     joined.from_apis([api.arrival(request(1))])
-    joined.from_scheduler([scheduler.arrival(batch((1, 0, IDS[:2], Finish.NONE)))])
-    joined.from_scheduler([scheduler.arrival(Left("gone"))])
+    joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS[:2], Finish.NONE)))])
+    joined.from_scheduler(0, [scheduler.arrival(Left("gone"))])
     joined.from_apis([api.arrival(request(2))])
-    assert joined.statistics().frontend.held == 2
+    assert joined.statistics().frontend.dispatch.held == 2
     following = Neighbour()
-    joined.from_scheduler([following.arrival(Joined())])
+    joined.from_scheduler(0, [following.arrival(Joined())])
     assert not following.got
-    joined.from_scheduler([following.arrival(STATUS)])
+    joined.from_scheduler(0, [following.arrival(STATUS)])
     first, second = following.got
     assert isinstance(first, SubmitTokens)
     assert isinstance(second, SubmitTokens)
     assert (first.id, second.id, second.written) == (1, 2, ())
     assert unpack("i", first.written[0].token_ids) == IDS[:2]
-    joined.from_scheduler([following.arrival(batch((1, 0, IDS[2:], Finish.LENGTH)))])
+    joined.from_scheduler(0, [following.arrival(batch((1, 0, IDS[2:], Finish.LENGTH)))])
     assert "".join(text for message in api.got if isinstance(message, TextBatch) for text in message.text) == TEXT
 
 
@@ -225,7 +226,7 @@ async def test_draining_ends_with_the_last_request_or_at_its_limit(
     joined.from_apis([api.arrival(request(2))])
     assert [message.id for message in await until(api, Rejected)] == [2]
     assert not draining.done()
-    joined.from_scheduler([scheduler.arrival(batch((1, 0, IDS, Finish.LENGTH)))])
+    joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS, Finish.LENGTH)))])
     await draining
     await joined.drain(30.0)
 

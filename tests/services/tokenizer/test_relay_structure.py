@@ -37,9 +37,9 @@ class Scene:
         self.threads = ThreadPoolExecutor(1)
         self.api, self.scheduler = Neighbour(), Neighbour()
         structure = Structure(self.gate)
-        self.relay = Relay(make_frontend(apis=()), Wire(), Wire(), self.threads, structure)
+        self.relay = Relay(make_frontend(apis=()), Wire(), [Wire()], self.threads, structure)
         self.relay.from_apis([self.api.arrival(Joined())])
-        self.relay.from_scheduler([self.scheduler.arrival(Joined())])
+        self.relay.from_scheduler(0, [self.scheduler.arrival(Joined())])
 
     def ask(self, number: int, pattern: str | None) -> None:
         grammar = None if pattern is None else Grammar(kind="regex", source=pattern, param="regex")
@@ -98,6 +98,6 @@ async def test_approximations_come_with_the_first_text_of_each_choice(scene: Sce
     (await scene.compiling("wide")).set_result(Done("source", ("minimum at /a",), 0.0, 0.0))
     await until(scene.scheduler, SubmitTokens)
     tokens = batch((1, 0, [3], Finish.NONE), (1, 0, [3], Finish.STOP))
-    scene.relay.from_scheduler([scene.scheduler.arrival(tokens)])
+    scene.relay.from_scheduler(0, [scene.scheduler.arrival(tokens)])
     texts = await until(scene.api, TextBatch)
     assert [extra.approximations for text in texts for extra in text.extras] == [("minimum at /a",)]
