@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from protocol.messages import TraceContext
-from services.stages import Stage
+from services.stages import Stage, Stages
 from services.tracing import names
 from services.tracing.clock import VARIABLE as CLOCK
 from services.tracing.context import TRACEPARENT, beginning, under
@@ -47,6 +47,21 @@ class Start:
         ends = [*(stage.began for stage in stages[1:]), now]
         for stage, end in zip(stages, ends, strict=True):
             tracer.tell(Span(parent=self.context, id=tracer.ids.span(), name=stage.name, start=stage.began, end=end))
+
+
+class OwnStart:
+    """The start of a process that has no children: its stages, told once, when it is ready for the first time."""
+
+    def __init__(self, tracer: Tracer | None, process: str, stages: Stages) -> None:
+        self.stages = stages
+        self._process = process
+        self._start = Start(tracer) if tracer is not None else None
+
+    def ready(self, now: float) -> None:
+        """It takes work. Called again, nothing happens; nor where no traces are told."""
+        start, self._start = self._start, None
+        if start is not None:
+            start.ready(self._process, self.stages.all, now, {})
 
 
 def tell_start(tracer: Tracer | None, process: str, stages: Sequence[Stage], now: float) -> None:

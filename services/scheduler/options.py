@@ -1,0 +1,63 @@
+"""What the brain is built with: the configuration, the model, and what the executors of the group agree to."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from engine_core.scheduling.options import SchedulingOptions
+from engine_core.speculation.options import SpeculationOptions
+from protocol.config import Config
+from protocol.speculation import WITH_MODEL, read_speculative
+from services import journal
+from services.scheduler.executors import Executors
+
+log = logging.getLogger(__name__)
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What the scheduler needs to know of the model."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+def scheduling_options(config: Config, facts: ModelFacts, executors: Executors, masks: int) -> SchedulingOptions:
+    """For a group that is complete. `masks` is how many a step has room for."""
+    model, options = config.model, config.scheduler
+    return SchedulingOptions(
+        blocks=executors.blocks,
+        block_size=model.block_size,
+        max_model_len=facts.max_model_len,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=executors.step_tokens,
+        vocab_size=facts.vocab_size,
+        prefix_caching=options.enable_prefix_caching,
+        policy=options.scheduling_policy,
+        speculation=speculation_options(config, executors, masks),
+        max_queued_tokens=options.max_queued_tokens,
+        max_queue_time=options.max_queue_time,
+        trace_tokens=config.trace.trace_tokens,
+        epoch=executors.epoch,
+    )
+
+
+def speculation_options(config: Config, executors: Executors, masks: int) -> SpeculationOptions:
+    """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
+    asked = read_speculative(config.scheduler.speculative_config)
+    method, most = asked.method, asked.num_speculative_tokens
+    if method in WITH_MODEL and most > executors.draft_tokens:
+        most = executors.draft_tokens
+        journal.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
+                        reason="executors were started with another --speculative-config")  # fmt: skip
+    options = SpeculationOptions(
+        method=method,
+        num_speculative_tokens=most,
+        prompt_lookup_max=asked.prompt_lookup_max,
+        prompt_lookup_min=asked.prompt_lookup_min,
+    )
+    if not masks:
+        return options
+    room = max(0, masks - config.model.max_num_seqs)
+    return msgspec.structs.replace(options, max_step_drafts=min(options.max_step_drafts, room))
