@@ -195,9 +195,12 @@ def item_of(block: Block, status: ItemStatus, logprobs: Sequence[ChatTokenLogpro
 
 
 def empty_item(block: Block) -> OutputItem:
-    """The item as it stands in the event that adds it: its text comes in parts of its own."""
+    """The item as it stands in the event that adds it, whatever of it has come by then: clients add what the events
+    behind it bring to what stands here."""
     item = item_of(block, "in_progress")
-    return item if isinstance(item, CallItem) else msgspec.structs.replace(item, content=())
+    if isinstance(item, CallItem):
+        return msgspec.structs.replace(item, arguments="")
+    return msgspec.structs.replace(item, content=())
 
 
 def output_items(blocks: list[Block], finish: Finish, logprobs: list[ChatTokenLogprob]) -> list[OutputItem]:

@@ -79,6 +79,9 @@ def check_items(told: list[dict[str, Any]], output: list[dict[str, Any]]) -> Non
         own = [event for event in rest if event["output_index"] == index]
         grown = [event["delta"] for event in own if event["type"] == f"response.{delta}"]
         assert "".join(grown) == text
+        began = own[0]["item"]
+        assert began["status"] == "in_progress"
+        assert (began["arguments"] == "") if item["type"] == "function_call" else (began["content"] == [])
         expected += [delta] * len(grown) + [done, *([closed] if closed else []), "output_item.done"]
         assert [event["type"] for event in own] == [f"response.{name}" for name in expected]
         assert all(event.get("item_id", item["id"]) == item["id"] for event in own)
