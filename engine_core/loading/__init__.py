@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
-from engine_core.loading.checkpoint import read_checkpoint
+from engine_core.loading.checkpoint import LEFTOVER, read_checkpoint
 from engine_core.loading.dummy import fill_random
 from engine_core.models.decoder import Decoder
 from engine_core.models.layers import Destination
@@ -23,7 +24,20 @@ def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0)
     if load_format == "dummy":
         fill_random(model.destinations(), seed)
     else:
-        read_checkpoint(folder, named_as(read_names(folder), model.destinations()))
+        read_checkpoint(folder, named_as(read_names(folder), model.destinations()), leftover(model))
+
+
+def leftover(model: Decoder) -> re.Pattern[str]:
+    """Names of tensors that a model may have and that are not read: other stages' of a pipeline among them."""
+    group, own = model.placement.group, range(model.first, model.first + model.spec.layers)
+    if group.stages == 1:
+        return LEFTOVER
+    others = [rf"^(model\.)?layers\.(?!({'|'.join(map(str, own))})\.)\d+\."]
+    if model.embedding is None:
+        others.append(r"^(model\.)?embed_tokens\.weight$")
+    if not group.ends:
+        others.append(r"^(model\.)?norm\.weight$")
+    return re.compile("|".join([LEFTOVER.pattern, *others]))
 
 
 def named_as(stored: Collection[str], destinations: dict[str, Destination]) -> dict[str, Destination]:

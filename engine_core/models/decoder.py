@@ -73,27 +73,41 @@ class Block:
 
 
 class Decoder:
-    """A model that is ready for its weights. `length` is the longest sequence it will be asked for."""
+    """A model that is ready for its weights, or what one stage of a pipeline has of it. `length` is the longest sequence
+    it will be asked for; `spec` has the stage's layers alone, whose first is the model's layer `first`."""
 
-    def __init__(self, spec: ModelSpec, attentions: Sequence[Attention], placement: Placement, length: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, attentions: Sequence[Attention], placement: Placement, length: int, first: int = 0
+    ) -> None:
         self.spec = spec
         self.placement = placement
-        self.embedding = Embedding(spec, placement)
+        self.first = first
+        group = placement.group
+        looked_up = group.begins or (group.ends and (spec.tied or spec.headless))
+        self.embedding = Embedding(spec, placement) if looked_up else None
         self.blocks = tuple(Block(spec, attention, placement) for attention in attentions)
-        self.norm = Norm(spec.hidden, spec.norm_eps, placement)
+        self.norm = Norm(spec.hidden, spec.norm_eps, placement) if group.ends else None
         head = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A model without one has logits of its input embedding: for steps on trial alone, text is refused.
-        self.head = None if spec.tied or spec.headless else Linear(head, spec.hidden, placement, bias=False)
+        own_head = group.ends and not (spec.tied or spec.headless)
+        self.head = Linear(head, spec.hidden, placement, bias=False) if own_head else None
         self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBatch,
+        cache: Sequence[Pages],
+        stream: Tensor | None = None,
     ) -> Tensor:
         """One step: `input_ids, positions  # [tokens]` in the order of the batch's rows -> hidden `[tokens, hidden]`.
 
         Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
+        A stage behind another begins with what that one has made, `stream  # [2, tokens, hidden]`: what its last layer
+        adds, of several ranks a partial sum, and the residual stream. One before another returns the same.
         """
-        return self.forward_tapped(input_ids, positions, attention, cache, ())[0]
+        return self.forward_tapped(input_ids, positions, attention, cache, (), stream)[0]
 
     def forward_tapped(
         self,
@@ -102,10 +116,16 @@ class Decoder:
         attention: AttentionBatch,
         cache: Sequence[Pages],
         taps: Sequence[int],
+        stream: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first."""
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
-        delta, residual = self.embedding.forward(input_ids), None
+        residual: Tensor | None = None
+        if stream is None:
+            assert self.embedding is not None, "the first stage"
+            delta = self.embedding.forward(input_ids)
+        else:
+            delta, residual = stream.unbind()
         rotation = gather_rotation(self.rope, positions)
         tapped, group = [], self.placement.group
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True)):
@@ -113,12 +133,13 @@ class Decoder:
                 tapped += [delta if residual is None else group.sum(delta.clone()) + residual] * taps.count(layer)
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
-        return self.norm.add(delta, residual)[0], tapped
+        return (torch.stack((delta, residual)) if self.norm is None else self.norm.add(delta, residual)[0]), tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden] -> [rows, vocab]`, of all ranks: on a GPU in the model's type, elsewhere in fp32."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        columns = linear(hidden, weight, invariant=self.placement.invariant)
+        table = self.embedding if self.head is None else self.head
+        assert table is not None, "the last stage"
+        columns = linear(hidden, table.weight, invariant=self.placement.invariant)
         logits = self.placement.group.join(columns, self.spec.vocab_size)
         return logits if logits.is_cuda else logits.float()
 
@@ -134,10 +155,13 @@ class Decoder:
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of a checkpoint goes, by its name there."""
-        found = dict(prefixed("model.embed_tokens.", self.embedding.destinations()))
-        for layer, block in enumerate(self.blocks):
+        found: dict[str, Destination] = {}
+        if self.embedding is not None:
+            found.update(prefixed("model.embed_tokens.", self.embedding.destinations()))
+        for layer, block in enumerate(self.blocks, self.first):
             found.update(prefixed(f"model.layers.{layer}.", block.destinations()))
-        found.update(prefixed("model.norm.", self.norm.destinations()))
+        if self.norm is not None:
+            found.update(prefixed("model.norm.", self.norm.destinations()))
         if self.head is not None:
             found.update(self.head.destinations())
         return found

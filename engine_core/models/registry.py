@@ -9,6 +9,7 @@ from engine_core.models.attention import SelfAttention
 from engine_core.models.decoder import Decoder
 from engine_core.models.layers import Placement
 from engine_core.models.spec import ModelSpec
+from engine_core.models.stages import stage_layers
 
 
 def build(
@@ -26,5 +27,7 @@ def build(
     With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
     placement = Placement(dtype, device, group, invariant)
+    layers = stage_layers(spec, group.stages)[group.stage]
+    spec = spec.part(layers)
     attentions = [SelfAttention(spec, layer, placement) for layer in range(spec.layers)]
-    return Decoder(spec, attentions, placement, length)
+    return Decoder(spec, attentions, placement, length, layers.start)

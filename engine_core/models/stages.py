@@ -1,0 +1,56 @@
+"""Which layers each stage of a pipeline has, as numbers. Imports no torch: planning asks, too."""
+
+from __future__ import annotations
+
+from engine_core.execution.estimate import weights
+from engine_core.models.spec import ModelSpec
+from protocol.errors import ConfigError
+
+FLAG = "--pipeline-parallel-size"
+
+
+def stage_layers(spec: ModelSpec, stages: int) -> tuple[range, ...]:
+    """The layers of each stage, so that the largest has as few weights as can be: with the embedding before the first
+    layer, the output embedding behind the last (a tied one stands in both places), and at least one layer each.
+
+    Raises ConfigError where there are fewer layers than stages.
+    """
+    if spec.layers < stages:
+        raise ConfigError(FLAG, stages, f"the model has {spec.layers} layers, and each stage needs one")
+    frame, embedding = weights(spec.part(())), spec.vocab_size * spec.hidden
+    sizes = [weights(spec.part((layer,))) - frame for layer in range(spec.layers)]
+    sizes[0] += embedding
+    sizes[-1] += embedding if not spec.headless else 0
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(filled(sizes, middle, stages)) <= stages else (middle + 1, high)
+    found = filled(sizes, low, stages)
+    starts = [sum(found[:stage]) for stage in range(stages + 1)]
+    return tuple(range(start, end) for start, end in zip(starts, starts[1:], strict=False))
+
+
+def filled(sizes: list[int], most: int, stages: int) -> list[int]:
+    """How many layers each stage has if it takes as many as `most` weights allow and leaves one for each stage behind
+    it: more stages than there are if that is too little."""
+    counts, weight = [0], 0
+    for layer, size in enumerate(sizes):
+        if counts[-1] and (weight + size > most or len(sizes) - layer <= stages - len(counts)):
+            counts.append(0)
+            weight = 0
+        counts[-1] += 1
+        weight += size
+    return counts
+
+
+def stage_spec(spec: ModelSpec, stages: int, stage: int) -> ModelSpec:
+    """The model with the layers of one stage alone."""
+    return spec.part(stage_layers(spec, stages)[stage])
+
+
+def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
+    """Numbers in the tensors of one stage, as `models.decoder` lays them out."""
+    embedding, found = spec.vocab_size * spec.hidden, weights(stage_spec(spec, stages, stage))
+    begins, ends = stage == 0, stage == stages - 1
+    both = found - (embedding if spec.tied else 2 * embedding) - spec.hidden  # the layers alone
+    return both + embedding * (begins or (ends and spec.tied)) + (spec.hidden + embedding * (not spec.tied)) * ends
