@@ -24,7 +24,8 @@ from services.tracing.span import Span, Value
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = 2.0  # seconds that the end of a process waits for the collector
+LAST_WORDS = 1.0  # seconds that the end of a process waits for the collector; a server's processes end one by one
+PATIENCE = 0.5  # seconds of an export after which the end of the process does not wait for it at all
 COMPLAINT_SECONDS = 60.0  # between log lines about a collector that takes nothing
 
 
@@ -66,6 +67,7 @@ class Tracer:
         self._ending = False
         self._told = self._delivered = self._full = self._lost = 0
         self._complained = float("-inf")
+        self._exporting: float | None = None  # since when
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
@@ -86,11 +88,11 @@ class Tracer:
         """Tell what waits, for `limit` seconds at most; the rest is lost with the process."""
         self._ending = True
         self._awake.set()
-        self._thread.join(limit)
+        since = self._exporting
+        self._thread.join(0.0 if since is not None and time.monotonic() - since >= PATIENCE else limit)
         if self._thread.is_alive():
-            journal.warning(
-                log, "traces_lost", spans=len(self._queue), reason="the collector did not take them in time"
-            )
+            reason = "the collector did not take them in time"
+            journal.warning(log, "traces_lost", spans=len(self._queue), reason=reason)
 
     def _run(self) -> None:
         from services.tracing.collector import OtlpCollector
@@ -108,12 +110,15 @@ class Tracer:
         while self._queue:
             count = min(len(self._queue), self.settings.batch)
             batch = [self._queue.popleft() for _ in range(count)]
+            self._exporting = time.monotonic()
             try:
                 way.export(batch)
             except Undelivered as error:
                 self._lost += count
                 self._complain(str(error))
                 return
+            finally:
+                self._exporting = None
             self._delivered += count
 
     def _complain(self, reason: str) -> None:
