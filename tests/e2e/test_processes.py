@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.server import Server, descendants, serving
 
+LISTENS = "0A"  # state of a socket in proc(5), net/tcp
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,6 +56,30 @@ def test_each_part_is_a_process_of_its_own_and_torch_stays_in_one(server: Server
 def test_the_socket_files_are_closed_to_others(server: Server) -> None:
     assert server.run_dir.stat().st_mode & 0o777 == 0o700
     assert {path.name for path in server.run_dir.glob("*.sock")} >= {"text-0.sock", "tokens-0.sock", "steps-0.sock"}
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses of this machine where a process waits for connections over a network. Source: proc(5), net/tcp."""
+    own = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            own.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    found = set()
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if f"socket:[{fields[9]}]" in own and (kind.startswith("udp") or fields[3] == LISTENS):
+                found.add(fields[1])
+    return found
+
+
+def test_nothing_listens_on_a_network_but_the_api_on_this_machine(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    found = {role: listening(pid) for role, pid in server.children().items()}
+    assert found == {"api": {f"0100007F:{port:04X}"}, "tokenizer": set(), "scheduler": set(), "executor": set()}
+    assert listening(server.process.pid) == set()
 
 
 def test_it_says_what_a_newcomer_needs(server: Server) -> None:
@@ -106,6 +131,13 @@ def test_a_dead_process_is_started_again(role: str, tmp_path: Path) -> None:
         wait_gone(list(after.values()))
         assert f"process_died process={role}-0" in server.log.read_text()
         assert not list(server.run_dir.glob("*.sock"))
+
+
+def test_a_port_that_is_taken_is_an_exit_code_too(server: Server) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", "--port", server.url.rpartition(":")[2]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4
+    assert "another process listens there" in done.stderr
 
 
 def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ deeper, the docstring names it."""
 from __future__ import annotations
 
 import ast
+import errno
 import hmac
 import math
 import os
 import subprocess
 import sys
+import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
@@ -24,13 +27,18 @@ from engine_core.kv.identity import IDENTITY_BYTES, extend, root
 from engine_core.loading.checkpoint import find_files
 from protocol.config import ApiConfig, Config, check, fields
 from protocol.errors import ConfigError, ModelError
-from protocol.links import LINKS, Link, address, decoder
+from protocol.links import LINKS, TEXT, Link, address, decoder
 from protocol.messages import SubmitText, request_id
 from services.api import keys
 from services.api.app import Routes
+from services.api.embeddings import EmbeddingRequest
 from services.api.gate import OPEN_PATHS
+from services.api.messages.request import CountRequest, MessageRequest
 from services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.api.responses.request import ResponseRequest
+from services.api.scoring import RerankRequest, ScoreRequest
 from services.rundir import prepared
+from services.wire import Port, Self
 from tests.rules.source import ROOT, product
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 
@@ -38,7 +46,17 @@ RUNS_CODE = frozenset(
     ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml")
 )
 FETCHES = frozenset(("urllib.request", "http.client", "httpx", "requests", "aiohttp", "ftplib", "urllib3"))
+PICKLES = frozenset(  # torch.distributed's ways to send any object between ranks
+    ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+     "recv_object_list")
+)  # fmt: skip
+PIPES = ("multiprocessing.connection", "multiprocessing.managers", "torch.multiprocessing", "xmlrpc", "socketserver")
+KINDS = (
+    ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, ScoreRequest, RerankRequest,
+    ResponseRequest, MessageRequest, CountRequest,
+)  # fmt: skip
 SERVING = ("services.api", "services.tokenizer", "services.scheduler", "services.executor", "engine_core", "protocol")
+NOBODY = 65534
 CANARY = "a-secret-that-nobody-prints"
 
 
@@ -67,6 +85,14 @@ def test_nothing_is_deserialised_by_what_runs_code() -> None:
     """Beyond this, tests/services/test_wire.py puts nonsense on the sockets themselves."""
     assert [(place, name) for place, name in imports() if name.partition(".")[0] in RUNS_CODE] == []
     assert calls("torch.load", "eval", "exec", "numpy.load", "np.load", "recv_pyobj", "send_pyobj") == []
+    pickling = [
+        source.at(node)
+        for source in product()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and node.attr in PICKLES
+    ]
+    assert pickling == []
+    assert [place for place, name in imports() if name.startswith(PIPES)] == []
 
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
@@ -97,6 +123,39 @@ def test_the_sockets_are_nobody_elses(tmp_path: Path) -> None:
         os.umask(before)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("closed", [True, False])
+def test_another_user_does_not_reach_the_sockets(closed: bool) -> None:
+    """It is the directory that keeps others out: opened by hand, it would not."""
+    script = """
+import os, socket, sys
+number, path = int(sys.argv[1]), sys.argv[2]
+socket.socket(socket.AF_UNIX)  # imported and made as root, whose files the interpreter may be
+os.setgroups([])
+os.setgid(number)
+os.setuid(number)
+one = socket.socket(socket.AF_UNIX)
+one.settimeout(20)
+sys.exit(one.connect_ex(path))
+"""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        run_dir = prepared(Path(place) / "run")
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        port = Port.bind(context, TEXT, Self(TEXT.binder, 0, 1, 7), run_dir)
+        try:
+            path = run_dir / "text-0.sock"
+            path.chmod(0o777)
+            if not closed:
+                run_dir.chmod(0o755)
+            command = [sys.executable, "-c", script, str(NOBODY), str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == (errno.EACCES if closed else 0), done.stderr
+        finally:
+            port.close()
+            context.term()
+
+
 # C and D: every number is bounded and finite before anything is made of it (CVE-2026-34756, CVE-2025-48956, -48943)
 
 
@@ -112,11 +171,11 @@ def numbers(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
             yield from numbers(part, path)
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_number_of_a_request_is_bounded(kind: type) -> None:
     _, parts = msgspec.json.schema_components([kind])
     found = list(numbers(parts))
-    assert found or kind is TokenizeRequest
+    assert found or kind in (TokenizeRequest, CountRequest)
     for path, schema in found:
         bounds = [
             schema.get(name, schema.get("exclusive" + name[:1].upper() + name[1:])) for name in ("minimum", "maximum")

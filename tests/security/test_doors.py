@@ -1,0 +1,147 @@
+"""Each way to ask, held to the classes of tests/security/test_advisories.py: what a request holds reaches nobody behind
+the api unless it is bounded, can be encoded, and points nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_core.kv.identity import root
+from protocol.links import TEXT, decoder
+from protocol.messages import Message, Rejected, SubmitText
+from tests.rules.source import ROOT
+from tests.services.api.pipe import FakePort, client, service, silent
+
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+DOORS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {**CHAT, "max_tokens": 4},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/tokenize": {"prompt": "a"},
+}
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+NUMBERS = {
+    "/v1/chat/completions": ("temperature", "n", "max_completion_tokens", "seed", "top_logprobs", "timeout"),
+    "/v1/completions": ("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "repetition_penalty"),
+    "/v1/responses": ("max_output_tokens", "top_logprobs", "temperature", "top_k", "seed"),
+    "/v1/messages": ("max_tokens", "top_k", "top_p", "min_p", "thinking_token_budget"),
+    "/v1/embeddings": ("dimensions", "truncate_prompt_tokens", "priority"),
+    "/v1/score": ("priority", "truncate_prompt_tokens"),
+    "/v1/rerank": ("top_n", "priority"),
+}
+WORDS = ("cache_salt", "stop", "bad_words", "guided_regex", "user")
+INTERNALS = (str(ROOT), "Traceback", ".py", "site-packages", "object at", "0x7f")
+
+
+async def asked(path: str, body: bytes, port: FakePort, **options: Any) -> tuple[int, str]:
+    """Status and text of the answer."""
+    async with client(service(port, **options)) as http:
+        answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+    return answer.status_code, answer.text
+
+
+# C and D: nothing raises behind the door, and every number is bounded before it
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in NUMBERS.items() for name in names])
+async def test_a_number_beyond_all_bounds_ends_at_each_door(path: str, name: str) -> None:
+    for value in ("NaN", "-Infinity", "1e999", "9" * 4000, "-" + "9" * 400):
+        port = FakePort(silent)
+        rest = json.dumps({key: given for key, given in DOORS[path].items() if key != name}).removesuffix("}")
+        status, text = await asked(path, f'{rest}, "{name}": {value}}}'.encode(), port)
+        assert (status, port.sent) == (400, []), text
+
+
+@pytest.mark.parametrize("path", DOORS)
+@pytest.mark.parametrize("lone", [b'"\\ud800"', b'"a\\udfffb"', b'"\xed\xa0\x80"', b'"\xff"'])
+async def test_what_is_no_text_ends_at_each_door(path: str, lone: bytes) -> None:
+    """Half of a pair of surrogates could not be encoded again for the next process: CVE-2026-105756 is of this kind."""
+    port = FakePort(silent)
+    known = "prompt" if path == "/tokenize" else "cache_salt"  # a field that nobody knows is not read
+    for name in {next(iter(DOORS[path])), known}:
+        rest = json.dumps({key: value for key, value in DOORS[path].items() if key != name}).removesuffix("}")
+        begun = rest.encode() + (b", " if len(rest) > 1 else b"")
+        status, text = await asked(path, begun + b'"%s": %s}' % (name.encode(), lone), port)
+        assert (status, port.sent) == (400, []), text
+
+
+@pytest.mark.parametrize("word", ["\0", "\uffff", "\u202e", "e\u0301" * 50, "\U0010ffff", "' OR 1=1", "../../etc"])
+@pytest.mark.parametrize("name", WORDS)
+async def test_any_text_can_be_passed_on(name: str, word: str) -> None:
+    """Refused, or a message that the next process reads as it was, with a salt that makes a key."""
+    port = FakePort(ending)
+    status, text = await asked("/v1/completions", json.dumps({"prompt": word, name: word}).encode(), port)
+    assert status in (200, 400), text
+    for message in port.of(SubmitText):
+        assert decoder(TEXT, at_binder=True).decode(msgspec.msgpack.encode(message)) == message
+        assert root(message.cache_salt) != root(message.cache_salt + "x")
+
+
+def ending(port: FakePort, message: Message) -> None:
+    """A tokenizer that says goodbye to whoever asks: the requests alone are looked at."""
+    if isinstance(message, SubmitText):
+        asyncio.get_running_loop().call_soon(port.arrive, Rejected(id=message.id, status=400, message="seen"))
+
+
+# F: what a request points to is not looked at
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest/", "file:///etc/passwd", "ftp://localhost/x"])
+async def test_no_door_follows_an_address(url: str) -> None:
+    image = {"type": "input_image", "image_url": url}
+    file = {"type": "input_file", "file_url": url}
+    source = {"type": "image", "source": {"type": "url", "url": url}}
+    document = {"type": "document", "source": {"type": "url", "url": url}}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        *(("/v1/responses", {"input": [{"role": "user", "content": [part]}]}) for part in (image, file)),
+        *(
+            ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [part]}]})
+            for part in (source, document)
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file", "file": {"url": url}}]}]}),
+    ]
+    for path, body in bodies:
+        port = FakePort(silent)
+        status, text = await asked(path, json.dumps(body).encode(), port)
+        assert (status, port.sent) == (400, []), (path, text)
+
+
+# H and I: without a key nobody gets further, and no answer tells of the inside
+
+
+@pytest.mark.parametrize("path", DOORS)
+async def test_each_door_asks_for_the_key_before_it_reads(path: str) -> None:
+    port = FakePort(silent)
+    for body in (b"", b"{", b'{"prompt": "a"}' * 1000, json.dumps(DOORS[path]).encode()):
+        status, text = await asked(path, body, port, api_key="a-key")
+        assert (status, port.sent) == (401, [])
+        assert "a-key" not in text
+
+
+@pytest.mark.parametrize("path", DOORS)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "../../etc/passwd"}', b'{"\xff": 1}'])
+async def test_no_door_tells_of_the_inside(path: str, body: bytes) -> None:
+    status, text = await asked(path, body, FakePort(silent))
+    assert 400 <= status < 500
+    assert not [internal for internal in INTERNALS if internal in text]
+
+
+@pytest.mark.parametrize("path", DOORS)
+async def test_a_bug_of_ours_is_told_without_its_words(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has them, the client has the name of its request to ask about."""
+
+    def broken(port: FakePort, message: Message) -> None:
+        raise RuntimeError(f"{ROOT}/secret.py failed on the prompt")
+
+    status, text = await asked(path, json.dumps(DOORS[path]).encode(), FakePort(broken))
+    assert status == 500
+    assert not [internal for internal in (*INTERNALS, "secret", "RuntimeError") if internal in text]
+    assert "secret.py" in caplog.text
