@@ -45,6 +45,11 @@ class Server:
             self._told = file.tell()
         return "\n".join([line for line in lines if " request id=" not in line][-TAIL:])
 
+    def logged(self, words: str) -> int:
+        """How many lines of its whole log have these words."""
+        with self._log.open("rb") as file:
+            return sum(words.encode() in line for line in file)
+
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds of user and system that each role's processes have taken since they started."""
         return cpu_seconds(self._process.pid)

@@ -1,9 +1,10 @@
-"""Random clients against a small server for a while: `python -m benchmarks.soak --seconds 1200 --output soak.json`.
+"""Random clients against a small server for 20 minutes: `python -m benchmarks.soak` prints a table of what was judged
+and writes `benchmarks/results/soak_cpu.json`; it needs a machine that does nothing else.
 
-A first part at capacity (as many streams as the server takes) gives the time to first token to compare with. Then
-three times as many clients come: some leave, some read slowly, some send nonsense, some give little time. What was
-admitted must not have waited much longer than at capacity, nothing may be a 500, memory must stay flat and every block
-come back.
+At the beginning and at the end there are as many streams as the server takes, which gives the time to first token to
+compare with. Between them three times as many clients come: some leave, some read slowly, some send nonsense, some want
+structure, some give little time. What was admitted must not have waited much longer than at capacity, nothing may be a
+500 or break off, memory must stay flat, no process may die and every block come back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -27,12 +29,19 @@ from benchmarks.server import Server, serving
 CAPACITY = 8  # requests that the server takes
 CACHE = 64 << 20  # bytes, small enough for every page of it to have been used soon
 FLOOD = 3  # times as many clients
-SHARE = 0.2  # of the time is spent at capacity
-KINDS = {"whole": 40, "stream": 30, "leaves": 10, "slow": 5, "nonsense": 10, "hurried": 5}  # clients in a hundred
+SHARES = (0.08, 0.8, 0.12)  # of the time: at capacity, flooded, at capacity again
+KINDS = {  # clients in a hundred
+    "whole": 32, "stream": 30, "leaves": 10, "slow": 5, "nonsense": 10, "hurried": 5, "structured": 8
+}  # fmt: skip
+SINGLE = ("whole", "structured")  # answers in one piece
+ALLOWED = frozenset((200, 400, 429, 504))  # what a client may hear, nothing at all if it left
+TAIL = 512  # bytes of an answer's end that are looked at
 SAMPLE = 2.0  # seconds between looks at the memory
 SETTLE = 120.0  # seconds after which memory has to be flat; a tenth of a run that is shorter than 20 minutes
+RATIO = 2.0  # of the times to first token
 LIMIT = 120.0  # seconds for one request
-GROWTH = 1.05  # of memory after it has settled, and 8 MiB
+GROWTH, SLACK = 1.05, 8.0  # of memory after it has settled, and MiB
+RESULTS = Path(__file__).resolve().parent / "results" / "soak_cpu.json"
 WORDS = ("list", "seven", "ships", "add", "128", "story", "about", "the", "sea", "and", "457")
 
 
@@ -42,36 +51,62 @@ class Outcome(msgspec.Struct, frozen=True):
     kind: str
     status: int  # 0: nothing came
     first: float = 0.0  # until the first token of a stream
+    whole: bool = True  # what began with 200 had an end, as far as the client stayed for it
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What a soak showed. Times in seconds, memory in MiB."""
 
     seconds: float
+    cores: int
     requests: int
     statuses: dict[int, int]
     kinds: dict[str, int]
+    broken: int  # answers that began well and broke off
     p99_at_capacity: float
     p99_in_flood: float
     memory: dict[str, tuple[float, float]]  # of each process: once settled, at the end
     blocks_back: bool  # nothing runs, and every block is free or idle
-    faults: int  # lines about wrong block accounts
+    faults: int  # lines about wrong block accounts: free + idle + held = total does not hold
+    deaths: int  # of processes
 
-    def against(self) -> list[str]:
-        """What it shows that may not be."""
-        found = [f"{count} answers of {status}" for status, count in self.statuses.items() if status == 500]
-        if self.p99_in_flood > 2 * self.p99_at_capacity:
-            found.append(f"first tokens took {self.p99_in_flood:.3f} s, {self.p99_at_capacity:.3f} s at capacity")
-        found += [
-            f"{name} grew from {settled:.0f} to {end:.0f} MiB"
-            for name, (settled, end) in self.memory.items()
-            if end > settled * GROWTH + 8
-        ]
-        if not self.blocks_back:
-            found.append("blocks are missing")
-        if self.faults:
-            found.append(f"{self.faults} faults in the accounts of blocks")
-        return found
+
+class Judgment(msgspec.Struct, frozen=True):
+    """One thing that a soak is to show."""
+
+    what: str
+    found: str
+    limit: str
+    holds: bool
+
+
+def judged(found: Summary) -> list[Judgment]:
+    """Everything that a soak is to show, held against what it showed."""
+    ratio = found.p99_in_flood / found.p99_at_capacity if found.p99_at_capacity else float("inf")
+    strange = {status: count for status, count in found.statuses.items() if status not in ALLOWED}
+    grown = max((end - settled * GROWTH, name) for name, (settled, end) in found.memory.items())
+    name = grown[1]
+    settled, end = found.memory[name]
+    times = f"{found.p99_in_flood:.3f} s, {found.p99_at_capacity:.3f} s at capacity: {ratio:.2f} times"
+    return [
+        Judgment("p99 time to first token, admitted in the flood", times, f"{RATIO:g} times", ratio <= RATIO),
+        Judgment("answers of 500", str(found.statuses.get(500, 0)), "0", not found.statuses.get(500)),
+        Judgment("answers that nobody should get", str(strange or 0), "0", not strange),
+        Judgment("answers that broke off", str(found.broken), "0", found.broken == 0),
+        Judgment(
+            "memory of the process that grew most", f"{name}: {settled:.0f} to {end:.0f} MiB",
+            f"{settled * GROWTH + SLACK:.0f} MiB", end <= settled * GROWTH + SLACK,
+        ),
+        Judgment("faults in the accounts of blocks", str(found.faults), "0", found.faults == 0),
+        Judgment("blocks back at the end", "all" if found.blocks_back else "not all", "all", found.blocks_back),
+        Judgment("processes that died", str(found.deaths), "0", found.deaths == 0),
+    ]  # fmt: skip
+
+
+def table(judgments: Sequence[Judgment]) -> str:
+    """A line for each, as markdown."""
+    rows = [f"| {each.what} | {each.found} | {each.limit} | {'yes' if each.holds else 'NO'} |" for each in judgments]
+    return "\n".join(["| judged | found | limit | holds |", "|---|---|---|---|", *rows])
 
 
 def p99(values: Sequence[float]) -> float:
@@ -82,9 +117,11 @@ def p99(values: Sequence[float]) -> float:
 def body_of(kind: str, dice: random.Random) -> bytes:
     """A request of this kind; nonsense is one with some bytes changed or lost."""
     fields: dict[str, Any] = {"prompt": " ".join(dice.choices(WORDS, k=dice.randint(3, 60))), "ignore_eos": True}
-    fields |= {"max_tokens": dice.randint(4, 48), "stream": kind != "whole", "temperature": dice.choice([0, 0.7])}
+    fields |= {"max_tokens": dice.randint(4, 48), "stream": kind not in SINGLE, "temperature": dice.choice([0, 0.7])}
     if kind == "hurried":
         fields["timeout"] = 0.05
+    if kind == "structured":
+        fields |= {"guided_regex": f"[a-z]{{1,{dice.randint(2, 12)}}}", "ignore_eos": False}
     body = bytearray(json.dumps(fields).encode())
     if kind == "nonsense":
         for _ in range(dice.randint(1, 8)):
@@ -101,21 +138,31 @@ async def ask(address: tuple[str, int], kind: str, dice: random.Random) -> Outco
     sent = time.monotonic()
     try:
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        status, first = 0, 0.0
+        status, first, last, left = 0, 0.0, b"", False
         while data := await asyncio.wait_for(reader.read(256 if kind == "slow" else 65536), LIMIT):
             if not status:
                 status = int(data[9:12])
             if not first and b"data: " in data:
                 first = time.monotonic() - sent
+            last = (last + data)[-TAIL:]
             if kind == "leaves" and dice.random() < 0.3:
+                left = True
                 break
             if kind == "slow":
                 await asyncio.sleep(0.05)
-        return Outcome(kind, status, first)
+        return Outcome(kind, status, first, left or status != 200 or ended(last, streamed=first > 0))
     except ConnectionError:
         return Outcome(kind, 0)
     finally:
         writer.close()
+
+
+def ended(last: bytes, *, streamed: bool) -> bool:
+    """Whether these are the last bytes of an answer: of a stream its last event, or the error that a hurried client's
+    ends with; of a body its brace."""
+    if not streamed:
+        return last.rstrip().endswith(b"}")
+    return b"data: [DONE]" in last or b'"deadline_exceeded"' in last
 
 
 async def clients(
@@ -185,8 +232,10 @@ async def soak(server: Server, pid: int, seconds: float, seed: int) -> Summary:
     samples: list[tuple[float, dict[str, float]]] = []
     watch = asyncio.create_task(watched(pid, samples))
     begun = time.monotonic()
-    calm = await clients(address, CAPACITY, seconds * SHARE, {"stream": 1}, seed)
-    flood = await clients(address, FLOOD * CAPACITY, seconds * (1 - SHARE), KINDS, seed + 1)
+    first, middle, last = (seconds * share for share in SHARES)
+    calm = await clients(address, CAPACITY, first, {"stream": 1}, seed)
+    flood = await clients(address, FLOOD * CAPACITY, middle, KINDS, seed + 1)
+    calm += await clients(address, CAPACITY, last, {"stream": 1}, seed + 2)
     lasted = time.monotonic() - begun
     watch.cancel()
     capacity: dict[str, int] = {}
@@ -196,17 +245,19 @@ async def soak(server: Server, pid: int, seconds: float, seed: int) -> Summary:
             break
         await asyncio.sleep(0.1)
     settled = next(sample for at, sample in samples if at - begun >= min(SETTLE, seconds / 10))
-    log = server.tail()
     return Summary(
         seconds=lasted,
+        cores=len(os.sched_getaffinity(0)),
         requests=len(calm) + len(flood),
         statuses=dict(Counter(outcome.status for outcome in calm + flood)),
         kinds=dict(Counter(outcome.kind for outcome in calm + flood)),
+        broken=sum(not outcome.whole for outcome in calm + flood),
         p99_at_capacity=p99([outcome.first for outcome in calm if outcome.first]),
         p99_in_flood=p99([outcome.first for outcome in flood if outcome.first and outcome.kind == "stream"]),
         memory={name: (settled[name], samples[-1][1][name]) for name in settled if name in samples[-1][1]},
         blocks_back=not capacity["unfinished_requests"] and capacity["tokens"] == capacity["tokens_free"],
-        faults=log.count("block_accounts_wrong"),
+        faults=server.logged("block_accounts_wrong"),
+        deaths=server.logged("process_died"),
     )
 
 
@@ -222,16 +273,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options, rest = parser.parse_known_args(words)
     summary = run(options.seconds, options.seed, rest)
-    text = msgspec.json.format(msgspec.json.encode(summary)).decode()
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
-    for fault in summary.against():
-        print("against:", fault)
-    return 1 if summary.against() else 0
+    judgments = judged(summary)
+    options.output.write_bytes(msgspec.json.format(msgspec.json.encode({"summary": summary, "judged": judgments})))
+    print(table(judgments))
+    return 0 if all(each.holds for each in judgments) else 1
 
 
 if __name__ == "__main__":

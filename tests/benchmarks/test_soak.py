@@ -14,28 +14,51 @@ import pytest
 from benchmarks import soak
 
 FINE = soak.Summary(
-    seconds=60.0, requests=10, statuses={200: 6, 429: 3, 400: 1}, kinds={"whole": 10}, p99_at_capacity=0.1,
-    p99_in_flood=0.19, memory={"api-1": (100.0, 104.0)}, blocks_back=True, faults=0,
+    seconds=60.0, cores=2, requests=10, statuses={200: 6, 429: 3, 400: 1}, kinds={"whole": 10}, broken=0,
+    p99_at_capacity=0.1, p99_in_flood=0.19, memory={"api-1": (100.0, 104.0)}, blocks_back=True, faults=0, deaths=0,
 )  # fmt: skip
 
 
 def test_a_fine_run_has_nothing_against_it() -> None:
-    assert FINE.against() == []
+    found = soak.judged(FINE)
+    assert all(each.holds for each in found)
+    text = soak.table(found)
+    assert len(text.splitlines()) == len(found) + 2
+    assert "0.190 s, 0.100 s at capacity: 1.90 times | 2 times | yes |" in text
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"statuses": {500: 2}}, "2 answers of 500"),
-        ({"p99_in_flood": 0.21}, "0.210 s, 0.100 s at capacity"),
-        ({"memory": {"api-1": (100.0, 120.0)}}, "api-1 grew from 100 to 120 MiB"),
-        ({"blocks_back": False}, "blocks are missing"),
-        ({"faults": 1}, "1 faults"),
+        ({"statuses": {500: 2}}, ["answers of 500", "answers that nobody should get"]),
+        ({"statuses": {503: 2}}, ["answers that nobody should get"]),
+        ({"p99_in_flood": 0.21}, ["p99 time to first token, admitted in the flood"]),
+        ({"p99_at_capacity": 0.0}, ["p99 time to first token, admitted in the flood"]),
+        ({"memory": {"api-1": (100.0, 120.0)}}, ["memory of the process that grew most"]),
+        ({"broken": 1}, ["answers that broke off"]),
+        ({"blocks_back": False}, ["blocks back at the end"]),
+        ({"faults": 1}, ["faults in the accounts of blocks"]),
+        ({"deaths": 1}, ["processes that died"]),
     ],
 )
-def test_what_may_not_be_is_told(change: dict[str, Any], told: str) -> None:
-    (found,) = msgspec.structs.replace(FINE, **change).against()
-    assert told in found
+def test_what_may_not_be_is_told(change: dict[str, Any], told: list[str]) -> None:
+    found = soak.judged(msgspec.structs.replace(FINE, **change))
+    assert [each.what for each in found if not each.holds] == told
+    assert soak.table(found).count("| NO |") == len(told)
+
+
+@pytest.mark.parametrize(
+    ("last", "streamed", "whole"),
+    [
+        (b"5\r\ndata: {}\n\n\r\n", True, False),
+        (b"data: {}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", True, True),
+        (b'data: {"error": {"code": "deadline_exceeded"}}\n\n', True, True),
+        (b'{"choices": []}', False, True),
+        (b'{"choices": [', False, False),
+    ],
+)
+def test_the_end_of_an_answer(last: bytes, streamed: bool, whole: bool) -> None:
+    assert soak.ended(last, streamed=streamed) == whole
 
 
 def test_percentile() -> None:
@@ -47,7 +70,7 @@ def test_percentile() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in soak.KINDS if kind != "nonsense"])
 def test_bodies_are_json(kind: str) -> None:
     found = json.loads(soak.body_of(kind, random.Random(1)))
-    assert found["stream"] == (kind != "whole")
+    assert found["stream"] == (kind not in soak.SINGLE)
     assert ("timeout" in found) == (kind == "hurried")
 
 
@@ -69,13 +92,13 @@ def test_memory_is_read() -> None:
 async def test_a_client_takes_status_and_first_token() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\ndata: [DONE]\n\n")
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         outcome = await soak.ask(server.sockets[0].getsockname(), "stream", random.Random(1))
-    assert outcome.status == 200
+    assert (outcome.status, outcome.whole) == (200, True)
     assert 0 < outcome.first < 10
 
 
