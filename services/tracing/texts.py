@@ -80,10 +80,6 @@ class TextTraces:
                 if not answer.open:
                     self._tell(number, answers.pop(number))
 
-    def refused(self, number: int) -> None:
-        """Nothing will come of it."""
-        self._answers.pop(number, None)
-
     def tidy(self, wanted: Callable[[int], bool]) -> None:
         """Drop the answers of requests that ended without a word from their scheduler, once there may be many."""
         if len(self._answers) >= self._crowd:

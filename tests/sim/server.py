@@ -9,7 +9,7 @@ import numpy as np
 
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, Written
+from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
@@ -19,13 +19,15 @@ from tests.sim.model import EOS, VOCAB, Nature
 from tests.sim.record import Record, Seen
 
 ROOMY = World(blocks=256, block_size=4, slots=8, budget=64, max_model_len=64, depth=1)
+NO_TRACE = TraceContext()
 
 
 class Server:
     """Plans go to the executor at once; their results wait until `apply`."""
 
-    def __init__(self, world: World = ROOMY, *, vocab_size: int = VOCAB) -> None:
+    def __init__(self, world: World = ROOMY, *, vocab_size: int = VOCAB, traced: bool = False) -> None:
         self.world = world
+        self.now = 0.0  # the tests' to change
         self.scheduler = Scheduler(
             SchedulingOptions(
                 blocks=world.blocks,
@@ -41,6 +43,8 @@ class Server:
                 stages=world.stages,
                 ahead=world.ahead,
                 piece=world.piece,
+                traced=traced,
+                trace_tokens=4,
             )
         )
         self.natures: dict[int, Nature] = {}
@@ -81,6 +85,7 @@ class Server:
         stop_strings: bool = False,
         written: tuple[Written, ...] = (),
         max_tokens: int | None = 4,
+        trace: TraceContext = NO_TRACE,
         **sampling: object,
     ) -> int:
         """Returns the request's id. By default four tokens whatever they are."""
@@ -99,14 +104,15 @@ class Server:
             speculate=speculate,
             stop_strings=stop_strings,
             written=written,
+            trace=trace,
         )
         self.natures[message.sampling.seed] = Nature(len(salt), fails_at, period)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])
-        self.scheduler.submit(message, source, 0.0, None if automaton is None else FakeGuide(automaton))
+        self.scheduler.submit(message, source, self.now, None if automaton is None else FakeGuide(automaton))
         return number
 
     def plan(self) -> StepPlan | None:
-        plan = self.scheduler.plan(0.0)
+        plan = self.scheduler.plan(self.now)
         if plan is not None:
             self.results += self.executor.run(plan)
             self.mask()
@@ -122,7 +128,7 @@ class Server:
     def apply(self) -> None:
         """Apply the oldest result and take what it gives to every source."""
         result = self.results.popleft()
-        self.scheduler.apply(result, 0.0)
+        self.scheduler.apply(result, self.now)
         self.executor.applied(result.step)
         self.mask()
         self.deliver()

@@ -1,0 +1,130 @@
+"""What is asked of the engine as spans, by the names of OpenTelemetry's conventions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import DeadlineExceeded, Unavailable
+from protocol.messages import Finish, Pooling, Sampling, SubmitText, TraceContext
+from services.tracing import names
+from services.tracing.context import under
+from services.tracing.operation import MOST_PROMPTS, Operation, Operations, Outcome, operation_of
+from services.tracing.span import Span
+from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, events, named
+
+
+def asked(number: int = 1, **given: Any) -> SubmitText:
+    fields: dict[str, Any] = {"prompt": "a", "trace": SAMPLED, "sampling": Sampling(temperature=0.5, top_k=3, seed=9)}
+    return SubmitText(id=number, **fields | given)
+
+
+def outcome(**given: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "finishes": (Finish.STOP,), "prompt_tokens": 10, "output_tokens": 21, "cached_tokens": 4, "accepted": 0,
+        "rejected": 0, "first_token": None, "error": None, "left": False,
+    }  # fmt: skip
+    return Outcome(**fields | given)
+
+
+def spans(*requests: SubmitText, ended: Outcome | None = None) -> tuple[list[Span], Operation]:
+    bench = Bench()
+    operation = Operation(bench.tracer, requests or (asked(),), "demo", 1.0)
+    operation.end(ended if ended is not None else outcome(), 5.0)
+    return bench.told(), operation
+
+
+def test_one_prompt() -> None:
+    told, operation = spans(asked(26, n=2, sampling=Sampling(temperature=0.5, top_k=3, seed=9, max_tokens=50)))
+    (span,) = told
+    assert (span.name, span.start, span.end, span.error) == ("text_completion demo", 1.0, 5.0, None)
+    assert child_of(span, SAMPLED)
+    assert span.attributes == {
+        "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "penstock", "gen_ai.request.model": "demo",
+        "gen_ai.response.model": "demo", "gen_ai.request.temperature": 0.5, "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.top_k": 3, "gen_ai.request.seed": 9, "gen_ai.request.max_tokens": 50,
+        "gen_ai.request.choice.count": 2, "gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 21,
+        "gen_ai.usage.cache_read.input_tokens": 4, "gen_ai.response.finish_reasons": ("stop",),
+        "penstock.request.id": "1a",
+    }  # fmt: skip
+    assert [request.trace for request in operation.requests] == [under(SAMPLED, operation.id)]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "text_completion"),
+        ({"prompt": None, "messages": b"[]"}, "chat"),
+        ({"pooling": Pooling(kind="mean")}, "embeddings"),
+    ],
+)
+def test_names_of_operations(given: dict[str, Any], name: str) -> None:
+    assert operation_of(asked(**given)) == name
+
+
+def test_a_vector_has_no_sampling() -> None:
+    (span,), _ = spans(asked(pooling=Pooling(kind="mean")))
+    assert not [name for name in span.attributes if "temperature" in name or "seed" in name]
+
+
+def test_several_prompts_have_a_span_each() -> None:
+    told, operation = spans(*(asked(number) for number in range(1, 4)))
+    whole, prompts = told[0], told[1:]
+    assert [span.name for span in prompts] == [names.PROMPT] * 3
+    assert all(child_of(span, under(SAMPLED, whole.id)) for span in prompts)
+    assert [span.attributes[names.PROMPT_INDEX] for span in prompts] == [0, 1, 2]
+    assert [request.trace for request in operation.requests] == [under(SAMPLED, span.id) for span in prompts]
+    assert whole.attributes[names.PROMPTS] == 3
+
+
+def test_a_crowd_of_prompts_is_told_in_part() -> None:
+    told, operation = spans(*(asked(number) for number in range(1, MOST_PROMPTS + 11)))
+    assert sum(span.name == names.PROMPT for span in told) == MOST_PROMPTS
+    assert [request.trace.sampled for request in operation.requests] == [True] * MOST_PROMPTS + [False] * 10
+    assert told[0].attributes[names.SKIPPED_PROMPTS] == 10
+
+
+def test_a_stream_says_how_fast_it_was() -> None:
+    told, operation = spans(ended=outcome(first_token=3.0))
+    whole, stream = told
+    assert (stream.name, stream.start, stream.end) == (names.STREAM, 3.0, 5.0)
+    assert child_of(stream, under(SAMPLED, operation.id))
+    assert whole.attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] == 2.0
+    assert whole.attributes[names.GEN_AI_TIME_PER_TOKEN] == pytest.approx(0.1)
+
+
+def test_drafts_are_counted() -> None:
+    (span,), _ = spans(ended=outcome(accepted=5, rejected=2))
+    assert (span.attributes[names.ACCEPTED_DRAFTS], span.attributes[names.REJECTED_DRAFTS]) == (5, 2)
+
+
+def test_a_client_that_left() -> None:
+    (span,), _ = spans(ended=outcome(left=True, finishes=(Finish.NONE,)))
+    assert events(span) == [names.CLIENT_LEFT]
+    assert span.attributes[names.ERROR_TYPE] == "client_left"
+    assert names.GEN_AI_FINISH_REASONS not in span.attributes
+
+
+def test_a_deadline() -> None:
+    (span,), _ = spans(ended=outcome(error=DeadlineExceeded("too late"), finishes=(Finish.NONE,)))
+    assert events(span) == [names.DEADLINE]
+    assert span.error == "too late"
+
+
+def test_an_error_and_what_happened_before() -> None:
+    bench = Bench()
+    operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
+    operation.happened(names.MOVED, 2.0)
+    operation.end(outcome(error=Unavailable("gone", code="part_lost")), 3.0)
+    (span,) = bench.told()
+    assert (events(span), span.error, span.attributes[names.ERROR_TYPE]) == ([names.MOVED], "gone", "part_lost")
+
+
+@pytest.mark.parametrize("trace", [UNSAMPLED, TraceContext()])
+def test_what_is_not_traced_has_no_operation(trace: TraceContext) -> None:
+    bench = Bench()
+    operations = Operations(bench.tracer, "demo")
+    assert operations.begin((asked(trace=trace),), 1.0) is None
+    assert operations.begin((asked(),), 1.0) is not None
+    assert bench.told() == []

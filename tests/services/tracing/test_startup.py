@@ -1,0 +1,62 @@
+"""A start is a trace, of one process or of all of them below their launcher."""
+
+from __future__ import annotations
+
+from protocol.messages import TraceContext
+from services.stages import Stage, Stages
+from services.tracing.clock import VARIABLE
+from services.tracing.context import span_of, trace_of
+from services.tracing.startup import PARENT, STATE, OwnStart, Start
+from tests.services.tracing.tracing import SAMPLED, Bench, child_of
+
+STAGES = (Stage("importing", 1.0), Stage("loading weights", 2.0), Stage("warming up", 5.0))
+
+
+def test_stages_are_below_their_process() -> None:
+    bench = Bench()
+    Start(bench.tracer, {}).ready("executor-0", STAGES, 9.0, {"a": 1})
+    whole, *stages = bench.told()
+    assert (whole.name, whole.start, whole.end, whole.attributes) == ("start executor-0", 1.0, 9.0, {"a": 1})
+    assert span_of(whole.parent) == ""
+    assert [(span.name, span.start, span.end) for span in stages] == [
+        ("importing", 1.0, 2.0), ("loading weights", 2.0, 5.0), ("warming up", 5.0, 9.0),
+    ]  # fmt: skip
+    assert {span_of(span.parent) for span in stages} == {whole.id}
+    assert {trace_of(span.parent) for span in stages} == {trace_of(whole.parent)}
+
+
+def test_children_are_below_their_launcher_and_go_by_its_clock() -> None:
+    bench = Bench()
+    launcher = Start(bench.tracer, {PARENT: SAMPLED.traceparent, STATE: SAMPLED.tracestate})
+    environ = launcher.environment()
+    assert environ[VARIABLE] == "0"
+    child = Start(bench.tracer, environ)
+    child.ready("api-0", STAGES, 9.0, {})
+    launcher.ready("launcher", STAGES, 9.0, {})
+    told = bench.told()
+    assert told[0].parent == launcher.context
+    assert told[0].remote
+    launched = next(span for span in told if span.name == "start launcher")
+    assert child_of(launched, SAMPLED), "a start may be part of a larger one"
+
+
+def test_what_is_no_context_begins_a_trace() -> None:
+    bench = Bench()
+    for junk in ("", "00-abc", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", SAMPLED.traceparent + "-x"):
+        start = Start(bench.tracer, {PARENT: junk})
+        assert trace_of(start.context) != trace_of(TraceContext(junk))
+    bench.told()
+
+
+def test_a_process_tells_its_start_once() -> None:
+    bench = Bench()
+    stages = Stages()
+    stages.note("waiting")
+    start = OwnStart(bench.tracer, "api-0", stages)
+    start.ready(stages.all[-1].began + 1.0)
+    start.ready(stages.all[-1].began + 2.0)
+    assert [span.name for span in bench.told()] == ["start api-0", "importing", "waiting"]
+
+
+def test_nothing_without_a_tracer() -> None:
+    OwnStart(None, "api-0", Stages()).ready(1.0)

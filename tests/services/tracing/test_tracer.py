@@ -1,0 +1,152 @@
+"""Telling never waits: a full queue drops and counts, a collector that fails loses its batch, an end has its limit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from protocol.config import TraceConfig
+from services.tracing.clock import Clock
+from services.tracing.span import Span
+from services.tracing.tracer import PATIENCE, Tracer, Undelivered, tracer_of
+from tests.services.tracing.tracing import SAMPLED, Bench, Kept, settings
+
+
+class Gated:
+    """A collector that takes nothing before it is told to, and may fail."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.exports: list[int] = []
+        self.fails = fails
+
+    def export(self, spans: Any) -> None:
+        self.entered.set()
+        self.gate.wait()
+        self.exports.append(len(spans))
+        if self.fails:
+            raise Undelivered("connection refused")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def span(name: str = "x") -> Span:
+    return Span(parent=SAMPLED, id="0" * 15 + "1", name=name, start=0.0, end=1.0)
+
+
+def told(tracer: Tracer, count: int) -> None:
+    for _ in range(count):
+        tracer.tell(span())
+
+
+def test_all_that_is_told_is_delivered_in_order() -> None:
+    bench = Bench()
+    for number in range(100):
+        bench.tracer.tell(span(str(number)))
+    assert [each.name for each in bench.told()] == list(map(str, range(100)))
+    assert bench.tracer.statistics().delivered == bench.tracer.statistics().told == 100
+
+
+def test_a_full_queue_drops_and_counts() -> None:
+    way = Gated()
+    tracer = Tracer(settings(queue=10, batch=5, delay=0.001), {}, Clock(0), way)
+    told(tracer, 1)
+    assert way.entered.wait(10)
+    told(tracer, 30)
+    stand = tracer.statistics()
+    assert (stand.told, stand.waiting, stand.dropped) == (31, 10, 20)
+    way.gate.set()
+    tracer.close(30)
+    stand = tracer.statistics()
+    assert (stand.delivered, stand.dropped, stand.waiting) == (11, 20, 0)
+    assert max(way.exports) <= 5
+
+
+def test_a_batch_that_is_full_does_not_wait_for_its_time() -> None:
+    way = Gated()
+    way.gate.set()
+    tracer = Tracer(settings(queue=100, batch=5, delay=3600.0), {}, Clock(0), way)
+    told(tracer, 5)
+    assert way.entered.wait(10)
+    tracer.close(30)
+
+
+def test_what_a_collector_does_not_take_is_lost_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    way = Gated(fails=True)
+    way.gate.set()
+    with caplog.at_level(logging.WARNING):
+        tracer = Tracer(settings(queue=100, batch=5, delay=3600.0), {}, Clock(0), way)
+        told(tracer, 12)
+        tracer.close(30)
+    stand = tracer.statistics()
+    assert stand.delivered == 0
+    assert stand.dropped + stand.waiting == 12
+    assert stand.dropped >= 5
+    lines = [record for record in caplog.records if record.getMessage() == "traces_not_delivered"]
+    assert len(lines) == 1, "a line now and then, not one for each export"
+    assert lines[0].__dict__["fields"]["reason"] == "connection refused"
+
+
+def test_an_end_does_not_wait_for_a_collector_that_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    way = Gated()
+    tracer = Tracer(settings(delay=0.001), {}, Clock(0), way)
+    told(tracer, 1)
+    assert way.entered.wait(10)
+    threading.Event().wait(PATIENCE + 0.05)
+    with caplog.at_level(logging.WARNING):
+        tracer.close(3600.0)
+    assert "traces_lost" in [record.getMessage() for record in caplog.records]
+    way.gate.set()
+
+
+def test_an_end_waits_for_its_limit_alone(caplog: pytest.LogCaptureFixture) -> None:
+    way = Gated()
+    tracer = Tracer(settings(delay=3600.0), {}, Clock(0), way)
+    told(tracer, 1)
+    with caplog.at_level(logging.WARNING):
+        tracer.close(0.05)
+    assert "traces_lost" in [record.getMessage() for record in caplog.records]
+    way.gate.set()
+
+
+def test_spans_of_many_threads_are_all_told() -> None:
+    bench = Bench(queue=10_000)
+    threads = [threading.Thread(target=told, args=(bench.tracer, 200)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(bench.told()) == 1600
+
+
+def test_without_a_collector_there_is_no_tracer_and_no_sdk() -> None:
+    assert tracer_of(TraceConfig(), "api", 0) is None
+
+
+def test_the_sdk_is_not_imported_where_nothing_is_told() -> None:
+    import subprocess
+    import sys
+
+    script = "import services.api.main, services.scheduler.main, services.tokenizer.main, services.launch, sys\n"
+    script += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_tracer_is_of_its_process() -> None:
+    tracer = tracer_of(TraceConfig(otlp_endpoint="http://localhost:1"), "scheduler", 2)
+    assert tracer is not None
+    assert tracer.settings.endpoint == "http://localhost:1/v1/traces"
+    tracer.close()
+
+
+def test_kept_is_a_collector() -> None:
+    kept = Kept()
+    kept.export([span()])
+    kept.close()
+    assert len(kept.spans) == 1
