@@ -17,7 +17,7 @@ import msgspec
 
 from protocol import limits
 from protocol.errors import ConfigError
-from protocol.groups import check_groups
+from protocol.groups import check_groups, check_rendezvous
 from protocol.speculation import read_speculative
 
 
@@ -238,6 +238,12 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: one per two cores", 0, 1024)] = 0
+    rendezvous: Annotated[
+        str,
+        Option("where the executors of groups on several hosts meet: the first one's address, a port for each replica "
+               "from this one on; empty: a file of the run directory",
+               metavar="tcp://HOST:PORT"),
+    ] = ""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -345,6 +351,7 @@ def check(config: Config) -> Config:
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )
     check_groups(model)
+    check_rendezvous(config.executor.rendezvous)
     read_speculative(config.scheduler.speculative_config)
     check_listening(config.api)
     return config

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine_core import folder
+from engine_core.models.shares import check_ranks
 from engine_core.models.spec import read_spec
 from protocol import groups
 from protocol.config import ApiConfig, Config
@@ -86,7 +87,9 @@ def resolved(config: Config) -> Config:
     """
     model = folder.resolve(config.model.model, config.model.revision)
     names = folder.served_names(model, config.model)
-    folder.model_length(read_spec(model), config.model)
+    spec = read_spec(model)
+    folder.model_length(spec, config.model)
+    check_ranks(spec, config.model.tensor_parallel_size)
     check_template(config.tokenizer.chat_template)
     found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
     return msgspec.structs.replace(config, model=found)
@@ -285,6 +288,11 @@ class Launch:
         A child's exit code that names the operator's mistake becomes the launcher's, so that a supervisor does not try
         again.
         """
+        if child.code == ExitCode.GROUP:  # somebody else's death, which is dealt with in its own right
+            self._whole = False
+            journal.warning(log, "group_broken", process=child.name, pid=child.pid)
+            self._restarts.left(child.role, child.index, time.monotonic())
+            return
         self._progress.close()
         last = "\n".join(child.tail)
         journal.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)

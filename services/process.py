@@ -46,6 +46,7 @@ class ExitCode(enum.IntEnum):
     LINK = 5  # a peer refused the handshake
     DEVICE = 6  # the accelerator reported an error that stays until the process ends
     HUNG = 7  # a step did not end in its time
+    GROUP = 8  # another executor of its group has ended; that is no failure of this one
 
 
 class Stop:

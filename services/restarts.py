@@ -80,6 +80,10 @@ class Restarts:
         self._waiting[key] = now + DELAYS[min(recent, len(DELAYS)) - 1]
         return None
 
+    def left(self, role: Role, index: int, now: float) -> None:
+        """A process ended because another one did, which is no failure: it is needed again at once."""
+        self._waiting[role, index] = now
+
     def due(self, now: float) -> list[tuple[Role, int]]:
         """Whom to start now."""
         found = [key for key, time in self._waiting.items() if time <= now]

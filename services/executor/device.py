@@ -7,6 +7,8 @@ import ctypes
 
 LIBRARY = "libcuda.so.1"
 DEVICE_ERROR = "AcceleratorError"  # torch's name for what the driver reports; later calls meet it again
+GROUP_ERRORS = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # torch's, of a lost member
+GLOO = "gloo"  # stands in the messages of its errors, which have no type of their own
 
 
 def begin_device(index: int) -> None:
@@ -42,3 +44,10 @@ def open_device(index: int, library: str = LIBRARY) -> bool:
 def is_device_error(error: BaseException) -> bool:
     """Whether the device's context is of no use any more: only a new process gets a new one."""
     return any(kind.__name__ == DEVICE_ERROR for kind in type(error).__mro__) or "CUDA error" in str(error)
+
+
+def is_group_error(error: BaseException) -> bool:
+    """Whether it says that another member of the group could not be reached: its end, perhaps, ends us too."""
+    if type(error).__name__ in GROUP_ERRORS:
+        return True
+    return isinstance(error, RuntimeError) and GLOO in str(error)

@@ -22,7 +22,8 @@ from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from services import journal
-from services.executor.device import begin_device, is_device_error
+from services.executor.device import begin_device, is_device_error, is_group_error
+from services.executor.rendezvous import Bond, Life, leave, rendezvous
 from services.executor.watchdog import TICK as LOOK
 from services.executor.watchdog import Watchdog
 from services.heartbeat import Heartbeat
@@ -42,6 +43,7 @@ TICK = 0.2  # seconds between ticks of the port
 PAUSE = 50e-6  # seconds between looks at a device that is running a step, unless something arrives
 REST = 0.5  # seconds without work after which there is time for what takes milliseconds
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
+BROKEN_SECONDS = 5.0  # between a step that fails and the end of the member that made it fail; it may write a report
 CAPTURE_SECONDS = 4.0  # between captures of graphs, each of which holds the streams up for 40 ms, while it never rests
 
 
@@ -51,23 +53,38 @@ def run(config: Config, index: int) -> int:
     Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
     refuses us.
     """
-    stop = Stop()
+    stop, done = Stop(), threading.Event()
+    bond: Bond | None = None
+    life: Life | None = None
+    if groups.group_size(config.model) > 1:
+        met = rendezvous(config, groups.place(index, config.model)).meet(stop)
+        if met is None:
+            return ExitCode.ORDERLY
+        life, bond = met
+        Thread(target=bond.watch, args=(stop, done), name="bond", daemon=True).start()
     if config.executor.device != "cpu":
         # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
         Thread(target=begin_device, args=(index,), daemon=True).start()
     from services.executor.start import start
 
     try:
-        serve(config, index, start(config, index), stop)
+        serve(config, index, start(config, index, life), stop, bond)
     except PenstockError:
         raise
     except Exception as error:
+        if bond is not None and is_group_error(error) and bond.broken(BROKEN_SECONDS):
+            leave()
         journal.exception(log, "executor_failed")
         return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
+    finally:
+        done.set()
+    if bond is not None:
+        logging.shutdown()
+        os._exit(ExitCode.ORDERLY)  # what torch does at its end may wait for members that have ended
     return ExitCode.ORDERLY
 
 
-def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
+def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | None = None) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
@@ -82,7 +99,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
     reports = Reports(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
-    steps = Steps(port, engine.runner, engine.ready, watchdog, reports)
+    steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
     gc.collect()
     gc.freeze()
@@ -94,7 +111,9 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop) -> None:
         turn_until_stopped(steps, engine.runner, port, stop, watchdog)
     except PenstockError:
         raise
-    except Exception:
+    except Exception as error:
+        if bond is not None and is_group_error(error) and bond.broken(BROKEN_SECONDS):
+            leave()
         reports.write("crashed", traceback.format_exc(), tuple(steps.decoding))
         raise
     finally:

@@ -21,6 +21,7 @@ from engine_core.execution.capacity import (
 )
 from engine_core.execution.drafting import Draft
 from engine_core.execution.graphs import GraphSizes, graph_sizes
+from engine_core.execution.group import ALONE
 from engine_core.execution.heads import draft_block_bytes
 from engine_core.execution.memory import available_memory, step_peak, used_memory
 from engine_core.execution.readying import compile_steps
@@ -28,15 +29,19 @@ from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import WARM_TOKENS, warm_steps
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
+from engine_core.models.shares import check_ranks, rank_spec
 from engine_core.models.spec import ModelSpec, read_spec
+from protocol import groups
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
 from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady
-from services import journal
+from services import journal, process
 from services.executor.compilers import compilers
 from services.executor.drafts import load_draft
-from services.notify import progress
+from services.executor.membership import begin
+from services.executor.rendezvous import Life
+from services.stages import Stages
 
 log = logging.getLogger(__name__)
 
@@ -53,27 +58,34 @@ class Engine:
     warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
 
 
-def start(config: Config, index: int) -> Engine:
-    """Load the model and make its runner.
+def start(config: Config, index: int, life: Life | None = None, stages: Stages | None = None) -> Engine:
+    """Load the model and make its runner, with the others of a group whose life has begun.
 
     Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
     """
     began = time.monotonic()
-    device = choose_device(config.executor.device, index)
+    stages = stages if stages is not None else Stages()
+    device = choose_device(config.executor.device, index, hosts=bool(config.executor.rendezvous))
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
     if device.type == "cpu":
-        torch.set_num_threads(config.executor.cpu_threads or default_threads(len(os.sched_getaffinity(0))))
+        cores = len(os.sched_getaffinity(0)) // groups.executors(config.model)
+        torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
     else:
         torch.cuda.set_device(device)
-    progress("reading the model's configuration")
+    stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
+    check_ranks(spec, config.model.tensor_parallel_size)
+    group = ALONE
+    if life is not None:
+        stages.begin("meeting the other executors")
+        group = begin(config, groups.place(index, config.model), life, device)
     length = folder.model_length(spec, config.model)
     dtype = choose_dtype(config.model.dtype, spec, device)
     with compilers(device) as processes:
-        progress("loading weights")
-        model = registry.build(spec, dtype, device, length, invariant=config.model.batch_invariant)
+        stages.begin("loading weights")
+        model = registry.build(spec, dtype, device, length, group=group, invariant=config.model.batch_invariant)
         with torch.inference_mode():
             loading.load(model, path, config.model.load_format, config.model.seed)
         draft = load_draft(config, model, path, length)
@@ -85,15 +97,16 @@ def start(config: Config, index: int) -> Engine:
             max_model_len=length,
             max_num_seqs=config.model.max_num_seqs,
             graphs=choose_graphs(config, spec, model, length, device),
+            group=group,
             synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
         )
         if options.synthetic_acceptance is not None:
             reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
             journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
-        progress("compiling kernels")
+        stages.begin("compiling kernels")
         compile_steps(model, options, step_tokens(config.model, device), draft, processes)
-    runner, shape = make_runner(config, model, spec, options, draft)
-    warm = warm_up(config, runner)
+    runner, shape = make_runner(config, model, spec, options, draft, stages)
+    warm = warm_up(config, runner, stages)
     ready = ExecutorReady(
         epoch=0,
         blocks=runner.options.blocks,
@@ -130,13 +143,14 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 
 def make_runner(
-    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
+    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, stages: Stages
 ) -> tuple[Runner, CacheShape]:
     """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
-    progress("making the KV cache")
+    stages.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
-        block_bytes=block_bytes(spec, *sizes) + (0 if draft is None else draft_block_bytes(draft, *sizes)),
+        block_bytes=block_bytes(rank_spec(spec, options.group.size), *sizes)
+        + (0 if draft is None else draft_block_bytes(draft, *sizes)),
         block_size=options.block_size,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
@@ -146,29 +160,36 @@ def make_runner(
     return Runner(model, spec, replace(options, blocks=blocks), draft), shape
 
 
-def warm_up(config: Config, runner: Runner) -> tuple[tuple[int, float], ...]:
+def warm_up(config: Config, runner: Runner, stages: Stages) -> tuple[tuple[int, float], ...]:
     """Run every form of a step once, capture the graphs that a server starts with. The steps' positions and seconds."""
-    progress("warming up")
+    stages.begin("warming up")
     took = []
     for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
         positions = int(np.frombuffer(plan.chunks, np.int32)[2::4].sum())
         took.append((positions, time.perf_counter() - began))
+    stages.begin("capturing graphs")
     runner.prepare()
     runner.reset()
     return tuple(took)
 
 
-def choose_device(option: str, index: int) -> torch.device:
-    """The device of executor number `index`. Raises ConfigError when a GPU is asked for and there is none for it."""
+def choose_device(option: str, index: int, *, hosts: bool = False) -> torch.device:
+    """The device of executor number `index`: of the GPUs that it sees the one of its number, or the only one where a
+    supervisor shows each its own. Of several `hosts` each has as many executors as it has GPUs.
+
+    Raises ConfigError when a GPU is asked for and there is none for it, or when only some executors would have one.
+    """
     count = torch.cuda.device_count() if option != "cpu" else 0
+    if count == 0 and option != "cuda":
+        return torch.device("cpu")
     if index < count:
         return torch.device("cuda", index)
-    if option == "cuda":
-        found = f"{count} GPUs that torch {torch.__version__} can use"
-        raise ConfigError("--device", option, f"executor {index} finds {found}")
-    return torch.device("cpu")
+    if count and (hosts or (count == 1 and process.PARENT not in os.environ)):
+        return torch.device("cuda", index % count)
+    found = f"{count} GPUs that torch {torch.__version__} can use"
+    raise ConfigError("--device", option, f"executor {index} finds {found}")
 
 
 def default_threads(cores: int) -> int:
@@ -206,7 +227,7 @@ def choose_graphs(
     """Which steps are graphs: none on a CPU and none with --enforce-eager."""
     if device.type == "cpu" or config.executor.enforce_eager:
         return None
-    weights = model.weight_bytes // model.dtype.itemsize
+    weights = model.placement.group.least(model.weight_bytes) // model.dtype.itemsize  # all have the same graphs
     asked = read_speculative(config.scheduler.speculative_config)
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)

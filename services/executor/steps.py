@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from engine_core.execution.group import ALONE, Group
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Begun, Runner
 from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
@@ -23,6 +24,8 @@ from services.executor.watchdog import Watchdog
 from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
 
 log = logging.getLogger(__name__)
+
+UNWATCHED = -1  # positions of a step whose time says nothing
 
 
 class StepsStatistics(msgspec.Struct, frozen=True):
@@ -36,16 +39,27 @@ class StepsStatistics(msgspec.Struct, frozen=True):
 
 
 class Steps:
-    """One executor's plans and results. A new scheduler, or a new epoch of the same, begins with empty slots."""
+    """One executor's plans and results. A new scheduler, or a new epoch of the same, begins with empty slots.
+
+    In a group every plan that has come is run to its end, whoever asked for it: the others may be in the midst of it.
+    One member has the masks and answers; steps that wait for masks are its to watch.
+    """
 
     def __init__(
-        self, port: Port, runner: Runner, ready: ExecutorReady, watchdog: Watchdog, reports: Reports
+        self,
+        port: Port,
+        runner: Runner,
+        ready: ExecutorReady,
+        watchdog: Watchdog,
+        reports: Reports,
+        group: Group = ALONE,
     ) -> None:
         self._port = port
         self._runner = runner
         self._ready = ready
         self._watchdog = watchdog
         self._reports = reports
+        self._group = group
         self.decoding: set[int] = set()  # slots
         self._scheduler: Peer | None = None
         self._epoch = 0
@@ -87,7 +101,7 @@ class Steps:
             match arrival.message:
                 case StepPlan() as plan:
                     if self._begun is not None and self._begun[0].plan.epoch != plan.epoch:
-                        self._begun = None  # its masks will not come
+                        self._give_up()
                     self._plans.append(plan)
                 case StepMasks() as masks:
                     self._masks.append(masks)
@@ -128,15 +142,24 @@ class Steps:
 
     def _forget(self) -> None:
         """Nothing of the scheduler's requests is left here; steps on the device end unheard."""
+        self._give_up()
+        while self._plans and self._group.several:
+            self._begin(self._plans.popleft())
+            self._give_up()
         self._dropped += len(self._launched) + len(self._results)
         while self._launched:
             self._runner.collect(self._launched.popleft()[0])
         self._results.clear()
         self._plans.clear()
         self._masks.clear()
-        self._begun = None
         self._watchdog.rest()
         self._reset()
+
+    def _give_up(self) -> None:
+        """The masks of the plan that waits will not come; others of a group may wait for what is sampled."""
+        begun, self._begun = self._begun, None
+        if begun is not None and self._group.several:
+            self._finish(begun[0], None, time.perf_counter(), begun[1])
 
     def _reset(self) -> None:
         self._runner.reset()
@@ -148,13 +171,15 @@ class Steps:
             self._epoch = plan.epoch
         self._reports.plans.append(plan)
         self._positions = self._count(plan)
+        if plan.masked and not self._group.answers:
+            self._positions = UNWATCHED  # it takes as long as the masks
         if not self._launched:
-            self._watchdog.begin(self._positions)
+            self._watch(self._positions)
         began = time.perf_counter()
         waited, self._worked = began - self._ended, 0.0
         begun = self._runner.begin(plan)
         self._taken += 1
-        if plan.masked:
+        if plan.masked and self._group.answers:
             self._begun = begun, waited
             self._pause(began)
             if not self._launched:
@@ -171,7 +196,7 @@ class Steps:
             return
         self._begun = None
         if not self._launched:
-            self._watchdog.begin(self._positions)
+            self._watch(self._positions)
         went_on = time.perf_counter()
         self._finish(begun, masks, went_on, waited + went_on - self._ended)
 
@@ -193,13 +218,21 @@ class Steps:
         result = self._runner.collect(launched)
         if launched.done is None:  # a CPU: its work is the launch itself
             result = msgspec.structs.replace(result, busy=busy, waited=waited, drafting=drafting)
-        self._results.append(result)
-        if result.busy:
+        if self._group.answers:
+            self._results.append(result)
+        if result.busy and positions != UNWATCHED:
             self._watchdog.tell(positions, result.busy)
         if self._launched:
-            self._watchdog.begin(self._launched[0][4])
+            self._watch(self._launched[0][4])
         else:
             self._watchdog.rest()
+
+    def _watch(self, positions: int) -> None:
+        """The oldest step on the device has so many positions."""
+        if positions == UNWATCHED:
+            self._watchdog.rest()
+        else:
+            self._watchdog.begin(positions)
 
     def _count(self, plan: StepPlan) -> int:
         """Positions that the plan runs."""

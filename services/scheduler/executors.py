@@ -14,10 +14,11 @@ log = logging.getLogger(__name__)
 class Executors:
     """One replica's executors. Each time the group becomes complete a new epoch begins."""
 
-    def __init__(self, size: int, epoch: int, now: float) -> None:
+    def __init__(self, size: int, epoch: int, now: float, answering: int = 0) -> None:
         self.epoch = epoch  # of the group that is complete, or of the next one
         self.missing_since = now  # monotonic seconds; holds while the group is not complete
         self._size = size
+        self._answering = answering  # place in the group of the one that samples
         self._ready: dict[Peer, ExecutorReady] = {}
 
     @property
@@ -27,6 +28,16 @@ class Executors:
     @property
     def peers(self) -> tuple[Peer, ...]:
         return tuple(self._ready)
+
+    @property
+    def answering(self) -> tuple[Peer, ...]:
+        """The one of a complete group that samples: masks are for it alone."""
+        return (sorted(self._ready, key=lambda peer: peer.index)[self._answering],)
+
+    @property
+    def devices(self) -> str:
+        """What a complete group runs on, in words: what its first executor says, and how many there are."""
+        return self.first.device if self._size == 1 else f"{self._size} x {self.first.device}"
 
     @property
     def blocks(self) -> int:

@@ -20,7 +20,7 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
-from protocol.groups import group_size, members
+from protocol.groups import answering, group_size, members
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
 from protocol.speculation import WITH_MODEL, read_speculative
@@ -96,7 +96,7 @@ class Loop:
         now: float,
         replica: int = 0,
     ) -> None:
-        self.executors = Executors(group_size(config.model), steps.epoch, now)
+        self.executors = Executors(group_size(config.model), steps.epoch, now, answering(0, config.model))
         self.draining = False
         self._config = config
         self._replica = replica
@@ -316,7 +316,7 @@ class Loop:
         """Masks of an epoch that is over are for nobody."""
         for masks in self._masker.finished():
             if self.executors.complete and masks.epoch == self.executors.epoch:
-                self._steps.send_each(self.executors.peers, masks)
+                self._steps.send_each(self.executors.answering, masks)
 
     def _refuse(self, peer: Peer, request: int) -> None:
         self._refused += 1
@@ -424,7 +424,7 @@ class Loop:
             block_size=model.block_size,
             max_model_len=self._facts.max_model_len,
             max_num_seqs=model.max_num_seqs,
-            device=first.device if first else "",
+            device=self.executors.devices if first else "",
             dtype=first.dtype if first else "",
             prompt_tokens=0,
             cached_tokens=0,

@@ -95,3 +95,11 @@ def test_at_the_end_nobody_is_waited_for(restarts: Restarts, tmp_path: Path) -> 
 def test_half_a_file_is_none(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('[{"process":')
     assert failures(tmp_path) == ()
+
+
+def test_one_that_ends_because_another_died_has_not_failed(restarts: Restarts) -> None:
+    for number in range(3 * LIMIT):
+        now = 100.0 + number
+        restarts.left(*EXECUTOR, now)
+        assert restarts.due(now) == [EXECUTOR]
+    assert restarts.statistics().deaths == restarts.statistics().hopeless == 0

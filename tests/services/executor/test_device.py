@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.executor import device as driver
-from services.executor.device import LIBRARY, begin_device, is_device_error, open_compiler, open_device
+from services.executor.device import LIBRARY, begin_device, is_device_error, is_group_error, open_compiler, open_device
 
 
 def test_a_machine_without_the_driver() -> None:
@@ -54,3 +54,10 @@ def test_what_the_device_reported_stays_with_its_process() -> None:
     assert is_device_error(RuntimeError("CUDA error: device-side assert triggered"))
     assert not is_device_error(RuntimeError("shapes do not match"))
     assert not is_device_error(MemoryError())
+
+
+def test_a_lost_members_errors_are_told_apart() -> None:
+    assert is_group_error(RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer"))
+    assert is_group_error(torch.distributed.DistBackendError("NCCL error"))
+    assert not is_group_error(RuntimeError("shapes do not match"))
+    assert not is_group_error(ValueError("gloo"))

@@ -11,6 +11,7 @@ from msgspec import structs
 from engine_core.models.spec import read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError, ModelError
+from services import process
 from services.executor.start import choose_device, choose_dtype, default_threads, start, step_tokens
 from tests.services.executor.folder import LENGTH, write_folder
 
@@ -81,8 +82,15 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto", 1) == torch.device("cuda", 1)
     assert choose_device("cpu", 0) == torch.device("cpu")
-    with pytest.raises(ConfigError, match="executor 2 finds 2 GPUs"):
-        choose_device("cuda", 2)
+    for option in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match="executor 2 finds 2 GPUs"):
+            choose_device(option, 2)
+    assert choose_device("auto", 3, hosts=True) == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose_device("cuda", 2) == torch.device("cuda", 0), "a supervisor shows each its own"
+    monkeypatch.setenv(process.PARENT, "1")
+    with pytest.raises(ConfigError, match="executor 2 finds 1 GPUs"):
+        choose_device("auto", 2)
 
 
 def test_types(folder: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine_core.execution.group import Group
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.links import STEPS, Welcome
 from protocol.messages import Message, Sampling
@@ -259,3 +260,60 @@ def test_the_wait_for_masks_is_not_watched(steps: Steps, watchdog: Watchdog) -> 
     steps.turn()
     assert steps.halved
     assert watchdog.statistics().allowed == float("inf")
+
+
+def in_group(port: FakePort, engine: Engine, watchdog: Watchdog, folder: Path, rank: int) -> Steps:
+    """One of two ranks, whose exchange is left out."""
+    sink: Any = port
+    reports = Reports(folder, f"executor-{rank}", engine.ready, prompts=False)
+    return Steps(sink, engine.runner, engine.ready, watchdog, reports, Group(rank, 2))
+
+
+def test_one_member_answers_and_the_others_keep_step(
+    port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path
+) -> None:
+    steps = in_group(port, engine, watchdog, tmp_path, 1)
+    run(steps, peer(), Joined(), first(1), masked(then(2)), then(3, on=None))
+    assert isinstance(port.sent[0][1], ExecutorReady), "each says what it holds"
+    assert results(port) == []
+    assert steps.statistics().plans == 3, "masks are not waited for where nobody samples"
+    assert steps.idle
+
+
+def test_a_step_that_waits_for_masks_elsewhere_is_not_watched(
+    port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched, told = [], []
+    monkeypatch.setattr(watchdog, "begin", watched.append)
+    monkeypatch.setattr(watchdog, "tell", lambda positions, seconds: told.append(positions))
+    steps = in_group(port, engine, watchdog, tmp_path, 1)
+    run(steps, peer(), Joined(), masked(first(1)), then(2))
+    assert told == [1]
+    assert set(watched) == {1}
+
+
+def test_what_a_lost_scheduler_asked_of_a_group_is_run_to_its_end(
+    port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path
+) -> None:
+    """The other ranks have begun it, and would wait for this one."""
+    steps = in_group(port, engine, watchdog, tmp_path, 0)
+    old, before = peer(1), engine.runner.statistics().steps
+    run(steps, old, Joined(), first(1), masked(then(2)))
+    assert steps.halved
+    steps.take([Arrival(old, masked(then(3, on=None))), Arrival(old, then(4, on=None)), Arrival(old, Left("killed"))])
+    assert steps.idle
+    assert engine.runner.statistics().steps - before == 4
+    assert steps.statistics().dropped == 3
+    run(steps, peer(2, epoch=9), Joined(), first(1, epoch=9))
+    assert [(result.step, result.epoch) for result in results(port)] == [(1, 5), (1, 9)]
+
+
+def test_so_is_what_an_epoch_asked_that_is_over(
+    port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path
+) -> None:
+    steps = in_group(port, engine, watchdog, tmp_path, 0)
+    sampled = engine.runner.statistics().sampled
+    run(steps, peer(), Joined(), masked(first(1)))
+    run(steps, peer(), first(1, epoch=6))
+    assert engine.runner.statistics().sampled - sampled == 2
+    assert results(port)[-1].epoch == 6

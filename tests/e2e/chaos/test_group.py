@@ -1,0 +1,92 @@
+"""One rank of a group is killed or stopped under streams of all kinds: the group begins anew, and each stream ends with
+exactly its own tokens. Two ranks over gloo, the embedded model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chaos.leftovers import at_rest, ended, holdings, nothing_kept
+from tests.e2e.chaos.streams import Answer, answers, bodies, marks
+from tests.e2e.server import Server, descendants, serving
+
+STREAMS = 16
+TOKENS = 16
+RANKS = ("--tensor-parallel-size", "2", "--device", "cpu", "--max-num-seqs", "32")
+
+
+def executors(server: Server) -> list[int]:
+    """Pids by rank."""
+    found = {}
+    for pid in descendants(server.process.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"executor" in words:
+            found[next(word for word in words if word.startswith(b"--index="))] = pid
+    return [found[index] for index in sorted(found)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("group"), *RANKS) as made:
+        yield made
+        ended(made)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> list[Answer]:
+    found = answers(server.url, bodies(STREAMS, TOKENS))
+    at_rest(server)
+    return found
+
+
+def disturbed(server: Server, undisturbed: Sequence[Answer], number: int, rank: int) -> None:
+    """Send a signal to one rank in a run of all streams."""
+    before = holdings(server)
+    total = sum(len(ids) for answer in undisturbed for ids in answer.tokens.values())
+
+    def disturb(_: int) -> None:
+        os.kill(executors(server)[rank], number)
+
+    found = answers(server.url, bodies(STREAMS, TOKENS), marks(1, total, 1), disturb)
+    for expected, answer in zip(undisturbed, found, strict=True):
+        assert answer.said == expected.said
+        assert answer.error is None
+        assert answer.done == 1
+    at_rest(server)
+    nothing_kept(server, before)
+    print(f"\nrank {rank}, signal {number}: the longest pause {max(answer.longest_pause for answer in found):.1f} s")
+
+
+def test_both_ranks_are_shown(server: Server) -> None:
+    assert "2 x cpu" in server.log.read_text()
+    assert len(executors(server)) == 2
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_killed_rank_costs_time_and_no_token(server: Server, undisturbed: list[Answer], rank: int) -> None:
+    disturbed(server, undisturbed, signal.SIGKILL, rank)
+    log = server.log.read_text()
+    assert f"process_died process=executor-{rank}" in log
+    assert f"group_broken process=executor-{1 - rank}" in log, "the other's end is no failure of its own"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_stopped_rank_is_found(server: Server, undisturbed: list[Answer], rank: int) -> None:
+    disturbed(server, undisturbed, signal.SIGSTOP, rank)
+
+
+@pytest.mark.long
+def test_a_lost_scheduler_finds_the_group_in_step(server: Server, undisturbed: list[Answer]) -> None:
+    before = executors(server)
+    total = sum(len(ids) for answer in undisturbed for ids in answer.tokens.values())
+    found = answers(
+        server.url, bodies(STREAMS, TOKENS), marks(1, total, 2),
+        lambda _: os.kill(server.children()["scheduler"], signal.SIGKILL),
+    )  # fmt: skip
+    assert [answer.said for answer in found] == [answer.said for answer in undisturbed]
+    assert executors(server) == before
