@@ -27,6 +27,7 @@ class Child:
         self.speaking = True
         self.status = "starting"
         self.beat = float("inf")  # monotonic seconds of its last heartbeat; infinity before the first
+        self.looked = float("-inf")  # monotonic seconds of the last look at its silence since then
         self.fields: dict[str, str] = {}
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         # A session of its own: Ctrl-C reaches the launcher alone, which then ends its children in order.
@@ -44,6 +45,7 @@ class Child:
         self.output = self._process.stdout.fileno()
         os.set_blocking(self.output, False)
         self._partial = b""
+        self._ran = 0  # nanoseconds, at the last look
 
     def read(self) -> list[str]:
         """Lines that it has written since, at most 64 KiB of them; `speaking` turns false when its output ends."""
@@ -70,10 +72,23 @@ class Child:
     def notice(self, fields: Mapping[str, str], received: float) -> None:
         """Take over what it said of itself, and when."""
         if fields.get("WATCHDOG") == "1":
-            self.beat = received
+            self.beat, self.looked = received, float("-inf")
         self.fields.update(fields)
         self.status = self.fields.get("STATUS", self.status)
         self.ready = self.ready or self.fields.get("READY") == "1"
+
+    def runs(self) -> bool:
+        """Whether its main thread has had a processor since the last call; no where that is not told.
+
+        Source: Documentation/scheduler/sched-stats.rst of the kernel, /proc/<pid>/schedstat.
+        """
+        try:
+            with open(f"/proc/{self.pid}/task/{self.pid}/schedstat", encoding="ascii") as file:
+                now = int(file.read().split()[0])
+        except (OSError, IndexError, ValueError):
+            return False
+        before, self._ran = self._ran, now
+        return now > before
 
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens when it has ended."""

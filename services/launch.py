@@ -46,6 +46,7 @@ START_ORDER = (Role.EXECUTOR, Role.SCHEDULER, Role.TOKENIZER, Role.API)  # the s
 END_ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)  # whoever still serves somebody goes first
 END_SECONDS = 5.0  # from SIGTERM to SIGKILL, beyond draining
 SILENCE_SECONDS = 6.0  # without a heartbeat, of a process that has begun to send them: it hangs and is killed
+BUSY_SECONDS = 30.0  # the same for one that computes meanwhile: it is late, a crowd has come at once perhaps
 MISTAKES = (ExitCode.CONFIG, ExitCode.MODEL, ExitCode.ADDRESS, ExitCode.LINK)
 SUPERVISORS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
@@ -318,12 +319,17 @@ class Launch:
         """When the next process will have been silent for too long."""
         if self._ending is not None:
             return float("inf")
-        return min((child.beat + SILENCE_SECONDS for child in self._children), default=float("inf"))
+        return min(map(look_at, self._children), default=float("inf"))
 
     def _kill_silent(self, now: float) -> None:
-        """A process that no longer turns is as good as dead, and what waits for it waits for its successor."""
+        """A process that no longer turns is as good as dead, and what waits for it waits for its successor. One that is
+        stopped or waits for itself has no processor between two looks; one that has some may be slow."""
         for child in self._children:
-            if now >= child.beat + SILENCE_SECONDS:
+            if now < look_at(child):
+                continue
+            first, child.looked = child.looked == float("-inf"), now
+            runs, silent = child.runs(), now - child.beat
+            if not first and silent >= (BUSY_SECONDS if runs else SILENCE_SECONDS):
                 journal.error(log, "process_hangs", process=child.name, pid=child.pid, seconds=now - child.beat)
                 child.beat = float("inf")
                 child.signal(signal.SIGKILL)
@@ -377,6 +383,11 @@ def count(role: Role, config: Config) -> int:
             return config.model.data_parallel_size
         case Role.EXECUTOR:
             return groups.executors(config.model)
+
+
+def look_at(child: Child) -> float:
+    """When its silence is to be looked at next: shortly before it is too long, from then on three times as often."""
+    return max(child.beat + SILENCE_SECONDS * 2 / 3, child.looked + SILENCE_SECONDS / 3)
 
 
 def ending(child: Child) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 NARROW = ("--max-num-seqs", "1", "--max-queue-time", "1", "--header-timeout", "0.5", "--body-timeout", "0.5")
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -205,3 +207,42 @@ def second_signal(server: Server, http: httpx.Client) -> None:
     wait_gone(pids)
     assert "ending_at_once" in server.log.read_text()
     assert not list(server.run_dir.glob("*.sock"))
+
+
+@pytest.mark.long
+def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
+    """Nor does the loss of a tokenizer while they are there: what api processes watch has high numbers then."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    count = min(10_000, most - 500)
+    with serving(tmp_path, "--keep-alive-timeout", "3600") as server, ExitStack() as stack:
+        with httpx.Client(base_url=server.url, timeout=LIMIT) as http:
+            body = {**SHORT, "max_tokens": 40, "temperature": 0}
+            expected = http.post(COMPLETIONS, json=body).json()["choices"]
+            api = server.children()["api"]
+            before = resident(api)
+            idle = [stack.enter_context(connected(server)) for _ in range(count)]
+            for one in idle:
+                one.sendall(LIVE)
+            assert all(b"200 OK" in one.recv(4096) for one in idle)
+            assert (resident(api) - before) / count < 40_000  # bytes
+            assert http.post(COMPLETIONS, json=body).json()["choices"] == expected
+            os.kill(server.children()["tokenizer"], signal.SIGKILL)
+            server.logged("serving_again")
+            server.healthy()
+            assert http.post(COMPLETIONS, json=body).json()["choices"] == expected
+            for one in idle[:: count // 100]:
+                one.sendall(LIVE)
+                assert b"200 OK" in one.recv(4096)
+        assert server.children()["api"] == api
+        ended(server)
+
+
+def connected(server: Server) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=LIMIT)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()

@@ -2,14 +2,15 @@
 
 FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once with that code, `mute` never gets ready,
 `stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F, `once` is well in its first
-life and fails at once in later ones, `silent` sends one heartbeat in its first life and no more. FAKE_LOG gets the
-events.
+life and fails at once in later ones, `silent` sends one heartbeat in its first life and no more, `busy:S` sends one,
+computes for S seconds and sends heartbeats again. FAKE_LOG gets the events.
 """
 
 import json
 import os
 import select
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -46,7 +47,19 @@ if word != "mute":
     notify("READY=1", *(f"X_PENSTOCK_{key}={value}" for key, value in facts.items()))
 if word == "silent" and not reborn:
     notify("WATCHDOG=1")
+if word == "busy":
+    notify("WATCHDOG=1")
+    say("busy")
+    end = time.monotonic() + float(detail)
+    while time.monotonic() < end:
+        pass
+    say("through")
 while not stop.asked or word == "stubborn":
+    if word == "busy":
+        notify("WATCHDOG=1")
+        select.select([stop], [], [], 0.05)
+        stop.drain()
+        continue
     select.select([stop], [], [])
     stop.drain()
 say("stopping")

@@ -106,3 +106,26 @@ def test_what_it_says_of_itself_is_kept():
         assert one.status == "loading"
         assert one.fields["X_PENSTOCK_URL"] == "u"
         assert one.fields["X_PENSTOCK_BLOCKS"] == "3"
+
+
+def test_one_that_computes_is_told_from_one_that_waits_or_is_stopped():
+    with child("print('up', flush=True)\nwhile True: pass") as one:
+        assert select.select([one.output], [], [], LIMIT)[0]
+        one.runs()
+        until(one.runs)
+        one.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
+        one.runs()
+        assert not one.runs()
+    with child("print('up', flush=True); import signal; signal.pause()") as one:
+        assert select.select([one.output], [], [], LIMIT)[0]
+        until(lambda: not one.runs())
+    assert not one.runs()  # it is gone
+
+
+def until(done) -> None:
+    for _ in range(1000):
+        if done():
+            return
+        select.select([], [], [], 0.02)
+    raise AssertionError("it did not come to be")

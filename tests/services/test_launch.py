@@ -26,11 +26,13 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate
 CONFIG |= {"num_attention_heads": 1, "vocab_size": 32, "max_position_embeddings": 64, "torch_dtype": "float32"}
 ONE_EACH = ("--api-processes=1", "--tokenizer-processes=1")  # unless a test asks for more
 START = """
+import os
 import sys
 from pathlib import Path
 from services import cli, launch
 real = launch.serve
 launch.SILENCE_SECONDS = 0.5
+launch.BUSY_SECONDS = float(os.environ.get("FAKE_BUSY", "30"))
 launch.serve = lambda config: real(config, Path(sys.argv[1]))
 sys.exit(cli.main(sys.argv[2:]))
 """
@@ -236,6 +238,25 @@ def test_one_that_falls_silent_is_killed_and_started_again(tmp_path):
         assert code == 0
         assert "process_hangs process=scheduler-0" in output
         assert leftovers(server) == []
+
+
+def test_one_that_computes_for_long_is_late_and_not_dead(tmp_path):
+    with serving(tmp_path, plan={"api-0": "busy:2"}) as server:
+        server.ready()
+        server.until(lambda: server.order("through"))
+        code, output = server.end()
+        assert code == 0
+        assert lives(server, "api-0") == 1
+        assert "process_hangs" not in output
+        assert leftovers(server) == []
+
+
+def test_one_that_computes_for_ever_is_dead(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_BUSY", "1")
+    with serving(tmp_path, plan={"api-0": "busy:3600"}) as server:
+        server.ready()
+        server.until(lambda: lives(server, "api-0") == 2)
+        server.process.kill()
 
 
 def test_what_drains_gets_back_what_it_needs(tmp_path):
