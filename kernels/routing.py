@@ -13,6 +13,7 @@ class Routes(NamedTuple):
 
     experts: Tensor  # int32 [tokens, chosen]
     shares: Tensor  # fp32 [tokens, chosen]
+    total: int  # experts that there are
 
 
 def route(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
@@ -27,4 +28,6 @@ def route(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
     probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
     experts = probabilities.argsort(dim=-1, descending=True, stable=True)[:, :chosen]
     shares = probabilities.gather(1, experts)
-    return Routes(experts.int(), shares / shares.sum(dim=-1, keepdim=True) if normalised else shares)
+    if normalised:
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    return Routes(experts.int(), shares, logits.shape[1])

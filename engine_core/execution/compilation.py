@@ -20,9 +20,10 @@ import torch
 
 MOST_THREADS = 16
 # What these write becomes an index: they run in rehearsals too.
-INDEXERS = frozenset(
-    ("kernels.attention_schedule", "kernels.drafts_triton", "kernels.gather_triton", "kernels.states_triton")
-)
+INDEXERS = frozenset((
+    *("kernels.attention_schedule", "kernels.drafts_triton", "kernels.gather_triton", "kernels.routing_triton"),
+    "kernels.states_triton",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

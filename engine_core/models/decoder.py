@@ -7,10 +7,10 @@ from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 
+from engine_core.models.experts import layer_mlp
 from engine_core.models.layers import (
     Destination,
     Destinations,
@@ -41,14 +41,26 @@ class Attention(Protocol):
     def destinations(self) -> Destinations: ...
 
 
-class Block:
-    """One layer: attention, then the gated MLP, each on the norm of the residual stream."""
+class Mlp(Protocol):
+    """A layer's MLP, dense or sparse, under its name in a checkpoint's layer."""
 
-    def __init__(self, spec: ModelSpec, attention: Attention, placement: Placement) -> None:
+    name: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, of several ranks a partial sum."""
+        ...
+
+    def destinations(self) -> Destinations: ...
+
+
+class Block:
+    """One layer: attention, then the MLP, each on the norm of the residual stream."""
+
+    def __init__(self, spec: ModelSpec, attention: Attention, placement: Placement, mlp: Mlp | None = None) -> None:
         self.attention_norm = Norm(spec.hidden, spec.norm_eps, placement)
         self.attention = attention
         self.mlp_norm = Norm(spec.hidden, spec.norm_eps, placement)
-        self.mlp = GatedMlp(spec, placement)
+        self.mlp = mlp or GatedMlp(spec, placement)
 
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages
@@ -69,7 +81,7 @@ class Block:
         yield from prefixed("input_layernorm.", self.attention_norm.destinations())
         yield from prefixed("self_attn.", self.attention.destinations())
         yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
-        yield from prefixed("mlp.", self.mlp.destinations())
+        yield from prefixed(f"{self.mlp.name}.", self.mlp.destinations())
 
 
 class Decoder:
@@ -85,7 +97,10 @@ class Decoder:
         group = placement.group
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless))
         self.embedding = Embedding(spec, placement) if looked_up else None
-        self.blocks = tuple(Block(spec, attention, placement) for attention in attentions)
+        self.blocks = tuple(
+            Block(spec, attention, placement, layer_mlp(spec, layer, placement))
+            for layer, attention in enumerate(attentions)
+        )
         self.norm = Norm(spec.hidden, spec.norm_eps, placement) if group.ends else None
         head = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A model without one has logits of its input embedding: for steps on trial alone, text is refused.
@@ -146,10 +161,11 @@ class Decoder:
     def shallow(self) -> Decoder:
         """As few of this model's layers as there are kinds of them, the same weights: for work that only kinds matter
         to. The first layer is a kind of its own, since nothing is added before it."""
-        windows = self.spec.windows
-        kept = sorted({0, *(windows.index(window, 1) for window in windows[1:])})
+        spec = self.spec
+        kinds = [(window, spec.experts_of(layer) is None) for layer, window in enumerate(spec.windows)]
+        kept = sorted({0, *(kinds.index(kind, 1) for kind in kinds[1:])})
         short = copy(self)
-        short.spec = msgspec.structs.replace(self.spec, layers=len(kept), windows=tuple(windows[at] for at in kept))
+        short.spec = spec.part(kept)
         short.blocks = tuple(self.blocks[at] for at in kept)
         return short
 

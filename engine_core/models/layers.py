@@ -27,12 +27,14 @@ class Placement:
     of a group.
 
     `invariant` asks for arithmetic whose results do not depend on what else is in the batch, to the last bit.
+    `expert_parallel` gives each rank whole experts, else it has its share of the width of each.
     """
 
     dtype: torch.dtype
     device: torch.device
     group: Group = ALONE
     invariant: bool = False
+    expert_parallel: bool = False
 
     @property
     def rank(self) -> int:
@@ -65,6 +67,12 @@ class Placement:
             return torch.empty(inputs, outputs, dtype=self.dtype, device=self.device).t()
         return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
 
+    def matrices(self, count: int, outputs: int, inputs: int) -> Tensor:
+        """Several such weights, `[count, outputs, inputs]`."""
+        if self.device.type == "cpu":
+            return torch.empty(count, inputs, outputs, dtype=self.dtype, device=self.device).transpose(1, 2)
+        return torch.empty(count, outputs, inputs, dtype=self.dtype, device=self.device)
+
 
 @dataclass(frozen=True)
 class Destination:
@@ -75,7 +83,7 @@ class Destination:
     axis: int = 0
     start: int = 0
     fan_in: int = 0  # inputs summed into each output of a matrix; 0: a norm's weight or a bias
-    pieces: int = 1  # equal ones, of each of which along the axis it is the same slice: a fused weight in the checkpoint
+    pieces: int = 1  # of the axis, equal ones: it is this slice of each, where the checkpoint's weight is a fused one
 
 
 Destinations = Iterator[tuple[str, Destination]]
@@ -197,6 +205,8 @@ def output_projection(spec: ModelSpec, placement: Placement) -> Linear:
 
 class GatedMlp:
     """down(silu(gate(x)) * up(x)) (Shazeer, 2020), gate and up in one product."""
+
+    name = "mlp"  # in a checkpoint's layer
 
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
         gate_up = tuple(spread(name, spec.intermediate, placement) for name in ("gate_proj", "up_proj"))

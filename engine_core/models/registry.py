@@ -20,13 +20,15 @@ def build(
     *,
     group: Group = ALONE,
     invariant: bool = False,
+    expert_parallel: bool = False,
 ) -> Decoder:
     """A model without its weights (`loading.load` fills them), for sequences of up to `length` tokens.
 
-    In a group it holds the share of a rank: heads, MLP width, vocabulary.
+    In a group it holds the share of a rank: heads, MLP width, vocabulary, if `expert_parallel` whole experts instead of
+    the experts' width.
     With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
-    placement = Placement(dtype, device, group, invariant)
+    placement = Placement(dtype, device, group, invariant, expert_parallel)
     layers = stage_layers(spec, group.stages)[group.stage]
     spec = spec.part(layers)
     attentions = [SelfAttention(spec, layer, placement) for layer in range(spec.layers)]

@@ -33,3 +33,13 @@ def test_reference(experts: int, chosen: int, dtype: torch.dtype) -> None:
 def test_of_equals_the_first() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     assert route(logits, 3, normalised=True).experts.tolist() == [[1, 2, 4], [0, 1, 2]]
+
+
+def test_a_row_of_nan_has_experts_and_stays_alone() -> None:
+    logits = torch.randn(3, 8)
+    expected = route(logits, 2, normalised=True)
+    logits[1, 5] = torch.nan
+    found = route(logits, 2, normalised=True)
+    assert found.shares[1].isnan().all()
+    assert ((found.experts >= 0) & (found.experts < 8)).all()
+    assert torch.equal(found.shares[::2], expected.shares[::2])

@@ -132,8 +132,11 @@ def random_prompts(count: int, length: int = PROMPT) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def check_parity(folder: Path, config: PreTrainedConfig, *, block_size: int = 8) -> None:
-    """fp32: logits within 1e-4 at every position, 64 greedy tokens identical. bf16: as near to fp32 as theirs is."""
+def check_parity(folder: Path, config: PreTrainedConfig, *, block_size: int = 8, chance: float = 1.1) -> None:
+    """fp32: logits within 1e-4 at every position, 64 greedy tokens identical. bf16: as near to fp32 as theirs is.
+
+    chance: of rounding; more where it decides which experts a token goes to.
+    """
     write_checkpoint(folder, config)
     reference = theirs(folder)
     prompts = random_prompts(3)
@@ -143,7 +146,7 @@ def check_parity(folder: Path, config: PreTrainedConfig, *, block_size: int = 8)
     for sequence, logits in zip(run.sequences, expected, strict=True):
         torch.testing.assert_close(torch.cat(sequence.logits), logits, atol=1e-4, rtol=0)
     check_greedy(reference, run, prompts)
-    check_bfloat16(folder, prompts, expected, block_size)
+    check_bfloat16(folder, prompts, expected, block_size, chance)
 
 
 def check_greedy(reference: PreTrainedModel, run: PagedRun, prompts: list[list[int]]) -> None:
@@ -163,7 +166,7 @@ def without_mkldnn() -> Iterator[None]:
         torch.backends.mkldnn.set_flags(before)
 
 
-def check_bfloat16(folder: Path, prompts: list[list[int]], exact: Tensor, block_size: int) -> None:
+def check_bfloat16(folder: Path, prompts: list[list[int]], exact: Tensor, block_size: int, chance: float) -> None:
     """Our error against fp32 is no larger than transformers' own, up to the chance of rounding."""
     with without_mkldnn():
         rounded = theirs(folder, torch.bfloat16)(torch.tensor(prompts)).logits.float()
@@ -171,5 +174,5 @@ def check_bfloat16(folder: Path, prompts: list[list[int]], exact: Tensor, block_
         run.prefill()
     found = torch.stack([torch.cat(sequence.logits) for sequence in run.sequences])
     their_error, our_error = (rounded - exact).abs(), (found - exact).abs()
-    assert our_error.mean() <= 1.1 * their_error.mean()
-    assert our_error.max() <= 2.0 * their_error.max()
+    assert our_error.mean() <= chance * their_error.mean()
+    assert our_error.max() <= 2.0 * chance * their_error.max()

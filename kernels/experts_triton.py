@@ -1,0 +1,245 @@
+"""Products of tokens with the experts that each was sent to, in Triton.
+
+Few pairs of a token and an expert are multiplied one by one, by the plain arithmetic units: most of their experts
+differ, so weights are read about once. More pairs are sorted by expert (`kernels.routing_triton`) and go through the
+matrix units in tiles, none over two experts. Nobody knows on the host how many tiles there are, so as many programs are
+launched as there may be, and those without one end at once; programs that follow each other have the same rows.
+
+Each pair's result is a line of its own, and a token's lines are added up in the order of its experts, in fp32: no sum
+depends on the order of programs, nor, in tiles, on other tokens. What a line was rounded to it would be in any batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.experts_tilings import ExpertTiling, PairTiling, choose_expert_tiling
+from kernels.launch import overlaps
+from kernels.linear_tilings import Tiling
+from kernels.linear_triton import add_product, describable, gate_values, load_box, load_tile
+from kernels.routing import Routes
+from kernels.routing_triton import Schedule, sort_pairs
+
+COLUMNS = 1024  # of a token's sum that a program makes
+
+
+def multiply_experts(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int, invariant: bool
+) -> Tensor:
+    """`kernels.experts.expert_mlp` on a GPU."""
+    hidden, width = down.shape[1:]
+    tiling = choose_expert_tiling(
+        routes.experts.numel(), routes.total, width, hidden, x.dtype, invariant=invariant
+    )  # fmt: skip
+    if isinstance(tiling, PairTiling):
+        return multiply_pairs(x, routes, gate_up, down, first, tiling)
+    return multiply_sorted(x, routes, gate_up, down, first, tiling)
+
+
+def multiply_pairs(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, tiling: PairTiling) -> Tensor:
+    """The products of each pair by itself."""
+    held, hidden, width = down.shape
+    tokens, chosen = routes.experts.shape
+    assert x.stride(1) == 1
+    assert gate_up.is_contiguous()
+    assert down.is_contiguous()
+    ahead = overlaps(x.device)
+    inner = torch.empty(tokens * chosen, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    cut = tiling.gate_up
+    gate_kernel[(triton.cdiv(width, cut.outputs), tokens * chosen)](
+        x, gate_up, routes.experts, inner, width, hidden, x.stride(0), first,
+        HELD=held, CHOSEN=chosen, OUTPUTS=cut.outputs, INPUTS=cut.inputs, AHEAD=ahead,
+        num_warps=cut.warps, launch_pdl=ahead,
+    )  # fmt: skip
+    cut = tiling.down
+    down_kernel[(triton.cdiv(hidden, cut.outputs), tokens)](
+        inner, down, routes.experts, routes.shares, out, hidden, width, first,
+        HELD=held, CHOSEN=chosen, OUTPUTS=cut.outputs, INPUTS=cut.inputs, AHEAD=ahead,
+        num_warps=cut.warps, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+def multiply_sorted(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, tiling: ExpertTiling
+) -> Tensor:
+    """The products of the tokens of each expert together."""
+    held, hidden, _ = down.shape
+    tokens, chosen = routes.experts.shape
+    schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
+    inner = multiply_tiles(x, gate_up, schedule, tiling.gate_up, chosen, gated=True)
+    lines = multiply_tiles(inner, down, schedule, tiling.down, 1, gated=False)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    ahead = overlaps(x.device)
+    sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](
+        lines, routes.experts, routes.shares, out, hidden, first,
+        HELD=held, CHOSEN=chosen, COLUMNS=COLUMNS, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+def multiply_tiles(
+    x: Tensor, weight: Tensor, schedule: Schedule, tiling: Tiling, chosen: int, *, gated: bool
+) -> Tensor:
+    """A line for each pair: of row pair // chosen of x with its expert. Lines of experts not held stay unset."""
+    held, outputs, inputs = weight.shape
+    width = outputs // 2 if gated else outputs
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    lines = weight.view(held * outputs, inputs)
+    described = tiling.described and describable(lines)
+    out = torch.empty(len(schedule.order), width, dtype=x.dtype, device=x.device)
+    columns = triton.cdiv(width, tiling.outputs)
+    ahead = overlaps(x.device)
+    expert_kernel[(columns * len(schedule.tiles),)](
+        x, TensorDescriptor(lines, list(lines.shape), [inputs, 1], [tiling.outputs, tiling.inputs])
+        if described else lines,
+        schedule.order, schedule.tiles, schedule.total, out, width, inputs, x.stride(0), columns,
+        CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped,
+        GATED=gated, DESCRIBED=described, EVEN=inputs % tiling.inputs == 0, AHEAD=ahead,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=("first",))
+def gate_kernel(
+    x, weight, experts, out, width, inputs, x_stride, first,
+    HELD: tl.constexpr, CHOSEN: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up: some outputs of one pair."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    pair = tl.program_id(1)
+    expert = tl.load(experts + pair) - first
+    if (expert < 0) | (expert >= HELD):
+        return
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = output < width
+    places = tl.arange(0, INPUTS)
+    lines = weight + (expert.to(tl.int64) * 2 * width + output)[:, None] * inputs + places[None, :]
+    up_lines = lines + width.to(tl.int64) * inputs
+    values = x + (pair // CHOSEN).to(tl.int64) * x_stride + places
+    sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    ups = sums
+    for start in range(0, inputs, INPUTS):
+        some = places < inputs - start
+        there = real[:, None] & some[None, :]
+        value = tl.load(values + start, mask=some, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(lines + start, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+        ups += tl.load(up_lines + start, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+    found = gate_values(tl.sum(sums, 1), tl.sum(ups, 1), out.dtype.element_ty)
+    tl.store(out + pair.to(tl.int64) * width + output, found.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def load_share(experts, shares, pair, size, first, HELD: tl.constexpr):
+    """A pair's expert, counted from the first that is held, and its share and a size, both zero if it is not held."""
+    expert = tl.load(experts + pair) - first
+    held = (expert >= 0) & (expert < HELD)
+    return expert, tl.where(held, tl.load(shares + pair), 0.0), tl.where(held, size, 0)
+
+
+@triton.jit(do_not_specialize=("first",))
+def down_kernel(
+    x, weight, experts, shares, out, width, inputs, first,
+    HELD: tl.constexpr, CHOSEN: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of one token: the sum over its experts."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(1)
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = output < width
+    places = tl.arange(0, INPUTS)
+    total = tl.zeros([OUTPUTS], tl.float32)
+    for at in range(CHOSEN):
+        pair = token * CHOSEN + at
+        expert, share, size = load_share(experts, shares, pair, inputs, first, HELD)
+        lines = weight + (expert.to(tl.int64) * width + output)[:, None] * inputs + places[None, :]
+        sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+        for start in range(0, size, INPUTS):
+            some = places < size - start
+            value = tl.load(x + pair.to(tl.int64) * inputs + start + places, mask=some, other=0.0).to(tl.float32)
+            there = real[:, None] & some[None, :]
+            weights = tl.load(lines + start, mask=there, other=0.0, eviction_policy="evict_first")
+            sums += weights.to(tl.float32) * value[None, :]
+        total += share * tl.sum(sums, 1)
+    tl.store(out + token.to(tl.int64) * width + output, total.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=("first",))
+def sum_kernel(
+    lines, experts, shares, out, width, first,
+    HELD: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Part of a token's sum over the lines of its pairs."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0)
+    places = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for at in tl.static_range(CHOSEN):
+        pair = token * CHOSEN + at
+        _, share, size = load_share(experts, shares, pair, width, first, HELD)
+        line = tl.load(lines + pair.to(tl.int64) * width + places, mask=places < size, other=0.0)
+        total += share * line.to(tl.float32)
+    tl.store(out + token.to(tl.int64) * width + places, total.to(out.dtype.element_ty), mask=places < width)
+
+
+@triton.jit
+def expert_kernel(
+    x, weight, order, tiles, count, out, width, inputs, x_stride, columns,
+    CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr,
+    GATED: tl.constexpr, DESCRIBED: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One tile, if there is one: pairs of an expert. Lines past the last pair or output repeat it."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+    tile = tl.program_id(0) // columns
+    if tile >= tl.load(count):
+        return
+    expert = tl.load(tiles + tile * 3)
+    begin = tl.load(tiles + tile * 3 + 1)
+    size = tl.load(tiles + tile * 3 + 2)
+    line = tl.arange(0, ROWS)
+    pair = tl.load(order + begin + tl.minimum(line, size - 1)).to(tl.int64)
+    first = tl.program_id(0) % columns * OUTPUTS
+    output = first + tl.arange(0, OUTPUTS)
+    top = expert * (2 * width if GATED else width)
+    x_lines = x + pair // CHOSEN * x_stride
+    sums = tl.zeros([OUTPUTS, ROWS] if SWAPPED else [ROWS, OUTPUTS], tl.float32)
+    ups = sums
+    if not DESCRIBED:
+        lines = weight + (top + tl.minimum(output, width - 1)).to(tl.int64) * inputs
+        up_lines = lines + width.to(tl.int64) * inputs
+    for start in range(0, inputs, INPUTS):
+        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAPPED)
+        if DESCRIBED:
+            weights = load_box(weight, top + first, start, not SWAPPED)
+        else:
+            weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAPPED)
+        sums = add_product(values, weights, sums, SWAPPED)
+        if GATED:
+            if DESCRIBED:
+                weights = load_box(weight, top + width + first, start, not SWAPPED)
+            else:
+                weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAPPED)
+            ups = add_product(values, weights, ups, SWAPPED)
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+    if SWAPPED:
+        sums = sums.trans()
+        ups = ups.trans()
+    if GATED:
+        sums = gate_values(sums, ups, out.dtype.element_ty)
+    real = (line < size)[:, None] & (output < width)[None, :]
+    tl.store(out + pair[:, None] * width + output[None, :], sums.to(out.dtype.element_ty), mask=real)

@@ -1,0 +1,135 @@
+"""Routes of tokens and what is made of them, in Triton: these kernels write what others use as an index.
+
+Pairs of a token and one of its experts are sorted by expert, those of one expert in the order of tokens, by counting:
+a program to each expert counts all pairs. So the order is one alone, and neither it nor the tiles need the host.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch import overlaps
+from kernels.routing import Routes
+
+FEW = 512  # pairs that are counted at once
+MANY = 8192  # where there are more
+
+
+class Schedule(NamedTuple):
+    """Which pairs of a token and an expert are multiplied together. Pair p is of token p // chosen."""
+
+    order: Tensor  # int32 [pairs], those of the experts that are held, expert by expert; behind them nothing is written
+    tiles: Tensor  # int32 [most, 3]: expert, counted from the first that is held, first place in `order`, pairs
+    total: Tensor  # int32 [1], tiles
+
+
+def route_rows(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
+    """`kernels.routing.route` by the kernel."""
+    rows, count = logits.shape
+    assert logits.stride(1) == 1
+    experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
+    shares = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
+    ahead = overlaps(logits.device)
+    route_kernel[(rows,)](
+        logits, experts, shares, logits.stride(0),
+        COUNT=count, WIDE=triton.next_power_of_2(count), CHOSEN=chosen, SLOTS=triton.next_power_of_2(chosen),
+        NORMALISED=normalised, AHEAD=ahead, num_warps=1 if count <= 256 else 4, launch_pdl=ahead,
+    )  # fmt: skip
+    return Routes(experts, shares, count)
+
+
+def most_tiles(pairs: int, held: int, rows: int) -> int:
+    """Tiles of so many rows that pairs spread over experts make at most: none lies over two experts."""
+    return min(pairs, pairs // rows + held)
+
+
+def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
+    """The schedule of `experts  # [tokens, chosen]` for those from `first` on, in tiles of up to `rows` pairs."""
+    pairs = experts.numel()
+    assert experts.is_contiguous()
+    order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
+    tiles = torch.empty(most_tiles(pairs, held, rows), 3, dtype=torch.int32, device=experts.device)
+    count = torch.empty(1, dtype=torch.int32, device=experts.device)
+    ahead = overlaps(experts.device)
+    few = pairs <= FEW
+    sort_kernel[(held,)](
+        experts, order, tiles, count, pairs, first, rows,
+        HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, AHEAD=ahead,
+        num_warps=4 if few else 16, launch_pdl=ahead,
+    )  # fmt: skip
+    return Schedule(order, tiles, count)
+
+
+@triton.jit
+def route_kernel(
+    logits, experts, shares, stride,
+    COUNT: tl.constexpr, WIDE: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One row. NaN makes all shares NaN, and is chosen like the least likely."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, WIDE)
+    slot = tl.arange(0, SLOTS)
+    values = tl.load(logits + row * stride + place, mask=place < COUNT, other=float("-inf")).to(tl.float32)
+    left = tl.where(values == values, values, float("-inf"))
+    highest = tl.max(left, 0)
+    total = tl.sum(tl.exp(values - highest), 0)
+    likely = tl.zeros([SLOTS], tl.float32)
+    found = tl.zeros([SLOTS], tl.int32)
+    for at in tl.static_range(CHOSEN):
+        best, expert = tl.max(left, 0, return_indices=True)  # of equals the first
+        left = tl.where(place == expert, float("-inf"), left)
+        likely = tl.where(slot == at, tl.exp(best - highest), likely)
+        found = tl.where(slot == at, expert, found)
+    if NORMALISED:
+        total = tl.where(total == total, tl.sum(likely, 0), total)  # NaN stays NaN
+    there = slot < CHOSEN
+    tl.store(experts + row * CHOSEN + slot, found, mask=there)
+    tl.store(shares + row * CHOSEN + slot, likely / total, mask=there)
+
+
+@triton.jit
+def load_experts(experts, start, pairs, first, HELD: tl.constexpr, CHUNK: tl.constexpr):
+    """Experts of some pairs, counted from the first that is held; HELD: another rank's, or past the end."""
+    place = start + tl.arange(0, CHUNK)
+    found = tl.load(experts + place, mask=place < pairs, other=-1) - first
+    return tl.where((place < pairs) & (found >= 0) & (found < HELD), found, HELD)
+
+
+@triton.jit(do_not_specialize=("pairs", "first", "rows"))
+def sort_kernel(
+    experts, order, tiles, count, pairs, first, rows,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Pairs and tiles of one expert."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    expert = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros([BINS], tl.int32)
+    for start in range(0, pairs, CHUNK):
+        counts += tl.histogram(load_experts(experts, start, pairs, first, HELD, CHUNK), BINS)
+    own = tl.sum(tl.where(bins == expert, counts, 0), 0)
+    begin = tl.sum(tl.where(bins < expert, counts, 0), 0)
+    tile = tl.sum(tl.where(bins < expert, tl.cdiv(counts, rows), 0), 0)
+    if expert == HELD - 1:
+        tl.store(count, tile + tl.cdiv(own, rows))
+    for at in range(tl.cdiv(own, rows)):
+        line = tiles + (tile + at) * 3
+        tl.store(line, expert)
+        tl.store(line + 1, begin + at * rows)
+        tl.store(line + 2, tl.minimum(own - at * rows, rows))
+    for start in range(0, pairs, CHUNK):
+        mine = load_experts(experts, start, pairs, first, HELD, CHUNK) == expert
+        rank = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(order + begin + rank - 1, start + tl.arange(0, CHUNK), mask=mine)
+        begin += tl.sum(mine.to(tl.int32), 0)

@@ -1,0 +1,220 @@
+"""The sparse MLP: against sums by hand, shared out over ranks in both ways, and read from both layouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn.functional import silu
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
+
+from engine_core.execution.group import Group
+from engine_core.loading import load
+from engine_core.loading.checkpoint import cuts
+from engine_core.loading.dummy import fill_random
+from engine_core.models.decoder import Decoder
+from engine_core.models.expert_spec import NAMES, QWEN, ExpertSpec
+from engine_core.models.experts import SparseMlp, layer_mlp
+from engine_core.models.layers import GatedMlp, Placement
+from engine_core.models.registry import build
+from engine_core.models.spec import read_spec
+from tests.engine_core.models.parity import SIZES, ours, write_checkpoint
+from tests.engine_core.models.test_layers import SPEC
+
+EXPERTS = ExpertSpec(count=8, chosen=3, width=12, normalised=True, layers=(True, False), names=NAMES[QWEN])
+MODEL = msgspec.structs.replace(SPEC, layers=2, windows=(0, 0), experts=EXPERTS, mlp_bias=False)
+CONFIGS: dict[str, Any] = {
+    "qwen": Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[1], head_dim=16
+    ),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
+}
+
+
+def placement(rank: int = 0, size: int = 1, expert_parallel: bool = False) -> Placement:
+    return Placement(torch.float32, torch.device("cpu"), Group(rank, size), expert_parallel=expert_parallel)
+
+
+def checkpoint(experts: ExpertSpec = EXPERTS) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    return {
+        name: torch.randn(destination.shape) * destination.fan_in**-0.5
+        for name, destination in SparseMlp(MODEL, experts, placement()).destinations()
+    }
+
+
+def filled(tensors: dict[str, Tensor], where: Placement, experts: ExpertSpec = EXPERTS) -> SparseMlp:
+    """Through a file, as loading does it."""
+    made = SparseMlp(MODEL, experts, where)
+    for name, destination in made.destinations():
+        assert destination.shape == tensors[name].shape
+        if destination.tensor is not None:
+            for place, part in cuts(destination, destination.tensor):
+                part.copy_(tensors[name][place])
+    return made
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights as transformers 5 can store them."""
+
+    def all_of(name: str) -> Tensor:
+        return torch.stack([tensors[f"experts.{expert}.{name}.weight"] for expert in range(EXPERTS.count)])
+
+    gate_up = torch.cat((all_of("gate_proj"), all_of("up_proj")), dim=1)
+    return {
+        "gate.weight": tensors["gate.weight"],
+        "experts.gate_up_proj": gate_up,
+        "experts.down_proj": all_of("down_proj"),
+    }
+
+
+def by_hand(tensors: dict[str, Tensor], x: Tensor, chosen: int, normalised: bool) -> Tensor:
+    """Token by token, in double precision."""
+    weights = {name: tensor.double() for name, tensor in tensors.items()}
+    found = torch.zeros_like(x, dtype=torch.float64)
+    for token, values in enumerate(x.double()):
+        shares, experts = torch.softmax(weights["gate.weight"] @ values, 0).topk(chosen)
+        if normalised:
+            shares /= shares.sum()
+        for share, expert in zip(shares, experts.tolist(), strict=True):
+            gate, up, down = (weights[f"experts.{expert}.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            found[token] += share * (down @ (silu(gate @ values) * (up @ values)))
+    return found
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("chosen", [1, 3, 8])
+def test_sums_by_hand(chosen: int, normalised: bool) -> None:
+    experts = msgspec.structs.replace(EXPERTS, chosen=chosen, normalised=normalised)
+    tensors = checkpoint()
+    made = filled(tensors, placement(), experts)
+    for tokens in (0, 1, 7):
+        x = torch.randn(tokens, 12)
+        expected = by_hand(tensors, x, chosen, normalised)
+        torch.testing.assert_close(made.forward(x).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("layout", ["single", "stacked"])
+def test_partial_sums_of_the_ranks_are_the_whole(layout: str, size: int, expert_parallel: bool) -> None:
+    experts = msgspec.structs.replace(EXPERTS, stacked=layout == "stacked")
+    tensors = stacked(checkpoint()) if experts.stacked else checkpoint()
+    x = torch.randn(9, 12)
+    expected = filled(tensors, placement(), experts).forward(x)
+    ranks = [filled(tensors, placement(rank, size, expert_parallel), experts) for rank in range(size)]
+    torch.testing.assert_close(sum(rank.forward(x) for rank in ranks), expected)
+    held = sum(rank.gate_up.numel() + rank.down.numel() for rank in ranks)
+    assert held == 3 * EXPERTS.count * EXPERTS.width * 12  # no weight twice
+
+
+def test_both_layouts_are_one_model() -> None:
+    single = filled(checkpoint(), placement())
+    other = filled(stacked(checkpoint()), placement(), msgspec.structs.replace(EXPERTS, stacked=True))
+    assert torch.equal(single.gate_up, other.gate_up)
+    assert torch.equal(single.down, other.down)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("layout", ["single", "stacked"])
+def test_every_element_has_one_source(layout: str, expert_parallel: bool) -> None:
+    experts = msgspec.structs.replace(EXPERTS, stacked=layout == "stacked")
+    made = SparseMlp(MODEL, experts, placement(1, 2, expert_parallel))
+    for weight in (made.gate_up, made.down):
+        weight.zero_()
+    for name, destination in made.destinations():
+        if destination.tensor is not None and name.startswith("experts"):
+            destination.tensor.add_(1)
+    assert all(torch.equal(weight, torch.ones_like(weight)) for weight in (made.gate_up, made.down))
+
+
+def test_weights_lie_as_the_device_likes_them() -> None:
+    on_cpu, on_gpu = (
+        SparseMlp(MODEL, EXPERTS, Placement(torch.float32, torch.device(device))) for device in ("cpu", "meta")
+    )
+    assert on_cpu.gate_up.shape == on_gpu.gate_up.shape == (8, 24, 12)
+    assert on_cpu.gate_up.stride() == (288, 1, 24)
+    assert on_gpu.gate_up.stride() == (288, 12, 1)
+
+
+def test_a_layer_has_what_the_spec_says() -> None:
+    assert isinstance(layer_mlp(MODEL, 0, placement()), SparseMlp)
+    assert isinstance(layer_mlp(MODEL, 1, placement()), GatedMlp)
+    assert isinstance(layer_mlp(SPEC, 0, placement()), GatedMlp)
+
+
+@pytest.mark.parametrize("original", [True, False])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_destinations_are_the_tensors_of_a_checkpoint(family: str, original: bool, tmp_path: Path) -> None:
+    """As published, expert by expert, and stacked as transformers 5 can store them."""
+    write_checkpoint(tmp_path, CONFIGS[family], save_original_format=original)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert any(len(shape) == 3 for shape in stored.values()) != original
+    found = {name: destination.shape for name, destination in ours(tmp_path).destinations().items()}
+    assert found == stored
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_both_layouts_of_a_checkpoint_load_alike(family: str, tmp_path: Path) -> None:
+    for folder, original in (("single", True), ("stacked", False)):
+        write_checkpoint(tmp_path / folder, CONFIGS[family], save_original_format=original)
+    ids = torch.arange(9).view(1, 9)
+    first, second = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval()(ids).logits for folder in ("single", "stacked")
+    )
+    assert torch.equal(first, second)
+    one, other = (ours(tmp_path / folder) for folder in ("single", "stacked"))
+    assert [block.mlp.name for block in other.blocks] == ["mlp"] * 3
+    for block, same in zip(one.blocks, other.blocks, strict=True):
+        if isinstance(block.mlp, SparseMlp):
+            assert isinstance(same.mlp, SparseMlp)
+            assert torch.equal(block.mlp.gate_up, same.mlp.gate_up)
+            assert torch.equal(block.mlp.down, same.mlp.down)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("original", [True, False])
+def test_a_rank_reads_its_own(original: bool, expert_parallel: bool, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIGS["qwen"], save_original_format=original)
+    spec = read_spec(tmp_path)
+
+    def rank(number: int) -> Decoder:
+        device = torch.device("cpu")
+        made = build(spec, torch.float32, device, 64, group=Group(number, 2), expert_parallel=expert_parallel)
+        load(made, tmp_path)
+        return made
+
+    whole, ranks = ours(tmp_path), [rank(number) for number in range(2)]
+    x = torch.randn(5, spec.hidden)
+    for layer in (0, 1, 2):
+        parts = [made.blocks[layer].mlp.forward(x) for made in ranks]
+        torch.testing.assert_close(sum(parts), whole.blocks[layer].mlp.forward(x), rtol=1e-4, atol=1e-5)
+
+
+def test_random_weights(tmp_path: Path) -> None:
+    config = CONFIGS["mixtral"].to_dict() | {"architectures": ["MixtralForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = build(read_spec(tmp_path), torch.float32, torch.device("cpu"), 64)
+    fill_random(made.destinations(), 0)
+    mlp = made.blocks[2].mlp
+    assert isinstance(mlp, SparseMlp)
+    assert mlp.gate_up.std() == pytest.approx(64**-0.5, rel=0.05)
+    assert mlp.down.std() == pytest.approx(96**-0.5, rel=0.05)
+    assert not torch.equal(mlp.gate_up[0], mlp.gate_up[1])
+
+
+def test_a_shallow_model_has_a_layer_of_each_kind(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIGS["qwen"])
+    model = ours(tmp_path)
+    short = model.shallow()
+    assert short.blocks == tuple(model.blocks)  # the first layer, a dense one, a sparse one
+    sparse = build(read_spec(tmp_path).part((0, 2)), torch.float32, torch.device("meta"), 64)
+    assert len(sparse.shallow().blocks) == 2
+    assert short.spec == model.spec

@@ -1,0 +1,204 @@
+"""Products with experts: every kernel against double precision, whoever goes where; the same bits in every tiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.experts import expert_mlp
+from kernels.experts_tilings import HIGH, LOW, MIDDLE, ExpertTiling, PairTiling
+from kernels.experts_triton import multiply_experts, multiply_pairs, multiply_sorted
+from kernels.linear_tilings import Tiling, VectorTiling
+from kernels.routing import Routes, route
+from kernels.routing_triton import route_rows
+from tests.kernels.test_experts import exact, weights
+
+PAIRS = PairTiling(VectorTiling(16, 32, 4), VectorTiling(32, 16, 4))
+PLAIN = ExpertTiling(Tiling(16, 16, 32, 4, 2), Tiling(16, 32, 16, 4, 2))
+SWAPPED = ExpertTiling(Tiling(16, 32, 16, 4, 2, swapped=True), Tiling(16, 16, 32, 4, 2, swapped=True))
+DESCRIBED = ExpertTiling(Tiling(16, 16, 32, 4, 2, described=True), Tiling(16, 32, 16, 4, 2, described=True))
+WAYS = {"pairs": PAIRS, "plain": PLAIN, "swapped": SWAPPED, "described": DESCRIBED}
+COUNT, CHOSEN, HIDDEN, WIDTH = 4, 2, 48, 24
+SCENES: dict[str, tuple[int, int]] = {"one token": (1, CHOSEN), "more than a tile": (20, 1), "all": (3, COUNT)}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def types(device: str) -> list[torch.dtype]:
+    """The interpreter's products of bfloat16 fail."""
+    return [torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]
+
+
+def multiply(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, way: PairTiling | ExpertTiling
+) -> Tensor:
+    made: Callable[..., Tensor] = multiply_pairs if isinstance(way, PairTiling) else multiply_sorted
+    found = made(x, routes, gate_up, down, first, way)
+    assert (found.shape, found.dtype) == (x.shape, x.dtype)
+    return found
+
+
+def check(found: Tensor, x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int = 0) -> None:
+    """Within what rounding gates and lines to the type of x makes of sums of about 1."""
+    expected = exact(x.cpu(), on_host(routes), gate_up.cpu(), down.cpu(), first)
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=8 * eps, atol=16 * eps)
+
+
+def on_host(routes: Routes) -> Routes:
+    return Routes(routes.experts.cpu(), routes.shares.cpu(), routes.total)
+
+
+def operands(
+    tokens: int, chosen: int, dtype: torch.dtype, device: str, experts: int = COUNT
+) -> tuple[Tensor, Routes, Tensor, Tensor]:
+    gate_up, down = (weight.to(device) for weight in weights(experts, HIDDEN, WIDTH, dtype))
+    routes = route(torch.randn(tokens, experts), chosen, normalised=True)
+    routes = Routes(routes.experts.to(device), routes.shares.to(device), experts)
+    return torch.randn(tokens, HIDDEN).to(dtype).to(device), routes, gate_up, down
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("way", WAYS)
+def test_products(way: str, scene: str, device: str) -> None:
+    tokens, chosen = SCENES[scene]
+    for dtype in types(device) if scene == "one token" or device == "cuda" else types(device)[:1]:
+        x, routes, gate_up, down = operands(tokens, chosen, dtype, device)
+        found = multiply(x, routes, gate_up, down, 0, WAYS[way])
+        check(found, x, routes, gate_up, down)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("way", ["pairs", "plain", "swapped"])
+def test_some_experts_are_held_alone(way: str, device: str) -> None:
+    """Those of another rank have no part in the sums: these of all ranks are the whole."""
+    x, routes, gate_up, down = operands(5, CHOSEN, torch.float32, device)
+    parts = []
+    for first, held in ((0, 1), (1, 3)):
+        own = slice(first, first + held)
+        parts.append(multiply(x, routes, gate_up[own], down[own], first, WAYS[way]))
+        check(parts[-1], x, routes, gate_up[own], down[own], first)
+    torch.testing.assert_close(sum(parts), multiply(x, routes, gate_up, down, 0, WAYS[way]))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("way", ["pairs", "swapped"])
+def test_all_tokens_go_to_one_expert(way: str, device: str) -> None:
+    x, routes, gate_up, down = operands(17, 1, torch.float32, device)
+    for expert in (COUNT - 1, 0) if device == "cuda" else (COUNT - 1,):
+        one = Routes(torch.full_like(routes.experts, expert), routes.shares, COUNT)
+        check(multiply(x, one, gate_up, down, 0, WAYS[way]), x, one, gate_up, down)
+
+
+@pytest.mark.parametrize("way", ["pairs", "plain", "swapped"])
+def test_a_row_of_nan_stays_alone(way: str, device: str) -> None:
+    x, routes, gate_up, down = operands(4, CHOSEN, torch.float32, device)
+    expected = multiply(x, routes, gate_up, down, 0, WAYS[way])
+    x[3], routes.shares[3] = torch.nan, torch.nan
+    found = multiply(x, routes, gate_up, down, 0, WAYS[way])
+    assert found[3].isnan().all()
+    others = [0, 1, 2]
+    assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("way", ["swapped", "described"])
+def test_a_token_does_not_depend_on_its_neighbours(way: str, device: str) -> None:
+    """Not on their number, their experts or its place among them, to the last bit."""
+    for dtype in types(device)[::-1][:1]:
+        x, routes, gate_up, down = operands(9, 3, dtype, device)
+        together = multiply(x, routes, gate_up, down, 0, WAYS[way])
+        shuffled = torch.randperm(9, device=device)
+        some = Routes(routes.experts[shuffled], routes.shares[shuffled], COUNT)
+        assert torch.equal(multiply(x[shuffled], some, gate_up, down, 0, WAYS[way]), together[shuffled])
+        for token in (0, 8)[device == "cpu" :]:
+            own = slice(token, token + 1)
+            alone = Routes(routes.experts[own], routes.shares[own], COUNT)
+            assert torch.equal(multiply(x[own], alone, gate_up, down, 0, WAYS[way]), together[own])
+
+
+def test_rows_that_lie_apart(device: str) -> None:
+    x, routes, gate_up, down = operands(2, CHOSEN, torch.float32, device)
+    wide = torch.cat((x, x), dim=1)[:, :HIDDEN]
+    assert wide.stride(0) == 2 * HIDDEN
+    for way in (PAIRS, PLAIN):
+        assert torch.equal(multiply(wide, routes, gate_up, down, 0, way), multiply(x, routes, gate_up, down, 0, way))
+
+
+class Waits(TorchDispatchMode):
+    """Complains of what would wait for the device, or makes a size of what stands on it."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "bincount", "repeat_interleave")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert not name.startswith(self.FORBIDDEN), f"{name} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_nothing_waits_for_the_device(tokens: int, device: str) -> None:
+    """Neither do the kernels, nor is a size made of what stands on the device: a graph may hold them."""
+    x, _, gate_up, down = operands(tokens, CHOSEN, torch.float32, device)
+    logits = torch.randn(tokens, COUNT, device=device)
+    with Waits():
+        routes = route_rows(logits, CHOSEN, normalised=True)
+        found = multiply_experts(x, routes, gate_up, down, first=0, invariant=False)
+    check(found, x, routes, gate_up, down)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("experts", "chosen", "hidden", "width"), [(128, 8, 2048, 768), (8, 2, 1024, 3584)])
+def test_a_gpu_gives_the_product(experts: int, chosen: int, hidden: int, width: int) -> None:
+    gate_up, down = (weight.cuda() for weight in weights(experts, hidden, width, torch.bfloat16))
+    for tokens in (1, 2, 4, 7, 32, 64, 200, 600, 3000):
+        x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+        routes = route(torch.randn(tokens, experts, device="cuda"), chosen, normalised=True)
+        expected = expert_mlp(x.float().cpu(), on_host(routes), gate_up.float().cpu(), down.float().cpu())
+        for invariant in (False, True):
+            found = expert_mlp(x, routes, gate_up, down, invariant=invariant)
+            torch.testing.assert_close(found.float().cpu(), expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("experts", "chosen", "hidden", "width"), [(128, 8, 2048, 768), (8, 2, 4096, 3584)])
+def test_tilings_of_the_product_give_the_same_bits(experts: int, chosen: int, hidden: int, width: int) -> None:
+    gate_up, down = (weight.cuda() for weight in weights(experts, hidden, width, torch.bfloat16))
+    x = torch.randn(900, hidden, device="cuda").bfloat16()
+    routes = route(torch.randn(900, experts, device="cuda"), chosen, normalised=True)
+    first = multiply_sorted(x, routes, gate_up, down, 0, PLAIN)
+    for way in (LOW, MIDDLE, HIGH):
+        assert torch.equal(multiply_sorted(x, routes, gate_up, down, 0, way), first), way
+    for rows in (1, 2, 5, 33, 300):
+        part = Routes(routes.experts[:rows], routes.shares[:rows], experts)
+        assert torch.equal(expert_mlp(x[:rows], part, gate_up, down, invariant=True), first[:rows]), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 4, 40, 300])
+def test_a_graph_gives_what_calls_give(tokens: int) -> None:
+    """Replayed over inputs that go to other experts each time."""
+    gate_up, down = (weight.cuda() for weight in weights(32, 512, 256, torch.bfloat16))
+    router = torch.randn(32, 512, device="cuda").bfloat16()
+    x = torch.zeros(tokens, 512, device="cuda").bfloat16()
+
+    def layer() -> Tensor:
+        return expert_mlp(x, route(x @ router.T, 4, normalised=True), gate_up, down)
+
+    layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = layer()
+    for _ in range(20):
+        x.copy_(torch.randn(tokens, 512))
+        expected = layer()
+        graph.replay()
+        assert torch.equal(found, expected)
