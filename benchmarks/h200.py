@@ -246,7 +246,8 @@ def driver_name(named: str) -> str:
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return named
-    return told.stdout.splitlines()[0].strip()
+    several = limits.SEVERAL.match(named)
+    return (several[0] if several else "") + told.stdout.splitlines()[0].strip()
 
 
 def versions() -> dict[str, str]:

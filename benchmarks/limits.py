@@ -15,6 +15,7 @@ no host.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -34,12 +35,22 @@ class Chip(msgspec.Struct, frozen=True):
     flops_per_second: float  # bf16 matrix product of 8192 by 8192 by 8192
 
 
+SEVERAL = re.compile(r"(\d+) x ")  # before the name of each of a group's GPUs
 CHIPS: Mapping[str, Chip] = {"H200": Chip("H200", 4.3e12, 790e12)}
 
 
 def chip(device: str) -> Chip | None:
-    """The chip of a device's name; None where nobody measured its rates."""
-    return next((found for name, found in CHIPS.items() if name in device), None)
+    """The chip of a device's name; None where nobody measured its rates.
+
+    Of "4 x NVIDIA H200" it is one of four times the rates: what they could do if they shared all work and exchanged
+    nothing.
+    """
+    found = next((found for name, found in CHIPS.items() if name in device), None)
+    several = SEVERAL.match(device)
+    if found is None or several is None:
+        return found
+    count = int(several[1])
+    return Chip(f"{count} x {found.name}", count * found.bytes_per_second, count * found.flops_per_second)
 
 
 class Cost(msgspec.Struct, frozen=True):

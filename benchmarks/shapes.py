@@ -87,6 +87,19 @@ SMALL = Shape(
         "vocab_size": 151936,
     },
 )
+# Llama-3.1-70B: too large for one H200. Half of its layers fit, and show what a second GPU is worth to each of them.
+SEVENTY = Shape(
+    "70b",
+    "70B",
+    {
+        **EIGHT.config,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 80,
+    },
+)
+HALF_SEVENTY = Shape("70b-40", "70B, 40 layers", {**SEVENTY.config, "num_hidden_layers": 40})
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
 SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, SMOKE)}
 

@@ -25,6 +25,12 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
 def test_a_chip_is_known_by_the_name_its_driver_gives() -> None:
     assert chip("NVIDIA H200") is CHIPS["H200"]
     assert chip("cpu") is None
+    assert chip("2 x cpu") is None
+
+
+def test_several_chips_have_the_rates_of_all() -> None:
+    found = chip("4 x NVIDIA H200")
+    assert found == Chip("4 x H200", 4 * CHIPS["H200"].bytes_per_second, 4 * CHIPS["H200"].flops_per_second)
 
 
 def test_a_decode_step_reads_weights_or_multiplies_and_reads_the_cache() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shapes import EIGHT, SHAPES, SMALL, SMOKE, Shape, make_folder, word
+from benchmarks.shapes import EIGHT, HALF_SEVENTY, SEVENTY, SHAPES, SMALL, SMOKE, Shape, make_folder, word
 from engine_core import folder
 from engine_core.models.spec import read_spec
 from engine_core.text.vocabulary import read_vocabulary
@@ -16,6 +16,8 @@ from engine_core.text.vocabulary import read_vocabulary
     ("shape", "family", "sizes", "tied", "cache"),
     [
         (EIGHT, "llama", (32, 4096, 32, 8, 128, 14336, 128256), False, 131072),
+        (SEVENTY, "llama", (80, 8192, 64, 8, 128, 28672, 128256), False, 327680),
+        (HALF_SEVENTY, "llama", (40, 8192, 64, 8, 128, 28672, 128256), False, 163840),
         (SMALL, "qwen3", (28, 1024, 16, 8, 128, 3072, 151936), True, 114688),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos.leftovers import at_rest, ended, holdings, nothing_kept
+from tests.e2e.chaos.leftovers import at_rest, ended
 from tests.e2e.chaos.streams import Answer, answers, bodies, marks
 from tests.e2e.server import Server, descendants, serving
 
@@ -45,7 +45,6 @@ def undisturbed(server: Server) -> list[Answer]:
 
 def disturbed(server: Server, undisturbed: Sequence[Answer], number: int, rank: int) -> None:
     """Send a signal to one rank in a run of all streams."""
-    before = holdings(server)
     total = sum(len(ids) for answer in undisturbed for ids in answer.tokens.values())
 
     def disturb(_: int) -> None:
@@ -57,7 +56,6 @@ def disturbed(server: Server, undisturbed: Sequence[Answer], number: int, rank: 
         assert answer.error is None
         assert answer.done == 1
     at_rest(server)
-    nothing_kept(server, before)
     print(f"\nrank {rank}, signal {number}: the longest pause {max(answer.longest_pause for answer in found):.1f} s")
 
 
@@ -66,7 +64,7 @@ def test_both_ranks_are_shown(server: Server) -> None:
     assert len(executors(server)) == 2
 
 
-@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_killed_rank_costs_time_and_no_token(server: Server, undisturbed: list[Answer], rank: int) -> None:
     disturbed(server, undisturbed, signal.SIGKILL, rank)
     log = server.log.read_text()
