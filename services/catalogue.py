@@ -54,7 +54,7 @@ def engine(row: Metric) -> Metric:
 
 EVERY_PROCESS: tuple[Metric, ...] = (
     gauge("process_info", "1; which life of the process this is", "pid", "incarnation"),
-    counter("process_starts", "Times that the process was started in this run directory, the first one included"),
+    counter("process_starts", "Starts of the process since it last ended in order: what is above 1 is restarts"),
     counter("process_cpu_seconds", "Processor time of the process, user and system"),
     gauge("process_resident_memory_bytes", "Memory of the process that is in RAM"),
     gauge("process_start_time_seconds", "When the process was started, in unix time"),
@@ -133,6 +133,7 @@ TOKENIZER: tuple[Metric, ...] = (
     counter("tokenizer_rejected_requests", "Requests refused, here or by a scheduler"),
     counter("tokenizer_aborted_requests", "Requests that were aborted"),
     counter("tokenizer_failed_requests", "Requests whose text could not be made"),
+    counter("tokenizer_moved_requests", "Requests that went on with another scheduler"),
     counter("tokenizer_stop_strings", "Choices that a stop string ended"),
     counter("tokenizer_prompt_tokens", "Tokens of the prompts that it made"),
     counter("tokenizer_output_tokens", "Tokens that it turned into text"),
@@ -143,6 +144,7 @@ TOKENIZER: tuple[Metric, ...] = (
     gauge("grammar_workers", "Compile workers"),
     histogram("grammar_compile_seconds", "Processor time of compiling a grammar"),
 )
+API: tuple[Metric, ...] = (gauge("api_ready", "1 when the process takes requests"),)
 EXECUTOR: tuple[Metric, ...] = (
     gauge("executor_weight_bytes", "Memory of the weights"),
     gauge("executor_cache_bytes", "Memory of the KV cache"),
@@ -152,4 +154,4 @@ EXECUTOR: tuple[Metric, ...] = (
     counter("executor_dropped_results", "Results whose scheduler was gone"),
     counter("executor_stray_masks", "Masks of no plan that waited for any"),
 )
-METRICS: tuple[Metric, ...] = (*EVERY_PROCESS, *STEPS, *ENGINE, *TOKENIZER, *EXECUTOR)
+METRICS: tuple[Metric, ...] = (*EVERY_PROCESS, *STEPS, *ENGINE, *TOKENIZER, *EXECUTOR, *API)

@@ -17,6 +17,7 @@ from services.wire import Peer, PortStatistics, Self
 INTERVAL = 1.0  # seconds between two censuses of one process
 LOOK = 0.5  # seconds between looks at an asyncio loop's lag
 LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
+PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 STATM = Path("/proc/self/statm")
 
 
@@ -28,7 +29,7 @@ class Sheet:
         self._spreads: list[Spread] = []
 
     def put(self, name: str, value: float, *labels: str) -> None:
-        self._samples.append(Sample(name, value, labels))
+        self._samples.append(Sample(name, float(value), labels))
 
     def spread(self, name: str, statistics: HistogramStatistics, *labels: str) -> None:
         self._spreads.append(Spread(name, statistics, labels))
@@ -47,11 +48,11 @@ class Sheet:
 
 
 class Vitals:
-    """What every process has to tell. `lag` is its loop's to observe."""
+    """What every process has to tell. `lag` is how late its loop is, which the loop observes."""
 
-    def __init__(self, me: Self, run_dir: Path) -> None:
+    def __init__(self, me: Self, run_dir: Path, lag: Histogram) -> None:
         self.me = me
-        self.lag = Histogram(LAG)
+        self._lag = lag
         self._starts = process.starts(process.starts_file(run_dir, me.role, me.index))
         self._began = time.time() - process.age()
 
@@ -63,7 +64,7 @@ class Vitals:
         sheet.put("process_cpu_seconds", usage.ru_utime + usage.ru_stime)
         sheet.put("process_resident_memory_bytes", resident_bytes())
         sheet.put("process_start_time_seconds", self._began)
-        sheet.spread("loop_lag_seconds", self.lag.statistics())
+        sheet.spread("loop_lag_seconds", self._lag.statistics())
         return sheet
 
 

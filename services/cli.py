@@ -146,6 +146,8 @@ def run_role(role: Role, index: str, config: Config) -> int:
     process.enter(role, int(index), config.run)
     try:
         code: int = importlib.import_module(f"services.{role}.main").run(config, int(index))
+        if code == ExitCode.ORDERLY:
+            process.leave(role, int(index), config.run)
         return code
     finally:
         if role is Role.API and process.orphaned():

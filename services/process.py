@@ -102,6 +102,11 @@ def enter(role: Role, index: int, options: RunConfig) -> None:
         count_start(starts_file(Path(options.run_dir), role, index))
 
 
+def leave(role: Role, index: int, options: RunConfig) -> None:
+    """The last thing a role's process does that was told to end."""
+    starts_file(Path(options.run_dir), role, index).unlink(missing_ok=True)
+
+
 def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
     """Have the kernel send signal `number` when the launcher ends; ends here when it has ended already.
 
@@ -140,7 +145,8 @@ def orphaned(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def starts_file(run_dir: Path, role: str, index: int) -> Path:
-    """Where it stands how often a process was started, whoever starts it. One life at a time writes."""
+    """Where it stands how often a process was started since it last ended in order, whoever starts it. One life at a
+    time writes."""
     return run_dir / f"{role}-{index}.starts"
 
 

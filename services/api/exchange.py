@@ -9,7 +9,7 @@ import secrets
 from starlette.types import Scope
 
 from protocol import limits
-from protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError
 from protocol.messages import TraceContext
 from services.api.reply import Reply
 
@@ -33,8 +33,8 @@ class Exchange:
     """`id` is the client's X-Request-Id or one of ours; it names the exchange in the log and nothing inside."""
 
     __slots__ = (
-        "_bodies", "completion_tokens", "context", "endpoint", "first_token", "id", "prompt_tokens", "size", "source",
-        "started", "status", "timeout",
+        "_bodies", "completion_tokens", "context", "endpoint", "first_token", "id", "prompt_tokens", "rejection",
+        "size", "source", "started", "status", "timeout",
     )  # fmt: skip
 
     def __init__(self, id: bytes, started: float, bodies: Bodies | None = None) -> None:
@@ -44,6 +44,7 @@ class Exchange:
         self.status = 0  # 0 until the response has begun
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.rejection = ""  # the code of the error that it is, or ended with
         self.first_token: float | None = None  # seconds after the start
         self.timeout = math.inf  # seconds from the start in which it must end
         self.source = ""  # who said so
@@ -85,8 +86,15 @@ class Exchange:
         """Take over what the reply knows."""
         usage = reply.usage
         self.prompt_tokens, self.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+        if reply.error is not None and not reply.left:
+            self.rejection = reason_of(reply.error)
         if reply.first_token is not None:
             self.first_token = reply.first_token - self.started
+
+
+def reason_of(error: RequestError) -> str:
+    """Why, in a word: one of those that our own errors have."""
+    return error.code or error.type
 
 
 def of(scope: Scope) -> Exchange:

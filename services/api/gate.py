@@ -115,7 +115,9 @@ class Gate:
             journal.exception(log, "request_failed", id=current.id.decode(), route=current.endpoint)
             refusal = EngineFailure("the server failed on this request", code="internal_error")
             if current.status:
+                current.rejection = exchange.reason_of(refusal)
                 raise
+        current.rejection = exchange.reason_of(refusal)
         if not messages.concerns(scope["path"]):
             await send_error(send, refusal, extra)
             return
@@ -147,8 +149,9 @@ class Gate:
         now = time.monotonic()
         status = current.status or CLIENT_LEFT
         self._traffic.answered(
-            current.endpoint, status, current.prompt_tokens, current.completion_tokens, now - current.started
-        )
+            current.endpoint, status, current.prompt_tokens, current.completion_tokens, now - current.started,
+            current.rejection,
+        )  # fmt: skip
         write = journal.debug if current.endpoint in QUIET else journal.info
         fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
         if trace := trace_of(current.context):

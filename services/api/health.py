@@ -110,24 +110,29 @@ class Version:
 
 
 class MetricsText:
-    """Prometheus' text of all api processes and of the engine."""
+    """Prometheus' text of all processes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        pipeline = service.pipeline
-        own = Entry.of(service.index, service.traffic, pipeline.statistics())
-        entries = [own, *service.ledger.others()]
-        alias = service.config.api.metrics_alias
-        body = Scrape(entries, pipeline.status, model=service.model.name, alias=alias).text()
+        own = entry_of(service)
+        entries = [own, *service.ledger.others(own.process.time)]
+        body = Scrape(service.config, entries, service.pipeline.processes(), service.model.name).text()
         head = [
             (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
             (b"content-length", str(len(body)).encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": body})
+
+
+def entry_of(service: Service) -> Entry:
+    """This process's numbers, as of now."""
+    pipeline = service.pipeline.statistics()
+    ready = service.pipeline.ready(time.monotonic())
+    return Entry.of(service.index, service.traffic, pipeline, service.figures.own(pipeline, time.time(), ready=ready))
 
 
 def trouble_of(service: Service, now: float) -> str:

@@ -1,7 +1,7 @@
-"""What the api processes of one server have answered, each in a file of the run directory that the others can read.
+"""What the api processes of one server have to tell, each in a file of the run directory that the others can read.
 
 One port belongs to all of them, so a scrape reaches any one: it answers for itself as of now, and for the others as of
-their last entry, at most a second old.
+their last entry, at most a second old. Who has written none for STALE seconds has died or hangs, and is not counted.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.figures import HistogramStatistics
+from protocol.figures import HistogramStatistics, ProcessFigures
 from services.api.metrics import Traffic, TrafficStatistics
 from services.api.pipeline import PipelineStatistics
+
+STALE = 5.0  # seconds; an entry falls due every second
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -24,9 +26,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     first_token: HistogramStatistics
     inter_token: HistogramStatistics
     request: HistogramStatistics
+    e2e: HistogramStatistics
+    process: ProcessFigures
 
     @classmethod
-    def of(cls, index: int, traffic: Traffic, pipeline: PipelineStatistics) -> Entry:
+    def of(cls, index: int, traffic: Traffic, pipeline: PipelineStatistics, process: ProcessFigures) -> Entry:
         timings = traffic.timings
         return cls(
             index,
@@ -35,6 +39,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
             timings.first_token.statistics(),
             timings.inter_token.statistics(),
             timings.request.statistics(),
+            timings.e2e.statistics(),
+            process,
         )
 
 
@@ -45,31 +51,28 @@ class Ledger:
         self._run_dir = run_dir
         self._index = index
         self._processes = processes
-        self._written = b""
         self._decoder = msgspec.msgpack.Decoder(Entry)
 
     def write(self, entry: Entry) -> None:
-        """Replace this process's entry, if it has changed. Does nothing where nobody would read it."""
+        """Replace this process's entry. Does nothing where nobody would read it."""
         if self._processes == 1:
             return
-        data = msgspec.msgpack.encode(entry)
-        if data == self._written:
-            return
         fresh = self._path(self._index, ".new")
-        fresh.write_bytes(data)
+        fresh.write_bytes(msgspec.msgpack.encode(entry))
         fresh.replace(self._path(self._index))
-        self._written = data
 
-    def others(self) -> list[Entry]:
-        """The entries of the other processes, of those that have written one."""
+    def others(self, wall: float) -> list[Entry]:
+        """The entries of the other processes that are there, as of `wall` in unix seconds."""
         found = []
         for index in range(self._processes):
             if index == self._index:
                 continue
             try:
-                found.append(self._decoder.decode(self._path(index).read_bytes()))
+                entry = self._decoder.decode(self._path(index).read_bytes())
             except (FileNotFoundError, msgspec.DecodeError):
                 continue  # it has not written yet, or is of another release
+            if wall - entry.process.time <= STALE:
+                found.append(entry)
         return found
 
     def close(self) -> None:

@@ -19,21 +19,24 @@ import uvicorn
 import uvloop
 import zmq
 
+from engine_core.histogram import Histogram
 from protocol.config import Config
 from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import journal
 from services.api.app import application
 from services.api.connection import Connection, ConnectionLimits
-from services.api.health import hopeless
+from services.api.figures import Figures
+from services.api.health import entry_of, hopeless
 from services.api.keys import Keys
-from services.api.ledger import Entry, Ledger
+from services.api.ledger import Ledger
 from services.api.listening import Socket, leave, listen, tls, url_of
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
 from services.api.responses.store import ResponseStore
 from services.api.served import served_model
 from services.api.service import Service
+from services.census import LAG, Vitals, lagging
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify
 from services.process import ExitCode
@@ -99,9 +102,11 @@ async def serve(config: Config, index: int) -> None:
         watch.start(functools.partial(deliver, pipeline))
     ledger = Ledger(run_dir, index, config.api.api_processes)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
-    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, tracer)
+    lag = Histogram(LAG)
+    figures = Figures(Vitals(me, run_dir, lag), watches)
+    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer)
     try:
-        await answer(service, listener, context_of_tls, stages)
+        await answer(service, listener, context_of_tls, stages, lag)
     finally:
         leave(config.api)
         ledger.close()
@@ -117,7 +122,9 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
     pipeline.receive(arrivals, time.monotonic())
 
 
-async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext | None, stages: Stages) -> None:
+async def answer(
+    service: Service, listener: Socket, encryption: ssl.SSLContext | None, stages: Stages, lag: Histogram
+) -> None:
     """Run the HTTP server until a signal asks for the end and the drain is over."""
     options = service.config.api
     limits = ConnectionLimits.of(options)
@@ -158,12 +165,13 @@ async def answer(service: Service, listener: Socket, encryption: ssl.SSLContext 
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
     attendance = asyncio.create_task(attend(service, server, stages))
-    beats = asyncio.create_task(beating(Heartbeat()))
+    duties = [asyncio.create_task(duty) for duty in (beating(Heartbeat()), lagging(lag))]
     try:
         await server.serve(sockets=[listener])
     finally:
         attendance.cancel()
-        beats.cancel()
+        for duty in duties:
+            duty.cancel()
         for number, old in previous.items():
             signal.signal(number, old)
     if failures:
@@ -206,7 +214,7 @@ async def attend(service: Service, server: Server, stages: Stages) -> None:
         if (now := time.monotonic()) - entered >= LEDGER_TICK:
             entered = now
             service.keys.refresh()
-            service.ledger.write(Entry.of(service.index, service.traffic, pipeline.statistics()))
+            service.ledger.write(entry_of(service))
         ready = server.started and pipeline.ready(time.monotonic())
         pipeline.hopeless = "" if ready else hopeless(service)
         if ready and not announced:

@@ -14,12 +14,14 @@ WHOLE_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 
 
 class Timings:
-    """How long clients wait; for tokens where they are streamed, since only then somebody sees them come."""
+    """How long clients wait: for tokens where they are streamed, since only then somebody sees them come; for any
+    response; for those that brought all the tokens that there were."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(INTER_TOKEN)
         self.request = Histogram(WHOLE_REQUEST)
+        self.e2e = Histogram(WHOLE_REQUEST)
 
 
 class TrafficStatistics(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class TrafficStatistics(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     departures: int
+    rejections: dict[str, int]  # by reason: an error's code
 
 
 class Traffic:
@@ -40,16 +43,33 @@ class Traffic:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._departures = 0
+        self._rejections: Counter[str] = Counter()
 
-    def answered(self, endpoint: str, status: int, prompt_tokens: int, completion_tokens: int, seconds: float) -> None:
-        """Count one response. Status 499 is a client that left."""
+    def answered(
+        self,
+        endpoint: str,
+        status: int,
+        prompt_tokens: int,
+        completion_tokens: int,
+        seconds: float,
+        rejection: str = "",
+    ) -> None:
+        """Count one response. Status 499 is a client that left; `rejection` says why it is, or ended with, an error."""
         self._responses[endpoint, status] += 1
         self._prompt_tokens += prompt_tokens
         self._completion_tokens += completion_tokens
         self._departures += status == 499
         self.timings.request.observe(seconds)
+        if rejection:
+            self._rejections[rejection] += 1
+        elif status == 200 and completion_tokens:
+            self.timings.e2e.observe(seconds)
 
     def statistics(self) -> TrafficStatistics:
         return TrafficStatistics(
-            dict(self._responses), self._prompt_tokens, self._completion_tokens, self._departures
+            dict(self._responses),
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._departures,
+            dict(self._rejections),
         )

@@ -21,6 +21,7 @@ from typing import Protocol
 import msgspec
 
 from protocol.errors import InvalidRequest, Overloaded, Unavailable
+from protocol.figures import Census, ProcessFigures
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -37,6 +38,7 @@ from protocol.messages import (
 )
 from services.api.errors import from_rejected
 from services.api.reply import Reply
+from services.census import Register
 from services.tracing.names import MOVED
 from services.tracing.operation import Operations
 from services.wire import Arrival, Joined, Left, Peer
@@ -124,6 +126,7 @@ class Pipeline:
     ) -> None:
         self.status: EngineStatus | None = None
         self.status_time = 0.0  # monotonic seconds when it came
+        self._register = Register()
         self.draining = False
         self.hopeless = ""  # why a part that is missing will not come back, once that is known
         self._ports = tuple(ports)
@@ -252,6 +255,8 @@ class Pipeline:
                     self._rows(batch, now)
                 case EngineStatus() as status:
                     self.status, self.status_time = status, now
+                case Census() as census:
+                    self._register.note(arrival.peer, census)
                 case Rejected() as rejected:
                     self._rejected(rejected)
                 case Tokenized() | Detokenized() as answer:
@@ -266,6 +271,10 @@ class Pipeline:
                     raise AssertionError(f"{type(other).__name__} does not travel down the text link")
         if self._owed or self._held:
             self.settle()
+
+    def processes(self) -> tuple[ProcessFigures, ...]:
+        """What the processes behind this one tell of themselves, those that are there."""
+        return self._register.processes([peer for port in self._ports for peer in port.peers])
 
     def fail_all(self, error: Unavailable) -> None:
         """End every unfinished request with `error`: a limit is over."""

@@ -1,75 +1,62 @@
-"""The text of /metrics: every api process's numbers, told apart by the label `api`, and the engine's as of its last
-heartbeat.
+"""The text of /metrics: every process's figures. One of the api processes answers for all of them.
+
+What clients saw has the label `api`, the number of the process that they came to; what a process tells of itself has
+`role` and `index`, what an engine does `replica`. A process that is gone is not in what the others know, and so neither
+are its series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from engine_core.histogram import cumulated
-from protocol.figures import HistogramStatistics
-from protocol.messages import EngineStatus
+from protocol import groups
+from protocol.config import Config
+from protocol.figures import HistogramStatistics, ProcessFigures
+from protocol.links import Role
 from protocol.version import VERSION
+from services import catalogue
 from services.api.aliases import vllm
 from services.api.ledger import Entry
-
-GAUGES: tuple[tuple[str, str], ...] = (  # fields of EngineStatus
-    ("running", "Requests in the engine's slots"),
-    ("waiting", "Requests waiting for a slot"),
-    ("blocks", "KV blocks in all"),
-    ("blocks_free", "KV blocks that hold nothing"),
-    ("blocks_idle", "KV blocks whose content is cached and not in use"),
-    ("step_age", "Seconds since the last step was applied, 0 when idle"),
-    ("drain_rate", "Requests finished per second, recently"),
-    ("epoch", "Epoch of the executors"),
-)
-UNITS: Mapping[str, str] = {"step_age": "step_age_seconds"}  # names that tell a unit which the field does not
-TOTALS: tuple[tuple[str, str], ...] = (
-    ("step", "Steps applied"),
-    ("prompt_tokens", "Prompt tokens of admitted requests"),
-    ("cached_tokens", "Prompt tokens found in the prefix cache"),
-    ("output_tokens", "Tokens sampled"),
-    ("finished", "Requests that finished"),
-    ("aborted", "Requests that were aborted"),
-    ("failed", "Requests that failed"),
-    ("preemptions", "Requests put back to wait for blocks"),
-    ("drafts", "Rows of steps that carried drafts"),
-    ("draft_tokens", "Draft tokens that were verified"),
-    ("accepted_tokens", "Draft tokens that stand in an output"),
-)
-
+from services.catalogue import METRICS, Kind, Subject
 
 API_TOTALS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
     ("penstock_prompt_tokens", "Prompt tokens of answered requests", lambda entry: entry.traffic.prompt_tokens),
     ("penstock_completion_tokens", "Output tokens of answered requests", lambda entry: entry.traffic.completion_tokens),
     ("penstock_submitted_requests", "Requests handed to tokenizers", lambda entry: entry.pipeline.submitted),
     ("penstock_refused_requests", "Requests refused for want of room", lambda entry: entry.pipeline.refused),
+    ("penstock_moved_requests", "Requests that went on at another tokenizer", lambda entry: entry.pipeline.moved),
 )
 API_GAUGES: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
     ("penstock_unfinished_requests", "Requests in the pipeline", lambda entry: entry.pipeline.unfinished),
     ("penstock_connected_tokenizers", "Tokenizers it is linked to", lambda entry: entry.pipeline.tokenizers),
 )
 API_TIMINGS: tuple[tuple[str, str, Callable[[Entry], HistogramStatistics]], ...] = (
-    ("penstock_time_to_first_token_seconds", "Request to first token", lambda entry: entry.first_token),
-    ("penstock_inter_token_latency_seconds", "Gap between deltas", lambda entry: entry.inter_token),
-    ("penstock_request_duration_seconds", "Whole responses", lambda entry: entry.request),
+    ("penstock_time_to_first_token_seconds", "Request to first token, of streams", lambda entry: entry.first_token),
+    ("penstock_inter_token_latency_seconds", "Gap between deltas, of streams", lambda entry: entry.inter_token),
+    ("penstock_request_duration_seconds", "Responses of any kind", lambda entry: entry.request),
+    ("penstock_e2e_seconds", "Responses that brought all their tokens, from request to end", lambda entry: entry.e2e),
 )
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class Scrape:
-    """What one scrape finds, in the form that prometheus-client writes as text."""
+    """What one scrape finds, in the form that prometheus-client writes as text.
+
+    entries: of the api processes. others: what the processes behind them tell of themselves.
+    """
 
     def __init__(
-        self, entries: Sequence[Entry], status: EngineStatus | None, *, model: str = "", alias: str = "none"
+        self, config: Config, entries: Sequence[Entry], others: Sequence[ProcessFigures], model: str
     ) -> None:
+        self._config = config
         self._entries = entries
-        self._status = status
+        self._processes = (*(entry.process for entry in entries), *others)
         self._model = model
-        self._alias = alias
 
     def text(self) -> bytes:
         """Prometheus' text format 0.0.4."""
@@ -81,20 +68,27 @@ class Scrape:
         build.add_metric([VERSION, self._model], 1)
         yield build
         yield from self._of_apis()
-        if self._status is not None:
-            yield from engine_families(self._status)
-        if self._alias == "vllm":
-            yield from vllm(self._entries, self._status, self._model)
+        yield from presence(self._config, self._processes)
+        yield from families(self._processes)
+        if self._config.api.metrics_alias == "vllm":
+            yield from vllm(self._entries, self._processes, self._model)
 
     def _of_apis(self) -> Iterable[Metric]:
         responses = CounterMetricFamily(
             "penstock_requests", "Responses by endpoint and HTTP status; 499: the client left",
             labels=["api", "endpoint", "status"],
         )  # fmt: skip
+        rejections = CounterMetricFamily(
+            "penstock_rejected_requests", "Responses that were an error, or ended with one, by its code",
+            labels=["api", "reason"],
+        )  # fmt: skip
         for entry in self._entries:
             for (endpoint, status), count in sorted(entry.traffic.responses.items()):
                 responses.add_metric([str(entry.index), endpoint, str(status)], count)
+            for reason, count in sorted(entry.traffic.rejections.items()):
+                rejections.add_metric([str(entry.index), reason], count)
         yield responses
+        yield rejections
         for name, help_text, counted in API_TOTALS:
             yield self._filled(CounterMetricFamily(name, help_text, labels=["api"]), counted)
         for name, help_text, counted in API_GAUGES:
@@ -102,7 +96,8 @@ class Scrape:
         for name, help_text, timed in API_TIMINGS:
             family = HistogramMetricFamily(name, help_text, labels=["api"])
             for entry in self._entries:
-                add_histogram(family, str(entry.index), timed(entry))
+                statistics = timed(entry)
+                family.add_metric([str(entry.index)], cumulated(statistics), statistics.total)
             yield family
 
     def _filled(self, family: Family, counted: Callable[[Entry], int]) -> Metric:
@@ -111,28 +106,53 @@ class Scrape:
         return family
 
 
-def add_histogram(family: HistogramMetricFamily, label: str, statistics: HistogramStatistics) -> None:
-    family.add_metric([label], cumulated(statistics), statistics.total)
+def presence(config: Config, processes: Iterable[ProcessFigures]) -> Iterator[Metric]:
+    """How many processes of each role there are, and how many there should be."""
+    wanted = {
+        Role.API: config.api.api_processes,
+        Role.TOKENIZER: config.tokenizer.tokenizer_processes,
+        Role.SCHEDULER: config.model.data_parallel_size,
+        Role.EXECUTOR: groups.executors(config.model),
+    }
+    found = Counter(figures.role for figures in processes)
+    present = GaugeMetricFamily("penstock_processes", "Processes that tell of themselves", labels=["role"])
+    configured = GaugeMetricFamily("penstock_configured_processes", "Processes that there should be", labels=["role"])
+    for role, count in wanted.items():
+        present.add_metric([role.value], found[role])
+        configured.add_metric([role.value], count)
+    yield present
+    yield configured
 
 
-def engine_families(status: EngineStatus) -> Iterator[Metric]:
-    """The engine's numbers as of its last heartbeat."""
-    ready = GaugeMetricFamily("penstock_engine_ready", "1 when the engine takes requests")
-    ready.add_metric([], float(status.ready))
-    yield ready
-    for name, help_text in GAUGES:
-        gauge = GaugeMetricFamily(f"penstock_engine_{UNITS.get(name, name)}", help_text)
-        gauge.add_metric([], getattr(status, name))
-        yield gauge
-    for name, help_text in TOTALS:
-        total = CounterMetricFamily(f"penstock_engine_{name}", help_text)
-        total.add_metric([], getattr(status, name))
-        yield total
-    places = CounterMetricFamily(
-        "penstock_engine_accepted_tokens_by_position",
-        "Draft tokens that stand in an output, by place in the draft from 0; a long draft's first places alone",
-        labels=["position"],
-    )
-    for place, count in enumerate(status.accepted_at):
-        places.add_metric([str(place)], count)
-    yield places
+def families(processes: Iterable[ProcessFigures]) -> Iterator[Metric]:
+    """The figures of these processes, in the order of the catalogue; what nobody tells is not there."""
+    samples: dict[str, list[tuple[ProcessFigures, tuple[str, ...], float]]] = {}
+    spreads: dict[str, list[tuple[ProcessFigures, tuple[str, ...], HistogramStatistics]]] = {}
+    for figures in processes:
+        for sample in figures.samples:
+            samples.setdefault(sample.name, []).append((figures, sample.labels, sample.value))
+        for spread in figures.spreads:
+            spreads.setdefault(spread.name, []).append((figures, spread.labels, spread.statistics))
+    for metric in METRICS:
+        name, labels = f"penstock_{metric.name}", [*subject_labels(metric), *metric.labels]
+        if metric.kind is Kind.HISTOGRAM:
+            histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
+            for figures, values, statistics in spreads.get(metric.name, ()):
+                histogram.add_metric([*subject(metric, figures), *values], cumulated(statistics), statistics.total)
+            yield from (histogram,) if metric.name in spreads else ()
+        elif metric.name in samples:
+            kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+            family = kind(name, metric.meaning, labels=labels)
+            for figures, values, value in samples[metric.name]:
+                family.add_metric([*subject(metric, figures), *values], value)
+            yield family
+
+
+def subject_labels(metric: catalogue.Metric) -> tuple[str, ...]:
+    """Names of the labels that say whom a figure is about."""
+    return ("replica",) if metric.subject is Subject.ENGINE else ("role", "index")
+
+
+def subject(metric: catalogue.Metric, figures: ProcessFigures) -> tuple[str, ...]:
+    """Values of those labels."""
+    return (str(figures.index),) if metric.subject is Subject.ENGINE else (figures.role, str(figures.index))

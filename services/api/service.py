@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config
+from services.api.figures import Figures
 from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
@@ -26,4 +27,5 @@ class Service:
     ledger: Ledger
     keys: Keys
     responses: ResponseStore
+    figures: Figures
     tracer: Tracer | None = None  # None: no traces are told

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from engine_core.histogram import Histogram
 from protocol import groups
 from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from services import journal
+from services.census import LAG, Vitals
 from services.executor.device import begin_device, is_device_error, is_group_error
 from services.executor.rendezvous import Bond, Life, leave, rendezvous
 from services.executor.watchdog import TICK as LOOK
@@ -33,6 +35,7 @@ from services.wire import Port, Self
 
 if TYPE_CHECKING:
     from engine_core.execution.runner import Runner
+    from services.executor.figures import Figures
     from services.executor.report import Reports
     from services.executor.start import Engine
     from services.executor.steps import Steps
@@ -88,6 +91,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | N
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
+    from services.executor.figures import Figures
     from services.executor.report import Reports
     from services.executor.steps import Steps
 
@@ -100,6 +104,8 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | N
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
     steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group)
+    lag = Histogram(LAG)
+    figures = Figures(Vitals(me, Path(config.run.run_dir), lag), steps, port, engine.ready)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
     gc.collect()
     gc.freeze()
@@ -108,7 +114,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | N
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, done), name="watchdog", daemon=True).start()
     try:
-        turn_until_stopped(steps, engine.runner, port, stop, watchdog)
+        turn_until_stopped(steps, engine.runner, port, stop, watchdog, figures, lag)
     except PenstockError:
         raise
     except Exception as error:
@@ -144,7 +150,9 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, done: threading.Ev
         before = now
 
 
-def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop, watchdog: Watchdog) -> None:
+def turn_until_stopped(
+    steps: Steps, runner: Runner, port: Port, stop: Stop, watchdog: Watchdog, figures: Figures, lag: Histogram
+) -> None:
     """Poll, and turn. A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks,
     looks every few microseconds.
 
@@ -154,13 +162,15 @@ def turn_until_stopped(steps: Steps, runner: Runner, port: Port, stop: Stop, wat
     poller = zmq.Poller()
     poller.register(port.socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
-    next_tick = 0.0
+    next_tick = time.monotonic()
     worked = collected = captured = time.monotonic()
     while not stop.asked:
         now = time.monotonic()
         if now >= next_tick:
+            lag.observe(now - next_tick)
             next_tick = now + TICK
             port.tick(now)
+            figures.tick(now, time.time())
         steps.take(port.receive())
         steps.turn()
         if not steps.idle:

@@ -17,8 +17,11 @@ import numpy as np
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Begun, Runner
+from engine_core.histogram import Histogram
+from protocol.figures import HistogramStatistics
 from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from services import journal
+from services.census import PART
 from services.executor.report import Reports
 from services.executor.watchdog import Watchdog
 from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
@@ -36,6 +39,8 @@ class StepsStatistics(msgspec.Struct, frozen=True):
     dropped: int  # results whose scheduler was gone
     stray_masks: int  # masks of no plan that waited for any
     schedulers: int  # that joined
+    waiting: int  # now: results that wait to be sent
+    launch: HistogramStatistics  # seconds of launching each plan
 
 
 class Steps:
@@ -71,6 +76,7 @@ class Steps:
         self._positions = 0  # of the plan begun last
         self._results: deque[StepResult] = deque()
         self._worked = 0.0  # seconds of launching the plan at hand
+        self._launch = Histogram(PART)
         self._drafted = 0.0  # seconds of launching the last drafting
         self._ended = time.perf_counter()  # when the last launch returned
         self._taken = self._sent = self._dropped = self._stray = self._schedulers = 0
@@ -130,7 +136,8 @@ class Steps:
             self._sent += 1
 
     def statistics(self) -> StepsStatistics:
-        return StepsStatistics(self._taken, self._sent, self._dropped, self._stray, self._schedulers)
+        counts = self._taken, self._sent, self._dropped, self._stray, self._schedulers
+        return StepsStatistics(*counts, len(self._results), self._launch.statistics())
 
     def _join(self, peer: Peer) -> None:
         self._schedulers += 1
@@ -207,6 +214,7 @@ class Steps:
         launched = self._runner.draft(launched)
         self._ended = time.perf_counter()
         self._drafted = self._ended - ended
+        self._launch.observe(self._worked)
         self._launched.append((launched, self._worked, waited, drafted, self._positions))
 
     def _pause(self, began: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,21 +16,26 @@ from typing import Protocol
 
 import msgspec
 
+from engine_core.histogram import Histogram
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.statistics import SchedulerStatistics
 from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
+from protocol.figures import Census
 from protocol.groups import answering, group_size, members
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
 from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady, StepResult
 from services import journal
+from services.census import LAG, Register
 from services.restarts import failures
 from services.scheduler.executors import Executors
 from services.scheduler.guides import Guides, GuideStatistics, rejection
 from services.scheduler.masker import Masker, MaskerStatistics
+from services.scheduler.times import Times, TimesStatistics
 from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
@@ -80,6 +86,9 @@ class LoopStatistics(msgspec.Struct, frozen=True):
     faults: int  # checks that found the block accounts wrong
     guides: GuideStatistics
     masks: MaskerStatistics
+    times: TimesStatistics
+    brain: SchedulerStatistics | None
+    queued: int  # now: refusals, and tokenizers that tokens wait for
 
 
 class Loop:
@@ -98,6 +107,8 @@ class Loop:
     ) -> None:
         self.executors = Executors(group_size(config.model), steps.epoch, now, answering(0, config.model))
         self.draining = False
+        self.register = Register()  # what executors tell of themselves
+        self.lag = Histogram(LAG)
         self._config = config
         self._replica = replica
         self._facts = facts
@@ -120,6 +131,8 @@ class Loop:
         self._collected_at = now
         self._rested = True
         self._worked_at = now
+        self._idle = True  # nobody had anything to do when the last turn ended
+        self._times = Times()
         self._turns = self._plans = self._results = self._refused = self._faults = 0
 
     @property
@@ -149,6 +162,7 @@ class Loop:
         """
         self._turns += 1
         if now >= self._next_tick:
+            self.lag.observe(now - self._next_tick)
             self._next_tick = now + TICK
             self._tokens.tick(now)
             self._steps.tick(now)
@@ -187,6 +201,9 @@ class Loop:
             self._faults,
             self._guides.statistics(),
             self._masker.statistics(),
+            self._times.statistics(),
+            None if self._brain is None else self._brain.statistics(),
+            len(self._refusals) + (0 if self._brain is None else len(self._brain.undelivered())),
         )
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
@@ -200,9 +217,13 @@ class Loop:
                 self._applied_at = now
                 if result.epoch == self._brain.epoch:
                     self._applied = result.step
+                began = time.perf_counter()
                 self._brain.follow(result)
                 self._fill_masks(self._brain)  # while the rest of the result is dealt with
                 self._brain.apply(result, now)
+                self._times.applied(result, time.perf_counter() - began)
+            case Census() as census:
+                self.register.note(peer, census)
             case ExecutorReady() as ready:
                 broke = peer in self.executors.peers and self.executors.complete
                 if self.executors.add(peer, ready, now):
@@ -341,13 +362,17 @@ class Loop:
         if not self.executors.complete:
             return
         while brain.in_flight < self._depth:
+            began = time.perf_counter()
             plan = brain.plan(now)
             if plan is None:
                 return
+            planned = time.perf_counter()
             self._plans += 1
             if brain.in_flight == 1:
                 self._applied_at = now  # idle until now: the step's age counts from its plan
             sent = self._steps.send_each(self.executors.peers, plan)
+            self._times.planned(plan.step, planned - began, time.perf_counter() - planned, rested=self._idle)
+            self._idle = False
             self._fill_masks(brain)
             if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
@@ -361,10 +386,12 @@ class Loop:
         waiting = brain.undelivered()
         if not waiting:
             return
+        began = time.perf_counter()
         for peer, source in self._sources.items():
             if peer.credit > 0 and source in waiting:
                 for message in brain.outputs(source, peer.credit):
                     self._tokens.send(peer, message)  # refused only by a peer that is gone; `forget` follows
+        self._times.delivered(time.perf_counter() - began)
 
     def _send_refusals(self) -> None:
         for _ in range(len(self._refusals)):
@@ -377,7 +404,8 @@ class Loop:
         brain = self._brain
         if brain is None:
             return
-        if brain.unfinished or brain.in_flight:
+        self._idle = not (brain.unfinished or brain.in_flight)
+        if not self._idle:
             self._worked_at, self._rested = now, False
         # The next request often comes right after the last one ended, and must not wait for a look at every block.
         rests = not self._rested and now - self._worked_at >= REST

@@ -22,9 +22,11 @@ from protocol.errors import ModelError
 from protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
 from protocol.speculation import read_speculative
 from services import journal
+from services.census import Vitals
 from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import Stop
+from services.scheduler.figures import Figures
 from services.scheduler.guides import Guides
 from services.scheduler.loop import Loop, ModelFacts
 from services.scheduler.masker import Masker
@@ -60,7 +62,8 @@ def run(config: Config, index: int) -> int:
     try:
         loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index)
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
-        turn_until_stopped(loop, descriptors, stop, config)
+        figures = Figures(Vitals(me, run_dir, loop.lag), loop, tokens, steps, time.monotonic())
+        turn_until_stopped(loop, descriptors, stop, config, figures)
     finally:
         guides.aside.close()
         masker.aside.close()
@@ -80,7 +83,7 @@ def tokens_of(model: Path) -> GrammarTokens | None:
 
 
 def turn_until_stopped(
-    loop: Loop, descriptors: Iterable[zmq.Socket[bytes] | int], stop: Stop, config: Config
+    loop: Loop, descriptors: Iterable[zmq.Socket[bytes] | int], stop: Stop, config: Config, figures: Figures
 ) -> None:
     """Turn the loop whenever something arrives, is done beside it, or is due. Sleeps in poll otherwise."""
     poller = zmq.Poller()
@@ -100,6 +103,7 @@ def turn_until_stopped(
             notify("STOPPING=1", "STATUS=draining")
             journal.info(log, "draining", unfinished=loop.unfinished)
         due = loop.turn(now, time.time())
+        figures.tick(now, time.time())
         if loop.ready != told:
             told = loop.ready
             announce(loop, config, ready=told)

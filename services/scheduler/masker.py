@@ -10,8 +10,11 @@ import msgspec
 
 from engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
 from engine_core.grammar.tokens import GrammarTokens
+from engine_core.histogram import Histogram
 from engine_core.scheduling.masking import MaskWork
+from protocol.figures import HistogramStatistics
 from protocol.steps import StepMasks
+from services.census import PART
 from services.scheduler.aside import Aside
 
 SLOW = 0.01  # seconds of a step's masks, and
@@ -26,6 +29,7 @@ class MaskerStatistics(msgspec.Struct, frozen=True):
     rows: int  # constrained rows of steps since start
     seconds: float
     slowest: float  # seconds of one step's masks
+    steps: HistogramStatistics  # seconds of each step's masks
 
     @property
     def row_seconds(self) -> float:
@@ -43,6 +47,7 @@ class Masker:
         self._store: MaskStore | None = None
         self._rows = 0
         self._seconds = self._slowest = 0.0
+        self._steps = Histogram(PART)
         self._was_slow = False  # the last step whose masks are done
 
     def renew(self, places: int) -> None:
@@ -68,6 +73,7 @@ class Masker:
             found.append(step_masks(work, filled))
             self._rows += len(work.rows)
             self._seconds += seconds
+            self._steps.observe(seconds)
             self._slowest = max(self._slowest, seconds)
             self._was_slow = seconds > SLOW + SLOW_ROW * len(work.rows)
         return found
@@ -75,7 +81,7 @@ class Masker:
     def statistics(self) -> MaskerStatistics:
         """Counters for metrics and tests."""
         store = NOTHING if self._store is None else self._store.statistics()
-        return MaskerStatistics(store, self._rows, self._seconds, self._slowest)
+        return MaskerStatistics(store, self._rows, self._seconds, self._slowest, self._steps.statistics())
 
 
 def timed_fill(

@@ -20,8 +20,10 @@ from pathlib import Path
 
 import msgspec
 
+from engine_core.histogram import Histogram
 from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from protocol.figures import HistogramStatistics
 from protocol.messages import Grammar
 from services import journal
 from services.tokenizer.orders import LENGTH, OUTCOME, TIME_SIGNAL, Done, Refusal
@@ -35,6 +37,7 @@ START_LIMIT = 60.0  # seconds until a worker has read the model's tokens
 ATTEMPTS = 3
 MOST_WAITING = 1024  # compilations; beyond it 429
 MOST_BYTES = 64 << 20  # of remembered sources
+COMPILE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
 # Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
@@ -60,6 +63,7 @@ class CompilerStatistics(msgspec.Struct, frozen=True):
     hits: int  # requests whose grammar was remembered or on its way
     replaced: int  # workers that passed a limit or died
     slowest: float  # seconds of CPU of one compilation
+    seconds: HistogramStatistics  # of CPU, of each that came to an end
 
 
 class Worker:
@@ -135,6 +139,7 @@ class Compiler:
         self._seats = asyncio.Semaphore(options.grammar_workers)
         self._compiled = self._refused = self._hits = self._replaced = self._waiting = 0
         self._slowest = 0.0
+        self._seconds = Histogram(COMPILE)
 
     async def compile(self, grammar: Grammar) -> Done:
         """Raises InvalidRequest naming the grammar's field and why it is refused, Overloaded, EngineFailure."""
@@ -171,6 +176,7 @@ class Compiler:
             hits=self._hits,
             replaced=self._replaced,
             slowest=self._slowest,
+            seconds=self._seconds.statistics(),
         )
 
     def _flight(self, key: bytes, grammar: Grammar) -> asyncio.Task[Done | Refusal]:
@@ -198,6 +204,7 @@ class Compiler:
         if isinstance(found, Done):
             self._compiled += 1
             self._slowest = max(self._slowest, found.seconds)
+            self._seconds.observe(found.seconds)
         else:
             self._refused += 1
         self._remember(key, found)

@@ -16,6 +16,7 @@ import uvloop
 import zmq
 
 from engine_core import folder
+from engine_core.histogram import Histogram
 from engine_core.models.spec import read_spec
 from engine_core.placement.placement import Placement
 from engine_core.text.ends import end_tokens
@@ -28,10 +29,12 @@ from protocol.config import Config
 from protocol.errors import PenstockError
 from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from services import journal
+from services.census import LAG, Vitals, lagging, telling
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify, progress
 from services.process import ExitCode
 from services.tokenizer.compiler import Compiler
+from services.tokenizer.figures import Figures
 from services.tokenizer.relay import Relay
 from services.tokenizer.structure import Structure
 from services.watch import Watch
@@ -74,10 +77,12 @@ async def serve(config: Config, index: int) -> int:
     tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler))
+    lag = Histogram(LAG)
+    figures = Figures(Vitals(me, run_dir, lag), relay, compiler, text, tokens)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    beats = asyncio.create_task(beating(Heartbeat()))
+    duties = [asyncio.create_task(duty) for duty in (beating(Heartbeat()), lagging(lag), telling(figures.tell))]
     try:
         text.start(relay.from_apis)
         for replica, watch in enumerate(tokens):
@@ -87,7 +92,8 @@ async def serve(config: Config, index: int) -> int:
         notify("STOPPING=1", "STATUS=draining")
         await relay.drain(config.run.drain_timeout)
     finally:
-        beats.cancel()
+        for duty in duties:
+            duty.cancel()
         relay.close()
         compiler.close()
         text.close()

@@ -21,6 +21,7 @@ import msgspec
 
 from engine_core.text.frontend import Frontend, FrontendStatistics
 from engine_core.text.prompts import Prepared
+from protocol.figures import Census
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -32,6 +33,7 @@ from protocol.messages import (
     Tokenize,
 )
 from services import journal
+from services.census import Register
 from services.tokenizer.structure import Structure
 from services.wire import Arrival, Joined, Left, Peer
 
@@ -56,6 +58,7 @@ class RelayStatistics(msgspec.Struct, frozen=True):
     apis: int  # now
     queued: int  # now: short prompts that wait for their turn on the loop
     in_threads: int  # now: long prompts that are being encoded
+    compiling: int  # now: requests whose grammar is being compiled
     stalls: int  # times that a link had no credit for what waited
     frontend: FrontendStatistics
 
@@ -71,6 +74,7 @@ class Relay:
         threads: Executor,
         structure: Structure | None = None,
     ) -> None:
+        self.register = Register()  # what schedulers tell of themselves and of their executors
         self._frontend = frontend
         self._text = text
         self._tokens = tuple(tokens)  # by replica
@@ -121,6 +125,8 @@ class Relay:
                     self._frontend.reject(rejected, replica)
                 case EngineStatus() as status:
                     self._frontend.report(status)
+                case Census() as census:
+                    self.register.note(arrival.peer, census)
                 case Joined():
                     self._schedulers[replica] = arrival.peer
                     journal.info(log, "scheduler_joined", replica=replica, pid=arrival.peer.pid)
@@ -169,6 +175,7 @@ class Relay:
             apis=len(self._apis),
             queued=len(self._short),
             in_threads=len(self._work),
+            compiling=0 if self._structure is None else self._structure.waiting,
             stalls=self._stalls,
             frontend=self._frontend.statistics(),
         )

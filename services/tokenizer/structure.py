@@ -23,14 +23,16 @@ class GrammarCompiler(Protocol):
 
 
 class Structure:
-    """Completes prompts with automata."""
+    """Completes prompts with automata. `waiting` requests are at it."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
+        self.waiting = 0
 
     async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
         """The prompt with the automaton of the answer's grammar, or why there is none."""
         assert made.grammar is not None
+        self.waiting += 1
         try:
             found = await self._compiler.compile(made.grammar)
         except RequestError as error:
@@ -41,6 +43,8 @@ class Structure:
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("request %x: its grammar could not be compiled", text.id)
             return failure(text.id)
+        finally:
+            self.waiting -= 1
         automaton = Automaton(source=found.source, after=made.after)
         request = msgspec.structs.replace(made.request, automaton=automaton)
         return msgspec.structs.replace(made, request=request, approximations=found.approximations)

@@ -16,8 +16,10 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from protocol.config import Config
 from services.api.scrape import Scrape
 from tests.services.api.pipe import FakePort, answering, client, service, words
+from tests.services.figures import census
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARDS = tuple(sorted((DEPLOY / "grafana").glob("*.json")))
@@ -26,9 +28,12 @@ UNITLESS = re.compile(r"_(ms|millis|milliseconds|minutes|percent|kb|mb)(_|$)")
 
 
 async def exported() -> list[Metric]:
-    """Everything that a server can export, alias included, after a streamed request."""
-    parts = service(FakePort(answering(words("a", "b", "c"))), metrics_alias="vllm")
+    """Everything that a server can export, alias included, after a streamed request and one that is refused."""
+    port = FakePort(answering(words("a", "b", "c")))
+    parts = service(port, metrics_alias="vllm")
     async with client(parts) as http:
+        port.arrive(census())
+        await http.post("/v1/chat/completions", json={})
         await http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}], "stream": True}
         )
@@ -114,9 +119,10 @@ async def test_histograms_are_cumulative_and_end_with_everything() -> None:
 
 
 def test_before_the_engine_is_known_there_is_text_all_the_same() -> None:
-    text = Scrape([], None, model="m", alias="vllm").text().decode()
+    text = Scrape(Config(), [], (), "m").text().decode()
     assert "penstock_build_info" in text
     assert "penstock_engine_ready" not in text
+    assert 'penstock_processes{role="executor"} 0.0' in text
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.config import RunConfig
 from protocol.links import Role
 from services import process
 from services.process import DEATH_SIGNAL, PARENT, ExitCode, Stop, follow_parent, orphaned
@@ -46,6 +47,9 @@ def test_starts_are_counted_by_process(tmp_path):
         process.count_start(file)
     process.count_start(other)
     assert (process.starts(file), process.starts(other)) == (3, 1)
+    process.leave(Role.API, 1, RunConfig(run_dir=str(tmp_path)))
+    assert process.starts(other) == 0
+    process.count_start(other)
     file.write_text("not a number")
     process.count_start(file)
     assert process.starts(file) == 1

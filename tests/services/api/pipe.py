@@ -14,8 +14,9 @@ import httpx
 import msgspec
 
 from engine_core.folder import Generation
+from engine_core.histogram import Histogram
 from protocol.config import ApiConfig, Config
-from protocol.links import TEXT, Welcome
+from protocol.links import TEXT, Role, Welcome
 from protocol.messages import (
     Abort,
     Detokenize,
@@ -34,6 +35,7 @@ from protocol.messages import (
     TokenLogprob,
 )
 from services.api.app import application
+from services.api.figures import Figures
 from services.api.keys import Keys
 from services.api.ledger import Ledger
 from services.api.metrics import Traffic
@@ -41,8 +43,9 @@ from services.api.pipeline import Pipeline
 from services.api.responses.store import ResponseStore
 from services.api.served import ServedModel
 from services.api.service import Service
+from services.census import LAG, Vitals
 from services.sizing import sized
-from services.wire import Arrival, Joined, Left, Peer
+from services.wire import Arrival, Joined, Left, Peer, PortStatistics, Self
 
 VOCABULARY = 1000
 MAX_MODEL_LEN = 512
@@ -107,6 +110,9 @@ class FakePort:
         peer, self.peer = self.peer, None
         assert peer is not None
         self.deliver([Arrival(peer, Left("process 1 ended"))])
+
+    def statistics(self) -> PortStatistics:
+        return PortStatistics(len(self.peers), 0, len(self.sent), 0, 0, 0, 0)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.sent if isinstance(message, kind)]
@@ -192,7 +198,8 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
     model = msgspec.structs.replace(MODEL, generation=generation or Generation())
     ledger = Ledger(Path(config.run.run_dir), 0, 1)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
-    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api), responses)
+    figures = Figures(Vitals(Self(Role.API, 0, 1, 7), Path(config.run.run_dir), Histogram(LAG)), ports)
+    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api), responses, figures)
 
 
 @asynccontextmanager

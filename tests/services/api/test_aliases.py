@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_core.histogram import Histogram, cumulated, merged
 from protocol.config import ApiConfig
+from protocol.figures import Census
+from protocol.links import Role
 from services.api import aliases
 from services.api.ledger import Entry
-from services.api.metrics import FIRST_TOKEN, Traffic
-from tests.services.api.pipe import FakePort, answering, client, service, status, words
+from services.api.metrics import Traffic
+from services.catalogue import METRICS
+from tests.services.api.pipe import FakePort, answering, client, service, words
+from tests.services.figures import every
+
+SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_PHASES}
+
+
+def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
+    """By name and values of labels other than the model's."""
+    return {
+        (s.name, *(value for name, value in sorted(s.labels.items()) if name != "model_name")): s.value
+        for family in families
+        for s in family.samples
+    }
 
 
 async def test_aliases_say_what_ours_say() -> None:
-    async with client(service(FakePort(answering(words("a"))), metrics_alias="vllm")) as http:
+    port = FakePort(answering(words("a")))
+    values = {name: 3.0 + place for place, (name, _) in enumerate(sorted(SAME.values()))}
+    async with client(service(port, metrics_alias="vllm")) as http:
+        port.arrive(Census((every(Role.SCHEDULER, 1, **values),)))
         text = (await http.get("/metrics")).text
-    families = text_string_to_metric_families(text)
-    found = {s.name: s.value for family in families for s in family.samples if len(family.samples) == 1}
-    for name, ours in (
-        ("vllm:num_requests_running", "penstock_engine_running"),
-        ("vllm:num_requests_waiting", "penstock_engine_waiting"),
-        ("vllm:prompt_tokens_total", "penstock_engine_prompt_tokens_total"),
-        ("vllm:generation_tokens_total", "penstock_engine_output_tokens_total"),
-        ("vllm:prefix_cache_hits_total", "penstock_engine_cached_tokens_total"),
-        ("vllm:num_preemptions_total", "penstock_engine_preemptions_total"),
-    ):
-        assert found[name] == found[ours]
-    blocks, free, idle = (found[f"penstock_engine_blocks{suffix}"] for suffix in ("", "_free", "_idle"))
-    assert found["vllm:kv_cache_usage_perc"] == pytest.approx(1 - (free + idle) / blocks)
+    found = samples(list(text_string_to_metric_families(text)))
+    for theirs, (ours, _) in SAME.items():
+        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_PHASES else ""
+        assert found[theirs + suffix, "1"] == found[f"penstock_{ours}{suffix}", "1"] == values[ours], theirs
 
 
 async def test_aliases_are_off_unless_asked_for() -> None:
@@ -37,35 +46,37 @@ async def test_aliases_are_off_unless_asked_for() -> None:
         assert "vllm:" not in (await http.get("/metrics")).text
 
 
+def test_every_name_of_ours_is_in_the_catalogue() -> None:
+    known = {metric.name for metric in METRICS}
+    assert {ours for ours, *_ in (*SAME.values(), *aliases.VLLM_LABELLED.values())} <= known
+
+
+def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
+    engine = every(Role.SCHEDULER, engine_ended=5)
+    families = {family.name: family for family in aliases.vllm([], [engine], "m")}
+    reasons = [sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples]
+    assert reasons == ["stop", "length", "abort"]
+    places = families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
+    assert [sample.labels["position"] for sample in places] == ["0", "1"]
+
+
 def test_aliases_of_several_processes_are_one_series() -> None:
     parts = service(FakePort(answering(words("a"))))
     entries = []
     for index, seconds in enumerate((0.001, 0.02)):
         traffic = Traffic()
         traffic.timings.first_token.observe(seconds)
-        entries.append(Entry.of(index, traffic, parts.pipeline.statistics()))
-    families = {family.name: family for family in aliases.vllm(entries, status(), "m")}
-    counts = [s.value for s in families["vllm:time_to_first_token_seconds"].samples if s.name.endswith("_count")]
-    assert counts == [2]
+        traffic.answered("/v1/completions", 200, 1, 2, seconds)
+        entries.append(Entry.of(index, traffic, parts.pipeline.statistics(), every(Role.API, index)))
+    families = {family.name: family for family in aliases.vllm(entries, [every(Role.SCHEDULER)], "m")}
+    for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
+        assert [s.value for s in families[name].samples if s.name.endswith("_count")] == [2]
+        assert [s.value for s in families[name].samples if s.name.endswith("_sum")] == [pytest.approx(0.021)]
     assert {"model_name": "m", "engine": "0"} in [
         sample.labels for sample in families["vllm:num_requests_running"].samples
     ]
-    assert list(aliases.vllm([], None, "m")) == []
 
 
-def test_histograms_are_merged_and_cumulated() -> None:
-    several = []
-    for seconds in (0.0005, 0.002, 1e9):
-        histogram = Histogram(FIRST_TOKEN)
-        histogram.observe(seconds)
-        several.append(histogram.statistics())
-    one = merged(several)
-    assert one.total == pytest.approx(1e9 + 0.0025)
-    assert sum(one.counts) == 3
-    buckets = dict(cumulated(one))
-    assert (buckets["0.001"], buckets["0.0025"], buckets["60.0"], buckets["+Inf"]) == (1, 2, 2, 3)
-
-
-def test_an_engine_without_blocks_uses_none_of_them() -> None:
-    assert aliases.used(status(blocks=0, blocks_free=0, blocks_idle=0)) == 0.0
-    assert aliases.used(status(blocks=100, blocks_free=30, blocks_idle=20)) == 0.5
+def test_without_processes_there_is_nothing_to_tell() -> None:
+    assert list(aliases.vllm([], [], "m")) == []
+    assert list(aliases.vllm([], [every(Role.EXECUTOR)], "m")) == []

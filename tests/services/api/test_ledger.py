@@ -4,49 +4,49 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.api.ledger import Entry, Ledger
+from protocol.config import Config
+from protocol.links import Role
+from services.api.ledger import STALE, Entry, Ledger
 from services.api.metrics import Traffic
 from services.api.pipeline import PipelineStatistics
 from services.api.scrape import Scrape
-from tests.services.api.pipe import status
+from tests.services.figures import census, every
 
 
-def entry(index: int, tokens: int) -> Entry:
+def entry(index: int, tokens: int, time: float = 0.0) -> Entry:
     traffic = Traffic()
     traffic.answered("/v1/completions", 200, 3, tokens, 0.5)
     traffic.timings.first_token.observe(0.004)
-    return Entry.of(index, traffic, PipelineStatistics(index, 2, 5, 1, 0, 0, 0))
+    return Entry.of(index, traffic, PipelineStatistics(index, 2, 5, 1, 0, 0, 0), every(Role.API, index, time))
 
 
 def test_each_process_reads_what_the_others_wrote(tmp_path: Path) -> None:
     ledgers = [Ledger(tmp_path, index, 3) for index in range(3)]
-    assert ledgers[0].others() == []
+    assert ledgers[0].others(0.0) == []
     ledgers[1].write(entry(1, 10))
     ledgers[2].write(entry(2, 20))
-    assert ledgers[0].others() == [entry(1, 10), entry(2, 20)]
-    assert ledgers[1].others() == [entry(2, 20)]
+    assert ledgers[0].others(0.0) == [entry(1, 10), entry(2, 20)]
+    assert ledgers[1].others(0.0) == [entry(2, 20)]
     ledgers[2].write(entry(2, 25))
-    assert ledgers[0].others() == [entry(1, 10), entry(2, 25)]
+    assert ledgers[0].others(0.0) == [entry(1, 10), entry(2, 25)]
     ledgers[1].close()
-    assert ledgers[0].others() == [entry(2, 25)]
+    assert ledgers[0].others(0.0) == [entry(2, 25)]
     assert [path.name for path in tmp_path.iterdir()] == ["api-2.entry"]
 
 
-def test_an_entry_is_written_when_it_changed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, 0, 2)
-    ledger.write(entry(0, 1))
-    path = tmp_path / "api-0.entry"
-    before = path.stat().st_ino
-    ledger.write(entry(0, 1))
-    assert path.stat().st_ino == before
-    ledger.write(entry(0, 2))
-    assert path.stat().st_ino != before
+def test_who_writes_no_more_is_not_counted(tmp_path: Path) -> None:
+    ledgers = [Ledger(tmp_path, index, 2) for index in range(2)]
+    ledgers[1].write(entry(1, 10, time=100.0))
+    assert ledgers[0].others(100.0 + STALE) == [entry(1, 10, time=100.0)]
+    assert ledgers[0].others(100.1 + STALE) == []
+    ledgers[1].write(entry(1, 11, time=110.0))
+    assert ledgers[0].others(110.0) == [entry(1, 11, time=110.0)]
 
 
 def test_one_process_alone_writes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, 0, 1)
     ledger.write(entry(0, 1))
-    assert ledger.others() == []
+    assert ledger.others(0.0) == []
     ledger.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -55,18 +55,19 @@ def test_what_is_no_entry_is_passed_over(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, 0, 3)
     (tmp_path / "api-1.entry").write_bytes(b"\xc1")
     (tmp_path / "api-2.entry").write_bytes(b"\x91\x01")
-    assert ledger.others() == []
+    assert ledger.others(0.0) == []
 
 
 def test_a_scrape_keeps_the_processes_apart() -> None:
-    text = Scrape([entry(0, 1), entry(1, 10)], status()).text().decode()
+    text = Scrape(Config(), [entry(0, 1), entry(1, 10)], census().processes, "m").text().decode()
     lines = text.splitlines()
     assert 'penstock_completion_tokens_total{api="0"} 1.0' in lines
     assert 'penstock_completion_tokens_total{api="1"} 10.0' in lines
     assert 'penstock_unfinished_requests{api="1"} 1.0' in lines
     assert 'penstock_time_to_first_token_seconds_count{api="1"} 1.0' in lines
     assert 'penstock_requests_total{api="0",endpoint="/v1/completions",status="200"} 1.0' in lines
-    assert "penstock_engine_ready 1.0" in lines
+    assert 'penstock_process_cpu_seconds_total{index="1",role="api"} 0.0' in lines
+    assert 'penstock_processes{role="api"} 2.0' in lines
     families = [line for line in lines if line.startswith("# TYPE")]
     assert len(families) == len(set(families))  # each family once, whatever the number of processes
-    assert Scrape([entry(0, 1)], None).text().decode().count("penstock_engine") == 0
+    assert Scrape(Config(), [entry(0, 1)], (), "m").text().decode().count("penstock_engine") == 0
