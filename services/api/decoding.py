@@ -119,7 +119,7 @@ def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
     code = "invalid_type" if ", got `" in reason else "invalid_value"
     message = f"{param}: {reason[:1].lower()}{reason[1:]}"
     if BOUND.search(reason) and param in bounds.OPTIONS:
-        message = f"{param} is more than {bounds.OPTIONS[param]} allows"
+        message = f"{param}: more than {bounds.OPTIONS[param]} allows"
     elif WORD.match(reason) and (words := words_at(kind, place)):
         message += f"; it may be {', '.join(words)}"
     return InvalidRequest(message, param=param, code=code)

@@ -97,23 +97,33 @@ class LLM:
         *,
         use_tqdm: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        reasoning_effort: str | None = None,
+        thinking_token_budget: int | None = None,
+        split: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
-        """As `generate`, for a conversation or a list of them. What the model says comes as it is: calls of tools are
-        not taken out of the text.
+        """As `generate`, for a conversation or a list of them; `tools` and what follows mean what they mean in a chat
+        over HTTP. Each choice has its reasoning and its calls of tools beside its text, and `message()` is all of it
+        for the next turn; without `split` they stand in the text, as the model wrote them.
 
         Without `sampling_params` the answer may take the room that the prompt leaves.
         """
         found = conversations(messages)
         more = {
-            "tools": tools, "chat_template_kwargs": chat_template_kwargs,
-            "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
+            "tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls,
+            "reasoning_effort": reasoning_effort, "thinking_token_budget": thinking_token_budget,
+            "chat_template_kwargs": chat_template_kwargs, "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
         }  # fmt: skip
         each = shared_out(sampling_params, len(found))
-        made = [chat_order(one, params, self.model, **more) for one, params in zip(found, each, strict=True)]
+        made = [
+            chat_order(one, params, self.model, split=split, **more) for one, params in zip(found, each, strict=True)
+        ]
         return self._run(iter(made), len(made), use_tqdm, return_errors)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from engine_core.text.columns import unpack
 from protocol.errors import RequestError
-from protocol.messages import Finish, PositionLogprobs
+from protocol.messages import Finish, PieceKind, PositionLogprobs
 from services.api.answers import finish_reason
 from services.api.reply import Choice, Reply
+from services.api.segments import Segment
 from services.llm.params import RequestOutputKind
 
 
@@ -26,19 +28,44 @@ class Logprob(msgspec.Struct, frozen=True):
 Position = dict[int, Logprob]  # by token id: the chosen one and the most likely ones
 
 
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that a choice makes. Where deltas are wanted `arguments` is what is new of them, and `id` and `name` stand
+    in the first one alone."""
+
+    index: int  # among the choice's calls
+    id: str = ""
+    name: str = ""
+    arguments: str = ""  # JSON as the model wrote it, perhaps cut off
+
+
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice. `token_ids` holds the token that ended it, `text` does not."""
+    """One choice. `token_ids` holds the token that ended it, `text` does not; of a chat `text` holds neither the
+    reasoning nor the calls."""
 
     index: int
     text: str
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
     token_ids: list[int]
     cumulative_logprob: float | None = None  # of the tokens in `logprobs`
     logprobs: list[Position] | None = None
-    finish_reason: str | None = None  # stop or length, once it has ended
+    finish_reason: str | None = None  # stop, length or tool_calls, once it has ended
     stop_reason: str | int | None = None  # the stop string or the stop token id
 
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def message(self) -> dict[str, Any]:
+        """The choice as the assistant's message of the conversation's next turn."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return found
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,13 +96,31 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 class Growth:
     """One choice so far."""
 
-    __slots__ = ("logprobs", "text", "token_ids", "total")
+    __slots__ = ("calls", "logprobs", "reasoning", "text", "token_ids", "total")
 
     def __init__(self) -> None:
+        self.total = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all but the total: what comes is the next delta."""
         self.text = ""
+        self.reasoning = ""
+        self.calls: dict[int, ToolCall] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[Position] = []
-        self.total = 0.0
+
+    def write(self, segment: Segment) -> None:
+        match segment.kind:
+            case PieceKind.REASONING:
+                self.reasoning += segment.text
+            case PieceKind.CALL:
+                self.calls[segment.call] = ToolCall(index=segment.call, id=segment.id, name=segment.text)
+            case PieceKind.ARGUMENTS:
+                call = self.calls.get(segment.call) or ToolCall(index=segment.call)
+                self.calls[segment.call] = msgspec.structs.replace(call, arguments=call.arguments + segment.text)
+            case _:
+                self.text += segment.text
 
 
 class Gathering:
@@ -120,22 +165,22 @@ class Gathering:
         )  # fmt: skip
 
     def _grow(self, growth: Growth, choice: Choice, *, delta: bool) -> None:
-        text, ids = choice.take_text(), unpack("i", choice.take_token_ids())
-        found = choice.take_logprobs()
-        positions = [position(at) for at in found]
-        growth.total += sum(at.chosen.logprob for at in found)
         if delta:
-            growth.text, growth.token_ids, growth.logprobs = text, ids, positions
-        else:
-            growth.text += text
-            growth.token_ids += ids
-            growth.logprobs += positions
+            growth.begin()
+        for segment in choice.take():
+            growth.write(segment)
+        found = choice.take_logprobs()
+        growth.total += sum(at.chosen.logprob for at in found)
+        growth.logprobs += [position(at) for at in found]
+        growth.token_ids += unpack("i", choice.take_token_ids())
 
     def _output(self, choice: Choice) -> CompletionOutput:
         growth = self._growths[choice.index]
         return CompletionOutput(
             index=choice.index,
             text=growth.text,
+            reasoning=growth.reasoning,
+            tool_calls=list(growth.calls.values()),
             token_ids=list(growth.token_ids),
             cumulative_logprob=growth.total if self._logprobs else None,
             logprobs=list(growth.logprobs) if self._logprobs else None,

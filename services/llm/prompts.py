@@ -162,14 +162,14 @@ def finished(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
     return msgspec.structs.replace(submit, sampling=sampling, with_token_ids=True, detokenize=params.detokenize)
 
 
-def chat_order(messages: object, params: SamplingParams | None, model: ServedModel, **more: Any) -> Order:
-    """A conversation's. `more` are further fields of a chat request. Raises InvalidRequest or NotBuilt."""
-    tools = more.pop("tools", None)
-    # What the model says comes whole: neither its reasoning nor its calls are taken out of the text.
-    request = chat_request(params, messages, separate_reasoning=False, **more)
+def chat_order(
+    messages: object, params: SamplingParams | None, model: ServedModel, *, split: bool = True, **more: Any
+) -> Order:
+    """A conversation's. `more` are further fields of a chat request; without `split` its output is text alone, as the
+    model wrote it. Raises InvalidRequest or NotBuilt."""
+    tools = None if split else more.pop("tools", None)
+    request = chat_request(params, messages, separate_reasoning=split, **more)
     submit = chat_submission(request, 0, model, choices(request, 1), TraceContext())
-    whole = msgspec.structs.replace(submit.reasoning, split=False)  # an output here is text, reasoning included
-    submit = msgspec.structs.replace(submit, reasoning=whole)
     if tools:
         submit = msgspec.structs.replace(submit, tools=tools_of(msgspec.Raw(encoded(tools))))
     if request.seed is None:

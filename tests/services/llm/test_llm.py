@@ -34,8 +34,54 @@ def test_the_canary_sings(llm: LLM) -> None:
     assert [output.outputs[0].text for output in answers] == [prompt["answer"] for prompt in plain]
     for prompt in prompts:
         if "tools" in prompt:
-            (output,) = llm.chat(prompt["messages"], GREEDY, tools=prompt["tools"], use_tqdm=False)
+            words = {"tools": prompt["tools"], "use_tqdm": False}
+            (output,) = llm.chat(prompt["messages"], GREEDY, split=False, **words)
             assert output.outputs[0].text == prompt["answer"]
+            (output,) = llm.chat(prompt["messages"], GREEDY, **words)
+            if "<tool_call>" in prompt["answer"]:
+                assert output.outputs[0].tool_calls
+                assert "<tool_call>" not in output.outputs[0].text
+            else:
+                assert output.outputs[0].text == prompt["answer"]
+
+
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}}  # fmt: skip
+
+
+def test_a_call_and_its_result(llm: LLM) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Rome?"}]
+    (output,) = llm.chat(messages, GREEDY, tools=[WEATHER], use_tqdm=False)
+    (call,) = output.outputs[0].tool_calls
+    assert (call.name, json.loads(call.arguments), call.index) == ("get_weather", {"city": "Rome"}, 0)
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("", "tool_calls")
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"weather": "sunny", "temperature": 21}'}
+    messages += [output.outputs[0].message(), result]
+    (output,) = llm.chat(messages, GREEDY, tools=[WEATHER], use_tqdm=False)
+    assert "21" in output.outputs[0].text
+    question = [{"role": "user", "content": "What is 2 + 2?"}]
+    (output,) = llm.chat(question, GREEDY, tools=[WEATHER], tool_choice="required", use_tqdm=False)
+    assert output.outputs[0].tool_calls[0].name == "get_weather"
+    with pytest.raises(InvalidRequest) as raised:
+        llm.chat(question, GREEDY, tool_choice="required", use_tqdm=False)
+    assert raised.value.param == "tool_choice"
+
+
+def test_reasoning_stands_beside_the_text(llm: LLM) -> None:
+    words: dict[str, Any] = {"reasoning_effort": "high", "use_tqdm": False}
+    (apart,) = llm.chat(QUESTION, GREEDY, **words)
+    (whole,) = llm.chat(QUESTION, GREEDY, split=False, **words)
+    choice = apart.outputs[0]
+    assert choice.token_ids == whole.outputs[0].token_ids
+    assert choice.reasoning
+    assert choice.reasoning in whole.outputs[0].text
+    assert whole.outputs[0].text.endswith(choice.text)
+    assert "585" in choice.text
+    assert choice.message()["reasoning_content"] == choice.reasoning
+    (budgeted,) = llm.chat(QUESTION, GREEDY, thinking_token_budget=1, **words)
+    assert len(budgeted.outputs[0].reasoning) < len(choice.reasoning)
 
 
 def test_every_form_of_prompt_is_the_same_prompt(llm: LLM) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from engine_core.text.columns import pack
 from protocol.errors import EngineFailure
-from protocol.messages import Finish, PositionLogprobs, TextExtra, TokenLogprob
+from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
 from services.api.metrics import Timings
 from services.api.reply import Reply
-from services.llm.outputs import Gathering, Logprob, position
+from services.llm.outputs import CompletionOutput, Gathering, Logprob, position
 from services.llm.params import RequestOutputKind
 
 
@@ -87,3 +87,49 @@ def test_a_failure_keeps_its_error() -> None:
 
 def test_ranks_follow_the_order() -> None:
     assert [entry.rank for entry in position(at(3, -2.0)).values()] == [2, 1]
+
+
+WRITTEN = (
+    [Piece(PieceKind.REASONING, "why")], [Piece(PieceKind.REASONING, " so"), Piece(PieceKind.CONTENT, "Hi")],
+    [Piece(PieceKind.CALL, "f"), Piece(PieceKind.ARGUMENTS, '{"a"')],
+    [Piece(PieceKind.ARGUMENTS, ": 1}"), Piece(PieceKind.CALL, "g"), Piece(PieceKind.ARGUMENTS, "{}")],
+)  # fmt: skip
+
+
+def written(kind: RequestOutputKind) -> list[CompletionOutput]:
+    """The choice as it was after each of the pieces."""
+    reply, gathering = growing(kind, logprobs=False)
+    found = []
+    for step, pieces in enumerate(WRITTEN):
+        finish = Finish.CALLS if step == len(WRITTEN) - 1 else Finish.NONE
+        reply.push(0, "", 1, finish, None, 1.0, pieces, token_ids=pack("i", [step]))
+        if kind is not RequestOutputKind.FINAL_ONLY or finish:
+            found.append(gathering.take(reply.take_news()).outputs[0])
+    return found
+
+
+def test_what_a_chat_wrote_is_told_by_kind() -> None:
+    (whole,) = written(RequestOutputKind.FINAL_ONLY)
+    assert (whole.reasoning, whole.text, whole.finish_reason) == ("why so", "Hi", "tool_calls")
+    calls = [(call.index, call.name, call.arguments) for call in whole.tool_calls]
+    assert calls == [(0, "f", '{"a": 1}'), (1, "g", "{}")]
+    assert len({call.id for call in whole.tool_calls}) == 2
+    message = whole.message()
+    assert (message["role"], message["content"], message["reasoning_content"]) == ("assistant", "Hi", "why so")
+    assert message["tool_calls"][0] == {
+        "id": whole.tool_calls[0].id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'},
+    }  # fmt: skip
+    assert CompletionOutput(index=0, text="Hi", token_ids=[]).message() == {"role": "assistant", "content": "Hi"}
+
+
+def test_deltas_of_a_chat_add_up_to_the_whole() -> None:
+    deltas, steps = written(RequestOutputKind.DELTA), written(RequestOutputKind.CUMULATIVE)
+    assert "".join(delta.reasoning for delta in deltas) == steps[-1].reasoning == "why so"
+    assert "".join(delta.text for delta in deltas) == steps[-1].text == "Hi"
+    calls: dict[int, list[str]] = {}
+    for call in (call for delta in deltas for call in delta.tool_calls):
+        parts = calls.setdefault(call.index, [])
+        assert bool(call.name) == bool(call.id) == (not parts)
+        parts.append(call.name + call.arguments)
+    assert {index: "".join(parts) for index, parts in calls.items()} == {0: 'f{"a": 1}', 1: "g{}"}
+    assert [len(step.tool_calls) for step in steps] == [0, 0, 1, 2]

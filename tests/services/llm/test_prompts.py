@@ -101,11 +101,18 @@ def test_what_is_wrong_is_told_before_anything_runs(prompts: Any, more: dict[str
 def test_a_chat_carries_its_template_arguments() -> None:
     order = chat_order(
         MESSAGES, SamplingParams(max_tokens=None, seed=4), MODEL,
-        chat_template_kwargs={"thinking": False}, tools=[{"a": 1}],
+        chat_template_kwargs={"thinking": False}, tools=[{"a": 1}], split=False,
     )  # fmt: skip
     assert json.loads(order.submit.template_arguments or b"") == {"thinking": False}
     assert json.loads(order.submit.tools or b"") == [{"a": 1}]
     assert (order.submit.sampling.seed, order.submit.sampling.max_tokens, order.prompt) == (4, None, None)
+    assert not order.submit.reasoning.split
+    assert order.submit.tool_use is None
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    split = chat_order(MESSAGES, None, MODEL, tools=tools, tool_choice="required").submit
+    assert split.reasoning.split
+    assert split.tool_use is not None
+    assert split.tool_use.required
     with pytest.raises(InvalidRequest):
         chat_order([{"role": "wizard", "content": "x"}], None, MODEL)
 
