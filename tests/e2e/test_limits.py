@@ -103,6 +103,16 @@ def test_a_deadline_holds_in_the_queue_and_so_does_the_queues_own(http: httpx.Cl
     assert http.post(COMPLETIONS, json=SHORT).status_code == 200
 
 
+def test_a_salt_hides_what_others_have_asked(http: httpx.Client) -> None:
+    """What a probe would measure: how much of a prompt somebody has asked before."""
+    found = []
+    for salt in ("one", "one", "another", None):
+        body = {**SHORT, "prompt": "It was a dark and stormy night, and nobody was at sea. " * 8, "cache_salt": salt}
+        usage = http.post(COMPLETIONS, json=body).json()["usage"]
+        found.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert (found[0], found[1] > 0, found[2], found[3]) == (0, True, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("begun", "option"),
     [
@@ -224,7 +234,8 @@ def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
             idle = [stack.enter_context(connected(server)) for _ in range(count)]
             for one in idle:
                 one.sendall(LIVE)
-            assert all(b"200 OK" in one.recv(4096) for one in idle)
+            for one in idle:
+                lives(one)
             assert (resident(api) - before) / count < 40_000  # bytes
             assert http.post(COMPLETIONS, json=body).json()["choices"] == expected
             os.kill(server.children()["tokenizer"], signal.SIGKILL)
@@ -233,7 +244,7 @@ def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
             assert http.post(COMPLETIONS, json=body).json()["choices"] == expected
             for one in idle[:: count // 100]:
                 one.sendall(LIVE)
-                assert b"200 OK" in one.recv(4096)
+                lives(one)
         assert server.children()["api"] == api
         ended(server)
 
@@ -241,6 +252,16 @@ def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
 def connected(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=LIMIT)
+
+
+def lives(one: socket.socket) -> None:
+    """Its request is answered."""
+    heard = b""
+    while not heard.endswith(b"}"):
+        data = one.recv(4096)
+        assert data, heard
+        heard += data
+    assert heard.startswith(b"HTTP/1.1 200 OK")
 
 
 def resident(pid: int) -> int:
