@@ -84,6 +84,11 @@ def run(words: list[str]) -> int:
     if command == "--version":
         print(f"penstock {VERSION}")
         return ExitCode.ORDERLY
+    if command in ("bench", "bench -h", "bench --help"):
+        print("usage: penstock bench WHAT [options]\n")
+        for name in BENCHES:
+            print(f"  {name.removeprefix('bench '):10}{COMMANDS[name]}")
+        return ExitCode.ORDERLY
     if command not in COMMANDS:
         raise ConfigError("command line", command, "the commands are " + ", ".join(COMMANDS))
     namespace = options.parse(parser_of(command), words[1:])

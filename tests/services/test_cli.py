@@ -122,3 +122,15 @@ def test_a_role_runs_in_its_process(tmp_path, monkeypatch):
     assert cli.main(["tokenizer", "--index=3", f"--run-dir={tmp_path / 'run'}"]) == 7
     assert ran == [("tokenizer", 3), "services.tokenizer.main", (str(tmp_path / "run"), 3)]
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("words", [["bench"], ["bench", "--help"], ["bench", "-h"]])
+def test_the_benchmarks_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name.removeprefix('bench ')}" in told and cli.COMMANDS[name] in told for name in cli.BENCHES)
+
+
+def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "nothing"]) == 2
+    assert "bench serve" in capsys.readouterr().err
