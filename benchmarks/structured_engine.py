@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from engine_core.execution.drafting import Draft
 from engine_core.execution.group import ALONE, Group
@@ -45,6 +46,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 32
     block_size: int = 16
     budget: int = 512
+    piece: int = 512  # of prompts, where there are several stages
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +97,8 @@ class Engine:
         self.cell = cell
         self._group = group
         self._tokens = tokens
-        self._spec = read_spec(folder)
-        self._model = build(self._spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group)
+        self._model = build(read_spec(folder), torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group)
+        self._spec = self._model.spec
         load(self._model, folder, load_format, 0)
         self._draft: Draft | None = None
         draft_format = draft_format or load_format
@@ -122,9 +124,13 @@ class Engine:
             RunnerOptions(
                 device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
                 max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs, group=self._group,
+                step_tokens=cell.budget,
             ),
             self._draft,
         )  # fmt: skip
+        if self._group.stages > 1 and not self._group.answers:
+            follow(runner, self._group)
+            return {}
         store = MaskStore(self._tokens, runner.mask_places, 1)
         most = min(256, store.most - cell.max_num_seqs)  # as in the server: drafts are verified under masks
         scheduler = Scheduler(
@@ -137,6 +143,9 @@ class Engine:
                     method=cell.method, num_speculative_tokens=cell.draft_tokens,
                     max_step_drafts=most if cell.drafts else 0,
                 ),
+                stages=self._group.stages,
+                ahead=max(1, cell.depth - self._group.stages + 1),
+                piece=cell.piece,
             )
         )  # fmt: skip
         guides: dict[Automaton, Guide] = {}
@@ -148,7 +157,7 @@ class Engine:
                 )
             scheduler.submit(submission(number, ask), 0, 0.0, guide)
         self.masked = Masked()
-        answers = run(scheduler, runner, store, cell.depth, self.masked)
+        answers = run(scheduler, runner, store, cell.depth, self.masked, self._group)
         assert set(answers) == {(number, choice) for number, ask in enumerate(asks) for choice in range(ask.n)}
         assert scheduler.unfinished == 0
         assert scheduler.check(thorough=True).ok
@@ -156,8 +165,27 @@ class Engine:
         return answers
 
 
+def follow(runner: Runner, group: Group) -> None:
+    """A stage before the last, or a rank beside the first of the last: run what the answering member runs."""
+    while (plan := told(group, None)) is not None:
+        runner.collect(runner.launch(plan))
+    runner.reset()
+
+
+def told(group: Group, plan: StepPlan | None) -> StepPlan | None:
+    """The answering member's next plan; None: its last is over."""
+    encoded = b"" if plan is None else msgspec.msgpack.encode(plan)
+    source, size = group.stages * group.size - group.size, torch.tensor([len(encoded)])
+    dist.broadcast(size, source, group=group.members)
+    if not int(size):
+        return None
+    data = torch.from_numpy(np.frombuffer(encoded.ljust(int(size)), np.uint8).copy())
+    dist.broadcast(data, source, group=group.members)
+    return msgspec.msgpack.decode(data.numpy().tobytes(), type=StepPlan)
+
+
 def run(
-    scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int, masked: Masked
+    scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int, masked: Masked, group: Group = ALONE
 ) -> dict[Key, Answer]:
     """Step until everything has ended. Masks are made when the scheduler gives their work out, as in the server."""
     tokens: dict[Key, list[int]] = {}
@@ -180,8 +208,13 @@ def run(
             plans.append(plan)
             fill()
         if not plans:
+            if group.stages > 1:
+                told(group, None)
+                runner.reset()
             return answers
         plan = plans.popleft()
+        if group.stages > 1:
+            told(group, plan)
         begun = runner.begin(plan)
         result = runner.collect(runner.draft(runner.finish(begun, masks.pop(plan.step) if plan.masked else None)))
         scheduler.apply(result, now)

@@ -14,18 +14,19 @@ import torch.distributed as dist
 
 from engine_core.execution.group import Group
 
+Size = int | tuple[int, int]  # ranks, or ranks and stages
 SECONDS = 240.0  # that a member may take for one thing; nobody waits that long unless something hangs
 
 
 class Ranks:
     """As many processes as the largest group has members. Smaller groups are the first ones of them."""
 
-    def __init__(self, sizes: tuple[int, ...], folder: Path) -> None:
+    def __init__(self, sizes: tuple[Size, ...], folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "benchmarks.structured_engine"])
         self._links: list[Connection] = []
         self._processes = []
-        for rank in range(max(sizes)):
+        for rank in range(max(map(count, sizes))):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(rank, sizes, str(folder / "store"), theirs), daemon=True)
             process.start()
@@ -33,12 +34,12 @@ class Ranks:
             self._links.append(ours)
             self._processes.append(process)
 
-    def run(self, size: int, work: Callable[..., Any], *arguments: object) -> list[Any]:
+    def run(self, size: Size, work: Callable[..., Any], *arguments: object) -> list[Any]:
         """What `work(group, *arguments)` gives on each of `size` ranks. Raises AssertionError with a rank's trace."""
-        for link in self._links[:size]:
+        for link in self._links[: count(size)]:
             link.send((size, work, arguments))
         found = []
-        for rank, link in enumerate(self._links[:size]):
+        for rank, link in enumerate(self._links[: count(size)]):
             assert link.poll(SECONDS), f"rank {rank} of {size} hangs"
             fine, result = link.recv()
             assert fine, f"rank {rank} of {size}: {result}"
@@ -51,17 +52,38 @@ class Ranks:
             process.join()
 
 
-def serve(rank: int, sizes: tuple[int, ...], store: str, link: Connection) -> None:
+def count(size: Size) -> int:
+    """Members of a group."""
+    return size if isinstance(size, int) else size[0] * size[1]
+
+
+def member(rank: int, size: Size) -> Group:
+    """A group of the first processes, as one of the members sees it. Every process makes all its process groups."""
+    ranks, stages = (size, 1) if isinstance(size, int) else size
+    everybody = list(range(ranks * stages))
+    if len(everybody) == 1:
+        return Group()
+    rows = [dist.new_group(everybody[stage * ranks : (stage + 1) * ranks]) for stage in range(stages)]
+    columns = [[dist.new_group(everybody[column::ranks]) for column in range(ranks)] for _ in range(2)]
+    members = dist.new_group(everybody)
+    stage, column = divmod(rank, ranks)
+    if rank not in everybody:
+        return Group()
+    mine = rows[stage] if ranks > 1 else None
+    forwards, backwards = (made[column] if stages > 1 else None for made in columns)
+    return Group(column, ranks, stage, stages, mine, members, forwards, backwards)
+
+
+def serve(rank: int, sizes: tuple[Size, ...], store: str, link: Connection) -> None:
     """One process: what it is told to run, until it is ended."""
     torch.set_num_threads(1)
-    most = max(sizes)
+    most = max(map(count, sizes))
     dist.init_process_group("gloo", store=dist.FileStore(store, most), rank=rank, world_size=most)
-    parts = {size: dist.new_group(list(range(size))) for size in sizes if size > 1}
+    parts = {size: member(rank, size) for size in sizes}
     while True:
         size, work, arguments = link.recv()
-        group = Group(rank, size, ranks=parts[size], members=parts[size]) if size > 1 else Group()
         try:
-            found: tuple[bool, Any] = True, work(group, *arguments)
+            found: tuple[bool, Any] = True, work(parts.get(size, Group()), *arguments)
         except Exception:
             found = False, traceback.format_exc()
         link.send(found)

@@ -270,10 +270,19 @@ class SamplingGraphs:
 
 
 class Graphs:
-    """The graphs of one executor and the order of their captures: the largest of each kind, common sizes, the rest."""
+    """The graphs of one executor and the order of their captures: the largest of each kind, common sizes, the rest.
+    A stage of a pipeline before the last has none of the second half: it never `samples`."""
 
     def __init__(
-        self, forward: Forward, sampler: Sampler, sizes: GraphSizes, states: Tensor, scratch: int, upload: Upload
+        self,
+        forward: Forward,
+        sampler: Sampler,
+        sizes: GraphSizes,
+        states: Tensor,
+        scratch: int,
+        upload: Upload,
+        *,
+        samples: bool = True,
     ) -> None:
         wanted = shapes(sizes)
         most = max(sizes.entries)
@@ -283,7 +292,7 @@ class Graphs:
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
         self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
         self._captured = 0
-        self._waiting = capture_order(wanted, sizes.entries)
+        self._waiting = capture_order(wanted, sizes.entries if samples else ())
 
     @property
     def next_rank(self) -> int:

@@ -30,6 +30,8 @@ class Group:
     stages: int = 1
     ranks: dist.ProcessGroup | None = None  # of this stage; None: nobody to share with
     members: dist.ProcessGroup | None = None  # of all stages; None: a group of one
+    forwards: dist.ProcessGroup | None = None  # of this rank in every stage, for hidden states; None: one stage
+    backwards: dist.ProcessGroup | None = None  # of the same members, for tokens: neither waits for the other
     invariant: bool = False  # sums are made in the order of ranks, whatever the batch
 
     @property
@@ -75,9 +77,23 @@ class Group:
         return torch.cat([part[:, : width - at * share] for at, part in enumerate(parts) if at * share < width], dim=1)
 
     def share(self, tokens: Tensor) -> None:
-        """Have every member hold the tokens that the answering one sampled, in place: int32 [entries]."""
-        if self.members is not None:
-            dist.broadcast(tokens, src=(self.stages - 1) * self.size, group=self.members)
+        """Have every rank of the last stage hold the tokens that its first one sampled, in place: int32 [entries]."""
+        if self.ranks is not None:
+            dist.broadcast(tokens, src=self.stage * self.size, group=self.ranks)
+
+    def send(self, stream: Tensor) -> dist.Work:
+        """Enqueue what the next stage's member of this rank receives. The tensor must stand until it has arrived."""
+        return self._sent(dist.isend(stream, self._member(self.stage + 1), group=self.forwards))
+
+    def receive(self, stream: Tensor) -> dist.Work:
+        """Enqueue what fills the tensor with that of the stage before; waiting for it has it there."""
+        return self._sent(dist.irecv(stream, self._member(self.stage - 1), group=self.forwards))
+
+    def tell(self, tokens: Tensor) -> dist.Work:
+        """Enqueue what brings the last stage's tokens to every stage, each rank's to that rank: int32 [entries]."""
+        return self._sent(
+            dist.broadcast(tokens, src=self._member(self.stages - 1), group=self.backwards, async_op=True)
+        )
 
     def least(self, number: int) -> int:
         """The least of what the members say, on the host: for choices that must be the same everywhere."""
@@ -86,6 +102,14 @@ class Group:
         found = torch.tensor([number])
         dist.all_reduce(found, dist.ReduceOp.MIN, group=self.members)
         return int(found)
+
+    def _member(self, stage: int) -> int:
+        """Number of a stage's member of this rank."""
+        return stage * self.size + self.rank
+
+    def _sent(self, work: dist.Work | None) -> dist.Work:
+        assert work is not None, "a member of the process group"
+        return work
 
     def _gather(self, own: Tensor) -> Tensor:
         """Every rank's tensor, stacked in the order of ranks: `[ranks, *own.shape]`."""

@@ -27,6 +27,7 @@ from engine_core.execution.group import ALONE, Group
 from engine_core.execution.heads import attach
 from engine_core.execution.masks import entry_masks, store_masks
 from engine_core.execution.pages import kv_pages
+from engine_core.execution.pipeline import Pipeline, staged
 from engine_core.execution.pooling import Pools, Vectors, vector_rows
 from engine_core.execution.prompts import prompt_scores, prompt_spans
 from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs, told_drafts
@@ -59,6 +60,7 @@ class RunnerOptions:
     graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
     synthetic_acceptance: float | None = None  # chance of every draft, for benchmarks: see kernels/acceptance.py
     group: Group = ALONE
+    step_tokens: int = 0  # most of a step; a stage of a pipeline must know
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,19 @@ class Runner:
         self.sizes = SlotSizes(options.max_num_seqs, options.max_model_len, options.block_size, spec.vocab_size)
         self._upload = Upload(options.device)
         self._download = Download(options.device)
-        self._slots = SlotTable(self.sizes, self._upload)
         group = options.group
+        self._slots = SlotTable(self.sizes, self._upload, group.stages)
         cache = kv_pages(rank_spec(spec, group.size), options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
         if draft is not None and isinstance(draft.model, EagleHead):
             assert draft.model.target is model, "a head drafts for its own model"
             model, head = attach(draft.model, options.blocks, options.block_size, history.known)
             draft = replace(draft, model=head)
+        self._pipeline: Pipeline | None = None  # one stage exchanges nothing
+        if (stage := staged(model, group, options.step_tokens)) is not None:
+            assert draft is None, "no drafts are made behind stages"
+            self._pipeline = Pipeline(stage, group, self.sizes.scratch + 1, sampling, history, self._upload)
+            model = stage
         self._model = model
         self._forward = Forward(model, history, self._slots.block_tables, cache)
         rate = options.synthetic_acceptance
@@ -115,8 +122,9 @@ class Runner:
         if options.graphs is not None:
             states = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
             self._graphs = Graphs(
-                self._forward, self._sampler, options.graphs, states, self.sizes.scratch, self._upload
-            )
+                self._forward, self._sampler, options.graphs, states, self.sizes.scratch, self._upload,
+                samples=group.ends,
+            )  # fmt: skip
         self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
         self._entries: tuple[HostRows, Entries] | None = None  # of the last eager sampling without masks
         self._pools = Pools()
@@ -147,6 +155,8 @@ class Runner:
 
     def reset(self) -> None:
         """Forget every request. Steps still in flight end harmlessly."""
+        if self._pipeline is not None:
+            self._pipeline.settle()
         self._slots.reset()
         self._pools.reset()
 
@@ -192,6 +202,8 @@ class Runner:
     def begin(self, plan: StepPlan) -> Begun:
         """Take over the plan's changes and enqueue its forward pass. `finish` must follow before the next `begin`."""
         began = self._mark()
+        if self._pipeline is not None:
+            self._pipeline.begin([start.slot for start in plan.starts])
         self._slots.apply(plan)
         self._pools.start(plan.starts)
         rows = self._slots.rows(plan)
@@ -199,6 +211,9 @@ class Runner:
         self._tokens += rows.tokens
         if not rows.rows:
             return Begun(plan, rows, None, None, (), began)
+        if self._pipeline is not None:
+            self._pipeline.receive(rows)
+            began = self._mark()  # the step's own time, without what it waited for others
         shape = self._graphs.forward.fitting(rows) if self._graphs is not None else None
         last: Tensor | None = None
         if self._graphs is not None and shape is not None:
@@ -208,6 +223,10 @@ class Runner:
         else:
             inputs = self._send_inputs(rows)
             hidden, last = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows)), inputs.last
+        if self._pipeline is not None:
+            self._pipeline.pass_on(rows)
+        if not self.options.group.ends:
+            return Begun(plan, rows, hidden, last, (), began)
         spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
         prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
         vectors = self._pools.take(plan, rows, hidden, self._model, self._upload)
@@ -224,12 +243,17 @@ class Runner:
         self._sampled += rows.entries
         widths = None
         output = Output(None, None, begun.prompts, vectors=begun.vectors)
-        if rows.entries:
+        if rows.entries and not self.options.group.ends:
+            assert self._pipeline is not None
+            self._pipeline.await_tokens(rows)
+        elif rows.entries:
             wanted = self._slots.parameters.logprobs[rows.entry_slots]
             widths = wanted if wanted.max() >= 0 and self.options.group.answers else None
             sampled = self._sample(begun, self._place_masks(masks, rows.entries), scored=widths is not None)
             tokens = sampled.tokens[: rows.entries]
             output = replace(output, tokens=tokens, scores=sampled.scores if widths is not None else None)
+            if self._pipeline is not None:
+                self._pipeline.tell(rows, tokens)
         fetched, done = self._download.fetch(output.tensors())
         return Launched(
             plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done, done,

@@ -21,7 +21,7 @@ from engine_core.execution.rows import Column, HostRows, decode_rows, integers, 
 from engine_core.execution.transfer import Upload
 from kernels.changes import COUNT_WORDS, COUNTS, HEAD, HEAD_WORDS, PAIR, SlotMemory, change_slots
 from kernels.sampling_tables import PENALTIES, SlotHistory
-from protocol.steps import SlotStart, StepPlan
+from protocol.steps import NOBODY, SlotStart, StepPlan
 
 IntArray = NDArray[np.int64]
 
@@ -89,9 +89,10 @@ class Placement:
 class SlotTable:
     """The slots, on device and host."""
 
-    def __init__(self, sizes: SlotSizes, upload: Upload) -> None:
+    def __init__(self, sizes: SlotSizes, upload: Upload, microbatches: int = 1) -> None:
         slots, device = sizes.max_num_seqs + 1, upload.device
         self.sizes = sizes
+        self._microbatches = microbatches
         self.row_length = sizes.max_model_len + 1  # the last entry takes what an over-scheduled step samples
         self.parameters = SlotParameters(slots, sizes.vocabulary, upload, mask_places(sizes.vocabulary))
         self.history = SlotHistory(
@@ -104,8 +105,9 @@ class SlotTable:
         self._placement = Placement(memory, upload)
         self.prompt_tokens = np.zeros(slots, np.int64)
         self._block_counts = np.zeros(slots, np.int64)
-        self._decodes = np.zeros(slots, bool)
-        self._decoding = decode_rows(np.zeros(0, np.int32))
+        self._decodes = np.zeros((microbatches, slots), bool)
+        self._nobody = decode_rows(np.zeros(0, np.int32))
+        self._decoding = [self._nobody] * microbatches
         # With the drafts of the last step that had some: where executors made them, every step names the same ids.
         self._drafted: tuple[HostRows, tuple[bytes, bytes], HostRows] | None = None
         self._upload = upload
@@ -113,28 +115,30 @@ class SlotTable:
     def reset(self) -> None:
         """Forget every request: a new scheduler knows nothing of them."""
         self._decodes[:] = False
-        self._decoding = decode_rows(np.zeros(0, np.int32))
+        self._decoding = [self._nobody] * self._microbatches
 
     def apply(self, plan: StepPlan) -> None:
         """The plan's diffs, in this order: slots that stop decoding, starts, blocks, slots that begin to decode."""
+        number = plan.microbatch
         if plan.decode_off:
-            self._decodes[integers(plan.decode_off)] = False
+            self._decodes[number, integers(plan.decode_off)] = False
         if plan.starts or plan.blocks:
             self._change(plan)
         if plan.decode_on:
-            self._decodes[integers(plan.decode_on)] = True
-        if plan.decode_off or plan.decode_on or plan.starts:
-            self._decoding = decode_rows(self._decodes.nonzero()[0].astype(np.int32))
+            self._decodes[number, integers(plan.decode_on)] = True
+        if plan.decode_off or plan.decode_on:
+            self._decoding[number] = decode_rows(self._decodes[number].nonzero()[0].astype(np.int32))
 
     def rows(self, plan: StepPlan) -> HostRows:
         """The step's rows: the same object while the same slots decode, with the same drafts, and nothing else runs."""
+        decoding = self._nobody if plan.microbatch == NOBODY else self._decoding[plan.microbatch]
         if not (plan.chunks or plan.drafts):
-            return self._decoding
+            return decoding
         if plan.chunks:
-            return mixed_rows(self._decoding.slots, plan)
+            return mixed_rows(decoding.slots, plan)
         key = plan.drafts, plan.draft_ids
-        if self._drafted is None or self._drafted[0] is not self._decoding or self._drafted[1] != key:
-            self._drafted = self._decoding, key, mixed_rows(self._decoding.slots, plan)
+        if self._drafted is None or self._drafted[0] is not decoding or self._drafted[1] != key:
+            self._drafted = decoding, key, mixed_rows(decoding.slots, plan)
         return self._drafted[2]
 
     def longest(self, rows: HostRows) -> int:
@@ -146,7 +150,9 @@ class SlotTable:
         starts = plan.starts
         for start in starts:
             self.prompt_tokens[start.slot] = start.prompt_tokens
-            self._decodes[start.slot] = False
+            for number in self._decodes[:, start.slot].nonzero()[0].tolist():
+                self._decodes[number, start.slot] = False
+                self._decoding[number] = decode_rows(self._decodes[number].nonzero()[0].astype(np.int32))
             self._block_counts[start.slot] = len(start.blocks) // NUMBER
         numbers = self.parameters.start(starts)
         pairs = integers(plan.blocks).reshape(-1, 2)

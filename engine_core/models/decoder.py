@@ -85,8 +85,8 @@ class Block:
 
 
 class Decoder:
-    """A model that is ready for its weights, or what one stage of a pipeline has of it. `length` is the longest sequence
-    it will be asked for; `spec` has the stage's layers alone, whose first is the model's layer `first`."""
+    """A model that is ready for its weights, or what one stage of a pipeline has of it. `length` is the longest
+    sequence it will be asked for; `spec` has the stage's layers alone, whose first is the model's layer `first`."""
 
     def __init__(
         self, spec: ModelSpec, attentions: Sequence[Attention], placement: Placement, length: int, first: int = 0

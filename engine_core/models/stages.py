@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from engine_core.execution.estimate import weights
 from engine_core.models.spec import ModelSpec
 from protocol.errors import ConfigError
@@ -27,7 +29,7 @@ def stage_layers(spec: ModelSpec, stages: int) -> tuple[range, ...]:
         low, high = (low, middle) if len(filled(sizes, middle, stages)) <= stages else (middle + 1, high)
     found = filled(sizes, low, stages)
     starts = [sum(found[:stage]) for stage in range(stages + 1)]
-    return tuple(range(start, end) for start, end in zip(starts, starts[1:], strict=False))
+    return tuple(range(start, end) for start, end in itertools.pairwise(starts))
 
 
 def filled(sizes: list[int], most: int, stages: int) -> list[int]:

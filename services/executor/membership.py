@@ -45,12 +45,16 @@ def begin(config: Config, place: Place, life: Life, device: torch.device) -> Gro
         backend, store=PrefixStore(life.name, store), rank=member, world_size=ranks * stages, timeout=wait
     )
     members = mine = dist.group.WORLD
+    forwards = backwards = None
     if stages > 1:  # everybody makes all of them, in one order
         made = [dist.new_group(list(range(stage * ranks, (stage + 1) * ranks))) for stage in range(stages)]
         mine = made[place.stage]
+        columns = [list(range(rank, ranks * stages, ranks)) for rank in range(ranks)]
+        forwards, backwards = ([dist.new_group(column) for column in columns][place.rank] for _ in range(2))
     return Group(
-        place.rank, ranks, place.stage, stages, mine if ranks > 1 else None, members, config.model.batch_invariant
-    )
+        place.rank, ranks, place.stage, stages, mine if ranks > 1 else None, members, forwards, backwards,
+        config.model.batch_invariant,
+    )  # fmt: skip
 
 
 def store_file(run_dir: Path, replica: int, life: Life) -> Path:

@@ -1,0 +1,157 @@
+"""What stages exchange, between processes of this machine. That tokens stay the same: tests/matrix/test_stages.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core import embedded, loading
+from engine_core.execution.group import ALONE, Group
+from engine_core.execution.pipeline import PipelineStatistics, StageModel, staged
+from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.execution.trial import trial_step
+from engine_core.models import registry
+from engine_core.models.decoder import Decoder
+from engine_core.models.spec import read_spec
+from protocol.messages import Pooling, Sampling
+from protocol.steps import NOBODY, SlotStart, StepPlan
+from tests.ranks import Ranks, Size
+
+TWO: Size = (1, 2)
+FOLDER = embedded.demo_folder()
+PROMPT = list(range(40, 60))
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks((TWO,), tmp_path_factory.mktemp("pipeline"))
+    yield found
+    found.close()
+
+
+def model_of(group: Group) -> Decoder:
+    torch.set_num_threads(1)
+    model = registry.build(read_spec(FOLDER), torch.float32, torch.device("cpu"), LENGTH, group=group)
+    loading.load(model, FOLDER)
+    return model
+
+
+def runner_of(group: Group) -> Runner:
+    model = model_of(group)
+    options = RunnerOptions(
+        device=torch.device("cpu"), dtype=torch.float32, blocks=16, block_size=16, max_model_len=LENGTH,
+        max_num_seqs=4, group=group, step_tokens=64,
+    )  # fmt: skip
+    return Runner(model, model.spec, options)
+
+
+def start(slot: int, *, pooling: Pooling | None = None, **sampling: int) -> SlotStart:
+    return SlotStart(
+        slot=slot, token_ids=np.array(PROMPT, np.int32).tobytes(), prompt_tokens=len(PROMPT), computed=0,
+        blocks=np.array([1 + 4 * slot + place for place in range(4)], np.int32).tobytes(),
+        sampling=Sampling(temperature=0.0, **sampling), seed=1, pooling=pooling,
+    )  # fmt: skip
+
+
+def ints(*numbers: int) -> bytes:
+    return np.array(numbers, np.int32).tobytes()
+
+
+def prompt(step: int, slot: int, **options: object) -> StepPlan:
+    """A plan of chunks alone."""
+    pools = options.get("pooling") is not None
+    return StepPlan(
+        step=step, epoch=1, starts=(start(slot, **options),),  # type: ignore[arg-type]
+        chunks=ints(slot, 0, len(PROMPT), int(not pools)), microbatch=NOBODY,
+    )  # fmt: skip
+
+
+def said(group: Group, plans: list[StepPlan]) -> list[tuple[list[int], int, int, int]]:
+    """Tokens of each step, and how many log-probabilities, of prompts, and vectors there are."""
+    runner, found = runner_of(group), []
+    for plan in plans:
+        result = runner.collect(runner.launch(plan))
+        tokens = np.frombuffer(result.token_ids, np.int32).tolist()
+        found.append((tokens, len(result.logprobs), len(result.prompt_logprobs), len(result.vectors)))
+    runner.reset()
+    return found
+
+
+def test_turns_of_micro_batches_say_what_one_executor_says(ranks: Ranks) -> None:
+    """Three rows in two micro-batches; each set stands as it was left when its turn comes again."""
+    turns = [
+        prompt(1, 0), prompt(2, 1), prompt(3, 2),
+        StepPlan(step=4, epoch=1, decode_on=ints(0, 2), microbatch=0),
+        StepPlan(step=5, epoch=1, decode_on=ints(1), microbatch=1),
+        *(StepPlan(step=step, epoch=1, microbatch=step % 2) for step in range(6, 10)),
+        StepPlan(step=10, epoch=1, decode_off=ints(2), microbatch=0),
+    ]  # fmt: skip
+    first, last = ranks.run(TWO, said, turns)
+    assert all(not tokens for tokens, *_ in first), "the first stage samples nothing"
+    lengths = [len(tokens) for tokens, *_ in last]
+    assert lengths == [1, 1, 1, 2, 1, 2, 1, 2, 1, 1]
+    assert last[0][0] == last[1][0] == last[2][0]
+    assert last[3][0] == [last[4][0][0]] * 2, "the same prompt, the same tokens"
+    whole = said(ALONE, [prompt(1, 0), StepPlan(step=2, epoch=1, decode_on=ints(0)),
+                         *(StepPlan(step=step, epoch=1) for step in range(3, 6))])  # fmt: skip
+    assert [tokens[0] for tokens, *_ in whole] == [last[at][0][0] for at in (0, 3, 5, 7, 9)]
+
+
+def test_scores_and_vectors_are_the_last_stages(ranks: Ranks) -> None:
+    asked = [prompt(1, 0, logprobs=2, prompt_logprobs=1), prompt(2, 1, pooling=Pooling(kind="mean"))]
+    first, last = ranks.run(TWO, said, asked)
+    assert [rest for _, *rest in first] == [[0, 0, 0], [0, 0, 0]]
+    assert [rest for _, *rest in last] == [[1, 1, 0], [0, 0, 1]]
+
+
+def reused(group: Group) -> tuple[list[int], PipelineStatistics]:
+    """A slot goes to another while tokens of the one before are on their way, and the slots are forgotten."""
+    runner = runner_of(group)
+    plans = [
+        prompt(1, 0), StepPlan(step=2, epoch=1, decode_on=ints(0)), StepPlan(step=3, epoch=1),
+        StepPlan(step=4, epoch=1, decode_off=ints(0), starts=(start(0),), chunks=ints(0, 0, len(PROMPT), 1)),
+    ]  # fmt: skip
+    tokens = [np.frombuffer(runner.collect(runner.launch(plan)).token_ids, np.int32).tolist() for plan in plans]
+    runner.reset()
+    tokens.append(np.frombuffer(runner.collect(runner.launch(prompt(1, 0))).token_ids, np.int32).tolist())
+    pipeline = runner._pipeline
+    assert pipeline is not None
+    pipeline.settle()
+    return [row[0] for row in tokens if row], pipeline.statistics()
+
+
+def test_tokens_on_their_way_are_taken_before_their_slot_is_given_to_others(ranks: Ranks) -> None:
+    (_, first), (tokens, last) = ranks.run(TWO, reused)
+    assert tokens[0] == tokens[3] == tokens[4]
+    assert first == PipelineStatistics(passed=5, received=0, told=0, taken=5)
+    assert last == PipelineStatistics(passed=0, received=5, told=5, taken=0)
+
+
+def test_a_whole_model_is_no_stage() -> None:
+    assert staged(model_of(ALONE), ALONE, 64) is None
+    assert runner_of(ALONE)._pipeline is None
+
+
+def test_a_stages_places_are_as_large_as_its_largest_step() -> None:
+    first, last = (StageModel(model_of(Group(stage=stage, stages=2)), 24) for stage in range(2))
+    assert first.inbox is None
+    assert last.outbox is None
+    assert first.outbox is not None
+    assert last.inbox is not None
+    assert first.outbox.shape == last.inbox.shape == (2, 24, read_spec(FOLDER).hidden)
+
+
+def warmed(group: Group) -> int:
+    runner = runner_of(group)
+    for count in (1, 8, 30):
+        runner.collect(runner.launch(trial_step(runner.sizes, [count, 1], Sampling(temperature=1.0))))
+    runner.reset()
+    return runner.statistics().steps
+
+
+def test_steps_on_trial_go_through_all_stages(ranks: Ranks) -> None:
+    assert ranks.run(TWO, warmed) == [3, 3]
