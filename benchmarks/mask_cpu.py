@@ -43,9 +43,10 @@ from protocol.links import PROTOCOL_VERSION, Hello, Role
 from protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
 from protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
 from services.scheduler.guides import Guides
-from services.scheduler.loop import Loop, ModelFacts
+from services.scheduler.loop import Loop
 from services.scheduler.main import SWITCH
 from services.scheduler.masker import Masker
+from services.scheduler.options import ModelFacts
 from services.wire import Arrival, Joined, Peer
 
 PROMPT, BLOCK, WINDOW, STEP = 128, 16, 1 << 30, 0.005

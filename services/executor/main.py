@@ -31,6 +31,10 @@ from services.executor.watchdog import Watchdog
 from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import ExitCode, Stop
+from services.stages import Stages
+from services.tracing.execution import ExecutionTraces
+from services.tracing.startup import OwnStart
+from services.tracing.tracer import tracer_of
 from services.wire import Port, Self
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ def run(config: Config, index: int) -> int:
     Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
     refuses us.
     """
-    stop, done = Stop(), threading.Event()
+    stop, done, stages = Stop(), threading.Event(), Stages()
     bond: Bond | None = None
     life: Life | None = None
     if groups.group_size(config.model) > 1:
@@ -71,7 +75,7 @@ def run(config: Config, index: int) -> int:
     from services.executor.start import start
 
     try:
-        serve(config, index, start(config, index, life), stop, bond)
+        serve(config, index, start(config, index, life, stages), stop, stages, bond)
     except PenstockError:
         raise
     except Exception as error:
@@ -87,7 +91,9 @@ def run(config: Config, index: int) -> int:
     return ExitCode.ORDERLY
 
 
-def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | None = None) -> None:
+def serve(
+    config: Config, index: int, engine: Engine, stop: Stop, stages: Stages, bond: Bond | None = None
+) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
@@ -103,7 +109,9 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | N
     reports = Reports(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
-    steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group)
+    tracer = tracer_of(config.trace, Role.EXECUTOR, index, me.place)
+    traces = None if tracer is None else ExecutionTraces(tracer)
+    steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, traces)
     lag = Histogram(LAG)
     figures = Figures(Vitals(me, Path(config.run.run_dir), lag), steps, port, engine.ready)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
@@ -111,6 +119,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | N
     gc.freeze()
     gc.disable()
     notify("READY=1", "STATUS=serving")
+    OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(time.monotonic())
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, done), name="watchdog", daemon=True).start()
     try:
@@ -126,6 +135,8 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, bond: Bond | N
         done.set()
         port.close()
         context.term()
+        if tracer is not None:
+            tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
     journal.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
 
@@ -170,6 +181,7 @@ def turn_until_stopped(
             lag.observe(now - next_tick)
             next_tick = now + TICK
             port.tick(now)
+            steps.tick(now)
             figures.tick(now, time.time())
         steps.take(port.receive())
         steps.turn()

@@ -24,6 +24,7 @@ from services import journal
 from services.census import PART
 from services.executor.report import Reports
 from services.executor.watchdog import Watchdog
+from services.tracing.execution import ExecutionTraces
 from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Steps:
         watchdog: Watchdog,
         reports: Reports,
         group: Group = ALONE,
+        traces: ExecutionTraces | None = None,
     ) -> None:
         self._port = port
         self._runner = runner
@@ -65,6 +67,7 @@ class Steps:
         self._watchdog = watchdog
         self._reports = reports
         self._group = group
+        self._traces = traces
         self.decoding: set[int] = set()  # slots
         self._scheduler: Peer | None = None
         self._epoch = 0
@@ -135,6 +138,11 @@ class Steps:
             self._results.popleft()
             self._sent += 1
 
+    def tick(self, now: float) -> None:
+        """Called a few times a second, at `now` in monotonic seconds."""
+        if self._traces is not None:
+            self._traces.tick(now)
+
     def statistics(self) -> StepsStatistics:
         counts = self._taken, self._sent, self._dropped, self._stray, self._schedulers
         return StepsStatistics(*counts, len(self._results), self._launch.statistics())
@@ -171,6 +179,8 @@ class Steps:
     def _reset(self) -> None:
         self._runner.reset()
         self.decoding.clear()
+        if self._traces is not None:
+            self._traces.forget()
 
     def _begin(self, plan: StepPlan) -> None:
         if plan.epoch != self._epoch:
@@ -182,6 +192,8 @@ class Steps:
             self._positions = UNWATCHED  # it takes as long as the masks
         if not self._launched:
             self._watch(self._positions)
+        if self._traces is not None:
+            self._traces.begin(plan, time.monotonic())
         began = time.perf_counter()
         waited, self._worked = began - self._ended, 0.0
         begun = self._runner.begin(plan)
@@ -205,6 +217,8 @@ class Steps:
         if not self._launched:
             self._watch(self._positions)
         went_on = time.perf_counter()
+        if self._traces is not None:
+            self._traces.masked(masks.step, went_on - self._ended)
         self._finish(begun, masks, went_on, waited + went_on - self._ended)
 
     def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
@@ -228,6 +242,8 @@ class Steps:
             result = msgspec.structs.replace(result, busy=busy, waited=waited, drafting=drafting)
         if self._group.answers:
             self._results.append(result)
+        if self._traces is not None:
+            self._traces.collect(result, time.monotonic())
         if result.busy and positions != UNWATCHED:
             self._watchdog.tell(positions, result.busy)
         if self._launched:

@@ -17,17 +17,14 @@ from typing import Protocol
 import msgspec
 
 from engine_core.histogram import Histogram
-from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.statistics import SchedulerStatistics
-from engine_core.speculation.options import SpeculationOptions
 from protocol.config import Config
 from protocol.errors import RequestError
 from protocol.figures import Census
 from protocol.groups import answering, group_size, members
 from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
-from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady, StepResult
 from services import journal
 from services.census import LAG, Register
@@ -35,7 +32,9 @@ from services.restarts import failures
 from services.scheduler.executors import Executors
 from services.scheduler.guides import Guides, GuideStatistics, rejection
 from services.scheduler.masker import Masker, MaskerStatistics
+from services.scheduler.options import ModelFacts, scheduling_options
 from services.scheduler.times import Times, TimesStatistics
+from services.tracing.scheduling import SchedulerTraces
 from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
@@ -69,13 +68,6 @@ class LinkPort(Protocol):
     def tick(self, now: float) -> None: ...
 
 
-class ModelFacts(msgspec.Struct, frozen=True):
-    """What the scheduler needs to know of the model."""
-
-    max_model_len: int
-    vocab_size: int
-
-
 class LoopStatistics(msgspec.Struct, frozen=True):
     """Counters of the process around the brain."""
 
@@ -104,6 +96,7 @@ class Loop:
         masker: Masker,
         now: float,
         replica: int = 0,
+        traces: SchedulerTraces | None = None,
     ) -> None:
         self.executors = Executors(group_size(config.model), steps.epoch, now, answering(0, config.model))
         self.draining = False
@@ -111,6 +104,7 @@ class Loop:
         self.lag = Histogram(LAG)
         self._config = config
         self._replica = replica
+        self._traces = traces
         self._facts = facts
         self._tokens = tokens
         self._steps = steps
@@ -187,6 +181,8 @@ class Loop:
                 self._brain.fail(self._hopeless or LOST)
             self._plan(self._brain, now)
             self._deliver(self._brain)
+            if self._traces is not None:
+                self._traces.tell(self._brain.stays())
         self._send_refusals()
         self._watch(now)
         self._send_status(now, wall)
@@ -222,6 +218,8 @@ class Loop:
                 self._fill_masks(self._brain)  # while the rest of the result is dealt with
                 self._brain.apply(result, now)
                 self._times.applied(result, time.perf_counter() - began)
+                if self._traces is not None:
+                    self._traces.applied(result, now)
             case Census() as census:
                 self.register.note(peer, census)
             case ExecutorReady() as ready:
@@ -247,45 +245,11 @@ class Loop:
             journal.warning(log, "epoch", epoch=epoch, unfinished=self._brain.unfinished)
             self._brain.restart(epoch, now, blocks)
             return
-        model, options = self._config.model, self._config.scheduler
-        self._brain = Scheduler(
-            SchedulingOptions(
-                blocks=blocks,
-                block_size=model.block_size,
-                max_model_len=self._facts.max_model_len,
-                max_num_seqs=model.max_num_seqs,
-                max_num_batched_tokens=self.executors.step_tokens,
-                vocab_size=self._facts.vocab_size,
-                prefix_caching=options.enable_prefix_caching,
-                policy=options.scheduling_policy,
-                speculation=self._speculation(),
-                max_queued_tokens=options.max_queued_tokens,
-                max_queue_time=options.max_queue_time,
-                epoch=epoch,
-            )
-        )
+        options = scheduling_options(self._config, self._facts, self.executors, self._masker.most)
+        self._brain = Scheduler(msgspec.structs.replace(options, traced=self._traces is not None))
         gc.collect()
         gc.freeze()
         gc.disable()
-
-    def _speculation(self) -> SpeculationOptions:
-        """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
-        asked = read_speculative(self._config.scheduler.speculative_config)
-        method, most = asked.method, asked.num_speculative_tokens
-        if method in WITH_MODEL and most > self.executors.draft_tokens:
-            most = self.executors.draft_tokens
-            journal.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
-                            reason="executors were started with another --speculative-config")  # fmt: skip
-        options = SpeculationOptions(
-            method=method,
-            num_speculative_tokens=most,
-            prompt_lookup_max=asked.prompt_lookup_max,
-            prompt_lookup_min=asked.prompt_lookup_min,
-        )
-        if not self._masker.most:
-            return options
-        room = max(0, self._masker.most - self._config.model.max_num_seqs)
-        return msgspec.structs.replace(options, max_step_drafts=min(options.max_step_drafts, room))
 
     def _token_arrival(self, arrival: Arrival, now: float) -> None:
         peer, brain = arrival.peer, self._brain
@@ -296,6 +260,8 @@ class Loop:
                 elif request.automaton is not None and self._masker.most < self._config.model.max_num_seqs:
                     self._refusals.append((peer, Rejected(id=request.id, status=400, message=NO_MASKS)))
                 elif request.automaton is not None:
+                    if self._traces is not None:
+                        self._traces.wait(request, now)
                     self._guides.take(peer, request)
                 else:
                     brain.submit(request, self._sources[peer], now)
@@ -321,6 +287,8 @@ class Loop:
         """Requests whose automaton stands go to the brain; those aborted meanwhile end there, in order."""
         for admitted in self._guides.admit():
             peer, request, guide = admitted.peer, admitted.request, admitted.guide
+            if self._traces is not None:
+                self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
             if isinstance(guide, RequestError):
                 self._refusals.append((peer, rejection(admitted)))
                 continue
@@ -368,6 +336,8 @@ class Loop:
                 return
             planned = time.perf_counter()
             self._plans += 1
+            if self._traces is not None and brain.traced and self._traces.due(now):
+                plan = self._traces.planned(plan, brain.last_step(), now)
             if brain.in_flight == 1:
                 self._applied_at = now  # idle until now: the step's age counts from its plan
             sent = self._steps.send_each(self.executors.peers, plan)

@@ -28,12 +28,18 @@ from services.notify import notify
 from services.process import Stop
 from services.scheduler.figures import Figures
 from services.scheduler.guides import Guides
-from services.scheduler.loop import Loop, ModelFacts
+from services.scheduler.loop import Loop
 from services.scheduler.masker import Masker
+from services.scheduler.options import ModelFacts
+from services.stages import Stages
+from services.tracing.scheduling import SchedulerTraces
+from services.tracing.startup import OwnStart
+from services.tracing.tracer import tracer_of
 from services.wire import Port, Self
 
 log = logging.getLogger(__name__)
 
+WAITING = "waiting for the executor"
 GUIDE_THREADS = 2  # that make automata; a slow one does not hold up the next
 GUIDE_NICE = 10  # of these threads, by which their core falls to streams; they hold the interpreter for moments alone
 SWITCH = 0.0002  # seconds until a thread that has made masks gets the interpreter from the loop
@@ -44,7 +50,7 @@ def run(config: Config, index: int) -> int:
 
     Raises ModelError or ConfigError when the model's folder and the options do not go together.
     """
-    stop = Stop()
+    stop, stages = Stop(), Stages()
     sys.setswitchinterval(SWITCH)
     model = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(model)
@@ -54,22 +60,27 @@ def run(config: Config, index: int) -> int:
     guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers)
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
+    tracer = tracer_of(config.trace, Role.SCHEDULER, index, me.place)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = Path(config.run.run_dir)
     tokens, steps = Port.bind(context, TOKENS, me, run_dir), Port.bind(context, STEPS, me, run_dir)
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:
-        loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index)
+        loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
+                    None if tracer is None else SchedulerTraces(tracer))  # fmt: skip
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
         figures = Figures(Vitals(me, run_dir, loop.lag), loop, tokens, steps, time.monotonic())
-        turn_until_stopped(loop, descriptors, stop, config, figures)
+        start = OwnStart(tracer, f"{Role.SCHEDULER}-{index}", stages)
+        turn_until_stopped(loop, descriptors, stop, config, figures, start)
     finally:
         guides.aside.close()
         masker.aside.close()
         tokens.close()
         steps.close()
         context.term()
+        if tracer is not None:
+            tracer.close()
     return 0
 
 
@@ -83,7 +94,12 @@ def tokens_of(model: Path) -> GrammarTokens | None:
 
 
 def turn_until_stopped(
-    loop: Loop, descriptors: Iterable[zmq.Socket[bytes] | int], stop: Stop, config: Config, figures: Figures
+    loop: Loop,
+    descriptors: Iterable[zmq.Socket[bytes] | int],
+    stop: Stop,
+    config: Config,
+    figures: Figures,
+    start: OwnStart,
 ) -> None:
     """Turn the loop whenever something arrives, is done beside it, or is due. Sleeps in poll otherwise."""
     poller = zmq.Poller()
@@ -92,7 +108,8 @@ def turn_until_stopped(
     told = False
     drained_by = float("inf")
     heartbeat = Heartbeat()
-    notify("STATUS=waiting for the executor")
+    notify(f"STATUS={WAITING}")
+    start.stages.note(WAITING)
     while True:
         now = time.monotonic()
         heartbeat.tick(now)
@@ -107,6 +124,8 @@ def turn_until_stopped(
         if loop.ready != told:
             told = loop.ready
             announce(loop, config, ready=told)
+            if told:
+                start.ready(time.monotonic())
         if loop.draining and (loop.drained or now >= drained_by):
             journal.info(log, "ended", unfinished=loop.unfinished)
             return
@@ -116,7 +135,7 @@ def turn_until_stopped(
 def announce(loop: Loop, config: Config, *, ready: bool) -> None:
     """Tell the supervisor that requests would run now, or no longer."""
     if not ready:
-        notify("STATUS=waiting for the executor")
+        notify(f"STATUS={WAITING}")
         return
     status = loop.status(0.0, 0.0)
     notify(

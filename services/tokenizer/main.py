@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,16 @@ from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from services import journal
 from services.census import LAG, Vitals, lagging, telling
 from services.heartbeat import Heartbeat, beating
-from services.notify import notify, progress
+from services.notify import notify
 from services.process import ExitCode
+from services.stages import Stages
 from services.tokenizer.compiler import Compiler
 from services.tokenizer.figures import Figures
 from services.tokenizer.relay import Relay
 from services.tokenizer.structure import Structure
+from services.tracing.startup import OwnStart
+from services.tracing.texts import TextTraces
+from services.tracing.tracer import tracer_of
 from services.watch import Watch
 from services.wire import Port, Self
 
@@ -63,7 +68,8 @@ def run(config: Config, index: int) -> int:
 
 async def serve(config: Config, index: int) -> int:
     """The process's whole life."""
-    progress("reading the tokenizer")
+    stages = Stages()
+    stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
     vocabulary = read_vocabulary(path)
     frontend = read_frontend(config, path, vocabulary)
@@ -71,12 +77,15 @@ async def serve(config: Config, index: int) -> int:
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
+    tracer = tracer_of(config.trace, Role.TOKENIZER, index, me.place)
+    start = OwnStart(tracer, f"{Role.TOKENIZER}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     text = Watch(Port.bind(context, TEXT, me, run_dir))
     replicas = range(config.model.data_parallel_size)
     tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
-    relay = Relay(frontend, text, tokens, threads, Structure(compiler))
+    relay = Relay(frontend, text, tokens, threads, Structure(compiler),
+                  None if tracer is None else TextTraces(tracer))  # fmt: skip
     lag = Histogram(LAG)
     figures = Figures(Vitals(me, run_dir, lag), relay, compiler, text, tokens)
     gc.collect()
@@ -88,6 +97,7 @@ async def serve(config: Config, index: int) -> int:
         for replica, watch in enumerate(tokens):
             watch.start(functools.partial(relay.from_scheduler, replica))
         notify("READY=1", "STATUS=serving")
+        start.ready(time.monotonic())
         await end.wait()
         notify("STOPPING=1", "STATUS=draining")
         await relay.drain(config.run.drain_timeout)
@@ -101,6 +111,8 @@ async def serve(config: Config, index: int) -> int:
             watch.close()
         threads.shutdown(wait=False, cancel_futures=True)
         context.term()
+        if tracer is not None:
+            tracer.close()
     statistics = relay.statistics().frontend
     journal.info(log, "ended", submitted=statistics.submitted, output_tokens=statistics.output_tokens)
     return ExitCode.ORDERLY

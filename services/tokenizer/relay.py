@@ -35,6 +35,7 @@ from protocol.messages import (
 from services import journal
 from services.census import Register
 from services.tokenizer.structure import Structure
+from services.tracing.texts import TextTraces
 from services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Relay:
         tokens: Sequence[Link],
         threads: Executor,
         structure: Structure | None = None,
+        traces: TextTraces | None = None,
     ) -> None:
         self.register = Register()  # what schedulers tell of themselves and of their executors
         self._frontend = frontend
@@ -80,11 +82,12 @@ class Relay:
         self._tokens = tuple(tokens)  # by replica
         self._threads = threads
         self._structure = structure
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
         self._joined = 0
         self._schedulers: list[Peer | None] = [None] * len(self._tokens)
-        self._short: deque[tuple[Peer, Question]] = deque()
+        self._short: deque[tuple[Peer, Question, float]] = deque()  # since when, in monotonic seconds
         self._turn: asyncio.Handle | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -121,6 +124,8 @@ class Relay:
             match arrival.message:
                 case TokenBatch() as batch:
                     self._frontend.batch(batch, replica)
+                    if self._traces is not None:
+                        self._traces.batch(batch, time.monotonic())
                 case Rejected() as rejected:
                     self._frontend.reject(rejected, replica)
                 case EngineStatus() as status:
@@ -194,7 +199,7 @@ class Relay:
 
     def _take(self, peer: Peer, question: Question) -> None:
         if length(question) <= LONG_PROMPT and not structured(question):
-            self._short.append((peer, question))
+            self._short.append((peer, question, time.monotonic()))
             return
         task = self._loop.create_task(self._in_thread(peer, question))
         self._work.add(task)
@@ -204,8 +209,8 @@ class Relay:
         """Encode queued prompts for one slice of time; the rest gets another turn of the loop."""
         end = time.perf_counter() + SLICE
         while self._short:
-            peer, question = self._short.popleft()
-            self._finish(peer, question, self._make(peer, question))
+            peer, question, since = self._short.popleft()
+            self._finish(peer, question, self._make(peer, question), since)
             if time.perf_counter() > end:
                 break
         self.flush()
@@ -228,22 +233,29 @@ class Relay:
             return self._frontend.make(question, now)
         return self._frontend.answer(question, now)
 
-    def _finish(self, peer: Peer, question: Question, made: Prepared | Message | None) -> None:
+    def _finish(self, peer: Peer, question: Question, made: Prepared | Message | None, since: float) -> None:
         if made is None:
             return
         if isinstance(question, SubmitText):
             assert isinstance(made, Prepared | Rejected)
+            if self._traces is not None:
+                self._traces.tokenized(question, made, since, time.monotonic())
+                self._traces.tidy(self._frontend.wants)
             self._frontend.close(question.id, made)
         elif peer in self._apis:
             assert not isinstance(made, Prepared)
             self._frontend.outbox(self._apis[peer]).post(made)
 
     async def _in_thread(self, peer: Peer, question: Question) -> None:
+        since = time.monotonic()
         made = await self._loop.run_in_executor(self._threads, self._make, peer, question)
         if isinstance(made, Prepared) and isinstance(question, SubmitText) and made.grammar is not None:
             assert self._structure is not None
+            asked = time.monotonic()
             made = await self._structure.complete(question, made)
-        self._finish(peer, question, made)
+            if self._traces is not None:
+                self._traces.compiled(question, made, asked, time.monotonic())
+        self._finish(peer, question, made, since)
         self.flush()
 
     def _done(self, task: asyncio.Future[None]) -> None:

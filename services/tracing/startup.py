@@ -62,9 +62,3 @@ class OwnStart:
         start, self._start = self._start, None
         if start is not None:
             start.ready(self._process, self.stages.all, now, {})
-
-
-def tell_start(tracer: Tracer | None, process: str, stages: Sequence[Stage], now: float) -> None:
-    """The start of a process that has no children. Nothing where no traces are told."""
-    if tracer is not None:
-        Start(tracer).ready(process, stages, now, {})

@@ -11,7 +11,8 @@ from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
 from services.restarts import LIMIT, Restarts
-from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop, ModelFacts
+from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop
+from services.scheduler.options import ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
 

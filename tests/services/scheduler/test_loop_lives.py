@@ -12,7 +12,8 @@ from protocol.config import Config, ModelConfig, SchedulerConfig
 from protocol.links import Role
 from protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepPlan
-from services.scheduler.loop import MISSING_LIMIT, Loop, ModelFacts
+from services.scheduler.loop import MISSING_LIMIT, Loop
+from services.scheduler.options import ModelFacts
 from services.wire import Peer
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, without_grammars
 

@@ -13,8 +13,9 @@ from protocol.links import Role
 from protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 from services.scheduler.guides import Guides
-from services.scheduler.loop import Loop, ModelFacts
+from services.scheduler.loop import Loop
 from services.scheduler.masker import Masker
+from services.scheduler.options import ModelFacts
 from tests.engine_core.grammar.vocabulary import END, allowed, automaton, tokens, vocabulary
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Inline, Transcript
 

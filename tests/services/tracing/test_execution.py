@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 from hypothesis import given
@@ -203,4 +204,4 @@ def test_every_decoding_step_is_told_once(life: list[str]) -> None:
     execution.traces.forget()
     decodes = [span for span in execution.bench.told() if span.name == names.EXECUTE_DECODE]
     assert sum(int(str(span.attributes[names.STEPS])) for span in decodes) == ran
-    assert all(before.end <= after.start for before, after in zip(decodes, decodes[1:], strict=False))
+    assert all(before.end <= after.start for before, after in itertools.pairwise(decodes))

@@ -12,7 +12,7 @@ from services.tracing import names
 from services.tracing.context import under
 from services.tracing.operation import MOST_PROMPTS, Operation, Operations, Outcome, operation_of
 from services.tracing.span import Span
-from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, events, named
+from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, events
 
 
 def asked(number: int = 1, **given: Any) -> SubmitText:

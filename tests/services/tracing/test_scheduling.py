@@ -104,8 +104,9 @@ def test_stays_are_told() -> None:
     bench = Bench()
     from engine_core.scheduling.history import Stay
 
-    stay = Stay(trace=SAMPLED, request=1, choice=0, queued=0.0, entered=None, left=1.0, end="abort", prompt_tokens=1,
-                reused=0, chunks=(), decoding=None, first=False, tokens=0, accepted=0, rejected=0, marks=())  # fmt: skip
+    stay = Stay(trace=SAMPLED, request=1, choice=0, queued=0.0, entered=None, left=1.0, end="abort",
+                prompt_tokens=1, reused=0, chunks=(), decoding=None, first=False, tokens=0, accepted=0,
+                rejected=0, marks=())  # fmt: skip
     SchedulerTraces(bench.tracer).tell([stay])
     assert named(bench.told(), names.QUEUE).end == 1.0
     assert stay_spans()
