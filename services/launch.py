@@ -38,12 +38,17 @@ from services.process import ExitCode, Stop
 from services.restarts import Restarts
 from services.rundir import RunDirectory
 from services.sizing import sized, usable_cores
+from services.stages import Stages
+from services.tracing import names
+from services.tracing.startup import PARENT, STATE, Start
+from services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
 
 ENTRY = Path(__file__).resolve().parent.parent / "penstock.py"  # run by path: what stands in the cwd hides nothing
 START_ORDER = (Role.EXECUTOR, Role.SCHEDULER, Role.TOKENIZER, Role.API)  # the slowest first
 END_ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)  # whoever still serves somebody goes first
+LAUNCHER = "launcher"
 END_SECONDS = 5.0  # from SIGTERM to SIGKILL, beyond draining
 SILENCE_SECONDS = 6.0  # without a heartbeat, of a process that has begun to send them: it hangs and is killed
 BUSY_SECONDS = 30.0  # the same for one that computes meanwhile: it is late, a crowd has come at once perhaps
@@ -129,7 +134,12 @@ class Launch:
         self._selector.register(self._notices, selectors.EVENT_READ)
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ)
+        self._stages = Stages()
+        self._tracer = tracer_of(config.trace, LAUNCHER, 0)
+        self._start_trace = Start(self._tracer) if self._tracer is not None else None
         self._environ = child_environment(config, directory, self._notices.path)
+        if self._start_trace is not None:
+            self._environ |= self._start_trace.environment()
         self._children: list[Child] = []  # those that run
         self._restarts = Restarts(directory.path)
         self._ready = False  # it has been, once
@@ -142,6 +152,7 @@ class Launch:
 
     def run(self) -> int:
         """Start everything, then wait for the end of everything."""
+        self._stages.note("waiting for the processes")
         for role in self._roles:
             for index in range(count(role, self._config)):
                 self._start(role, index)
@@ -179,6 +190,8 @@ class Launch:
         self._selector.close()
         self._notices.close()
         self._stop.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _start(self, role: Role, index: int) -> None:
         command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(self._config)]
@@ -236,6 +249,7 @@ class Launch:
         """Every process is ready: tell the person and the supervisor."""
         self._ready = True
         self._progress.close()
+        self._tell_start()
         if Role.API not in self._roles:
             journal.info(log, "serving", run_dir=self._config.run.run_dir)
             notify("READY=1", "STATUS=serving")
@@ -249,6 +263,13 @@ class Launch:
         banner.show(banner.banner(facts))
         journal.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.blocks, seconds=facts.seconds)
         notify("READY=1", f"STATUS=serving {facts.model} on {facts.url}", f"X_PENSTOCK_URL={facts.url}")
+
+    def _tell_start(self) -> None:
+        """The start is over; what is started again begins a trace of its own."""
+        if self._start_trace is not None:
+            facts = {names.PROCESSES: len(self._children)}
+            self._start_trace.ready(LAUNCHER, self._stages.all, time.monotonic(), facts)
+        self._environ = {name: value for name, value in self._environ.items() if name not in (PARENT, STATE)}
 
     def _told_to_stop(self) -> None:
         self._stop.drain()

@@ -42,7 +42,7 @@ from services.notify import notify
 from services.process import ExitCode
 from services.stages import Stages
 from services.tracing.operation import Operations
-from services.tracing.startup import tell_start
+from services.tracing.startup import OwnStart
 from services.tracing.tracer import tracer_of
 from services.watch import Watch
 from services.wire import Arrival, Port, Self
@@ -88,6 +88,7 @@ async def serve(config: Config, index: int) -> None:
     incarnation = new_incarnation()
     me = Self(Role.API, index, incarnation, shared_hash(config.model))
     tracer = tracer_of(config.trace, Role.API, index, me.place)
+    start = OwnStart(tracer, f"{Role.API}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     watches = [
         Watch(Port.connect(context, TEXT, me, run_dir, number))
@@ -106,7 +107,7 @@ async def serve(config: Config, index: int) -> None:
     figures = Figures(Vitals(me, run_dir, lag), watches)
     service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer)
     try:
-        await answer(service, listener, context_of_tls, stages, lag)
+        await answer(service, listener, context_of_tls, start, lag)
     finally:
         leave(config.api)
         ledger.close()
@@ -123,7 +124,7 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
 
 
 async def answer(
-    service: Service, listener: Socket, encryption: ssl.SSLContext | None, stages: Stages, lag: Histogram
+    service: Service, listener: Socket, encryption: ssl.SSLContext | None, start: OwnStart, lag: Histogram
 ) -> None:
     """Run the HTTP server until a signal asks for the end and the drain is over."""
     options = service.config.api
@@ -147,7 +148,7 @@ async def answer(
     url = url_of(listener, options)
     journal.info(log, "listening", url=url, model=service.model.name)
     notify(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
-    stages.note(WAITING)
+    start.stages.note(WAITING)
     # uvicorn takes these over while it serves, and raises what it caught once more at its end.
     previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     failures: list[Exception] = []
@@ -164,7 +165,7 @@ async def answer(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
-    attendance = asyncio.create_task(attend(service, server, stages))
+    attendance = asyncio.create_task(attend(service, server, start))
     duties = [asyncio.create_task(duty) for duty in (beating(Heartbeat()), lagging(lag))]
     try:
         await server.serve(sockets=[listener])
@@ -205,7 +206,7 @@ class Server(uvicorn.Server):
         self._exit.set()
 
 
-async def attend(service: Service, server: Server, stages: Stages) -> None:
+async def attend(service: Service, server: Server, start: OwnStart) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
     pipeline = service.pipeline
@@ -221,7 +222,7 @@ async def attend(service: Service, server: Server, stages: Stages) -> None:
             announced = True
             notify("READY=1", "STATUS=serving")
             journal.info(log, "ready")
-            tell_start(service.tracer, f"{Role.API}-{service.index}", stages.all, time.monotonic())
+            start.ready(time.monotonic())
         pipeline.tend(time.monotonic())
         await asyncio.sleep(TICK if announced else EAGER)
     pipeline.draining = True
