@@ -16,6 +16,8 @@ from protocol.messages import Abort, Finish, Message, SubmitText
 from services.api import connection
 from services.api.app import application
 from services.api.connection import Connection
+from services.api.frames import Frames
+from services.api.reply import Choice, Reply
 from services.api.service import Service
 from tests.services.api.pipe import FakePort, Row, batch, service, silent
 
@@ -148,6 +150,33 @@ async def test_each_batch_is_one_chunk_on_the_spot() -> None:
         assert b'"finish_reason":"stop"' in last
         assert b'"completion_tokens":4' in last
         assert last.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_bug_in_what_a_stream_says_ends_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came in the same message is written for the others, and the process goes on."""
+    real = Frames.take
+
+    def take(self: Frames, reply: Reply, news: list[Choice]) -> bytes:
+        if any("bug" in piece for choice in news for piece in choice.text):
+            raise RuntimeError("what nobody is told")
+        return real(self, reply, news)
+
+    monkeypatch.setattr(Frames, "take", take)
+    async with world() as found:
+        (bad, bad_id), (good, good_id) = await found.ask(), await found.ask()
+        found.port.arrive(batch([(number, Row(text="-", extra={"prompt_tokens": 1})) for number in (bad_id, good_id)]))
+        for client in (bad, good):
+            await client.head()
+            await client.chunk()
+        found.port.arrive(batch([(bad_id, Row(text="bug")), (good_id, Row(text="fine"))]))
+        assert b'"fine"' in await good.chunk()
+        last = b"".join(await bad.rest())
+        assert b'"code":"internal_error"' in last
+        assert b"nobody" not in last
+        assert await found.message() == Abort(bad_id)
+        found.port.arrive(batch([(good_id, Row(text="!", finish=Finish.STOP))]))
+        assert b"".join(await good.rest()).endswith(b"data: [DONE]\n\n")
+        assert found.parts.pipeline.statistics().unfinished == 0
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody_and_gets_everything_merged() -> None:
