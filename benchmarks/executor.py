@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.shapes import SHAPES
 from engine_core import loading
+from engine_core.execution.estimate import idle_weights
 from engine_core.execution.graphs import graph_sizes
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import warm_steps
@@ -227,7 +228,7 @@ def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: s
     model = registry.build(spec, dtype, where, max_model_len)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy")
-    weights = model.weight_bytes // dtype.itemsize
+    weights = model.weight_bytes // dtype.itemsize - idle_weights(spec)
     graphs = None
     if where.type == "cuda" and not eager:
         graphs = graph_sizes(spec.layers, weights, SLOTS, STEP_TOKENS, max_model_len)

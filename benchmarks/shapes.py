@@ -100,6 +100,59 @@ SEVENTY = Shape(
     },
 )
 HALF_SEVENTY = Shape("70b-40", "70B, 40 layers", {**SEVENTY.config, "num_hidden_layers": 40})
+QWEN_MOE = Shape(  # Qwen3-30B-A3B
+    "30b-a3b",
+    "30B of which 3B",
+    {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 151936,
+    },
+)
+MIXTRAL = Shape(
+    "8x7b",
+    "8 x 7B",
+    {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    },
+)
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
 SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, SMOKE)}
 

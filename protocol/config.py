@@ -18,7 +18,7 @@ import msgspec
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.groups import check_groups, check_rendezvous
-from protocol.speculation import read_speculative
+from protocol.speculation import WITH_MODEL, read_speculative
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -59,6 +59,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tensor_parallel_size: Annotated[
         int, Option("GPUs that share every layer: each has its heads, MLP width and vocabulary", 1, 64)
     ] = 1
+    expert_parallel: Annotated[
+        bool, Option("of a mixture of experts each of these GPUs has whole experts, else a share of the width of each")
+    ] = False
     pipeline_parallel_size: Annotated[int, Option("stages that share the layers, one after the other", 1, 64)] = 1
     data_parallel_size: Annotated[
         int, Option("replicas behind one API, each a group of GPUs with the whole model and a cache of its own", 1, 64)
@@ -352,7 +355,10 @@ def check(config: Config) -> Config:
         )
     check_groups(model)
     check_rendezvous(config.executor.rendezvous)
-    read_speculative(config.scheduler.speculative_config)
+    drafts = read_speculative(config.scheduler.speculative_config)
+    if drafts.method in WITH_MODEL and model.pipeline_parallel_size > 1:
+        why = f"drafts of {drafts.method} need the whole model on each executor; ngram serves with several stages"
+        raise ConfigError("--pipeline-parallel-size", model.pipeline_parallel_size, why)
     check_listening(config.api)
     return config
 

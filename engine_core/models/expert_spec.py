@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from engine_core.models.config_file import ConfigFile
-from protocol.errors import ConfigError
 
 QWEN, MIXTRAL = "qwen3_moe", "mixtral"
 STACKED = "mlp.experts.gate_up_proj"  # in a checkpoint whose experts are
@@ -76,16 +75,3 @@ def sparse_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
 def with_layout(experts: ExpertSpec, names: Collection[str]) -> ExpertSpec:
     """The same for a checkpoint that holds tensors of these names."""
     return msgspec.structs.replace(experts, stacked=any(name.endswith(STACKED) for name in names))
-
-
-def check_shares(experts: ExpertSpec, size: int, *, parallel: bool) -> None:
-    """Raise ConfigError where so many ranks can't share the experts: whole ones if `parallel`, else each's width."""
-    if parallel and experts.count % size:
-        raise ConfigError(
-            "--expert-parallel", True, f"{size} ranks (--tensor-parallel-size) can't share {experts.count} experts"
-        )
-    if not parallel and experts.width % size:
-        hint = "" if experts.count % size else "; with --expert-parallel each has whole ones"
-        raise ConfigError(
-            "--tensor-parallel-size", size, f"it must divide the width of an expert ({experts.width}){hint}"
-        )

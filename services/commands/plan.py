@@ -1,7 +1,8 @@
 """`penstock plan`: what of a GPU's memory a model takes, and how many requests of which length run at once.
 
 Weights, bytes per token and blocks come from the formulas with which an executor makes its cache; see
-`engine_core.execution.estimate` for the rest, which an executor measures.
+`engine_core.execution.estimate` for the rest, which an executor measures. Of several GPUs that share a model each has
+its share of weights and cache, and all of the logits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import msgspec
 
 from engine_core import folder
 from engine_core.execution.capacity import CacheShape, block_bytes, check_blocks, given_blocks, gpu_blocks
-from engine_core.execution.estimate import StepShape, step_bytes, taken_bytes, weights
+from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
+from engine_core.models.shares import check_ranks, part_spec
 from engine_core.models.spec import ModelSpec, read_spec
 from protocol.config import Config
 from protocol.errors import ConfigError
@@ -53,14 +55,16 @@ class Concurrency(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes. Bytes are of one GPU; a request is of prompt and output together."""
+    """What a model takes. Bytes are of each GPU; a request is of prompt and output together."""
 
     model: str
     dtype: str
     gpu: str
+    gpus: int  # that share the model
     gpu_bytes: int
     usable_bytes: int
     parameters: int
+    active_parameters: int  # those that a token is multiplied with: of a mixture of experts not all
     weight_bytes: int
     step_bytes: int  # reckoned: the largest step and the slots' tables
     other_bytes: int  # reckoned: context, kernels, rotary tables
@@ -99,27 +103,33 @@ def plan(config: Config, gpu: str) -> Plan:
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
+    gpus = config.model.tensor_parallel_size
+    check_ranks(spec, gpus)
+    part = part_spec(spec, gpus)  # of which each GPU has its own
     step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype])
     shape = CacheShape(
-        block_bytes=block_bytes(spec, config.model.block_size, step.item_bytes),
+        block_bytes=block_bytes(part, config.model.block_size, step.item_bytes),
         block_size=config.model.block_size,
         max_model_len=length,
         max_num_seqs=config.model.max_num_seqs,
         length_given=bool(config.model.max_model_len),
     )
-    blocks = planned_blocks(config, shape, spec, step, total)
-    parameters = weights(spec)
+    needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each has all logits
+    blocks = planned_blocks(config, shape, part, step, total, needed)
+    parameters, held = weights(spec), weights(part) * step.item_bytes
     return Plan(
         model=folder.served_names(Path(path), config.model)[0],
         dtype=dtype,
         gpu=gpu,
+        gpus=gpus,
         gpu_bytes=total,
         usable_bytes=int(total * config.executor.gpu_memory_utilization),
         parameters=parameters,
-        weight_bytes=parameters * step.item_bytes,
-        step_bytes=step_bytes(spec, step),
-        other_bytes=taken_bytes(spec, step) - parameters * step.item_bytes,
-        kv_bytes_per_token=block_bytes(spec, 1, step.item_bytes),
+        active_parameters=parameters - idle_weights(spec),
+        weight_bytes=held,
+        step_bytes=needed,
+        other_bytes=taken_bytes(part, step) - held,
+        kv_bytes_per_token=block_bytes(part, 1, step.item_bytes),
         block_size=shape.block_size,
         blocks=blocks,
         cache_tokens=blocks * shape.block_size,
@@ -138,10 +148,12 @@ def gpu_bytes(name: str) -> int:
     raise ConfigError("--gpu", name, f"it must be one of {', '.join(GPUS)}, or a size such as 80GB or 79.1GiB")
 
 
-def planned_blocks(config: Config, shape: CacheShape, spec: ModelSpec, step: StepShape, total: int) -> int:
+def planned_blocks(
+    config: Config, shape: CacheShape, spec: ModelSpec, step: StepShape, total: int, peak: int
+) -> int:
     """KV blocks as an executor counts them. Raises ConfigError with the numbers when no request of full length fits,
     or the weights do not."""
-    taken, peak = taken_bytes(spec, step), step_bytes(spec, step)
+    taken = taken_bytes(spec, step)
     given, utilization = config.executor.kv_cache_memory, config.executor.gpu_memory_utilization
     if taken + peak + given > int(total * utilization if not given else total):
         raise ConfigError(
@@ -178,11 +190,12 @@ def gib(count: int) -> str:
 
 def text(found: Plan) -> str:
     """The plan for people."""
+    active = "" if found.active_parameters == found.parameters else f", {found.active_parameters:,} for each token"
     free = found.usable_bytes - found.weight_bytes - found.step_bytes - found.other_bytes
     lines = [
-        f"{found.model} in {found.dtype} on {found.gpu}",
+        f"{found.model} in {found.dtype} on {found.gpu}" + (f", each of {found.gpus}" if found.gpus > 1 else ""),
         f"  GPU memory          {gib(found.gpu_bytes):>8} GiB, of which Penstock may use {gib(found.usable_bytes)}",
-        f"  weights             {gib(found.weight_bytes):>8} GiB, {found.parameters:,} parameters",
+        f"  weights             {gib(found.weight_bytes):>8} GiB, {found.parameters:,} parameters{active}",
         f"  largest step        {gib(found.step_bytes):>8} GiB, reckoned; the executor measures it",
         f"  CUDA and tables     {gib(found.other_bytes):>8} GiB, reckoned",
         f"  left for the cache  {gib(max(0, free)):>8} GiB",

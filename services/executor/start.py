@@ -20,6 +20,7 @@ from engine_core.execution.capacity import (
     gpu_blocks,
 )
 from engine_core.execution.drafting import Draft
+from engine_core.execution.estimate import idle_weights
 from engine_core.execution.graphs import GraphSizes, graph_sizes
 from engine_core.execution.group import ALONE
 from engine_core.execution.heads import draft_block_bytes
@@ -31,6 +32,7 @@ from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.shares import check_ranks, rank_spec
 from engine_core.models.spec import ModelSpec, read_spec
+from engine_core.models.stages import stage_layers
 from protocol import groups
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
@@ -76,7 +78,8 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
-    check_ranks(spec, config.model.tensor_parallel_size)
+    stage_layers(spec, config.model.pipeline_parallel_size)
+    check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
     group = ALONE
     if life is not None:
         stages.begin("meeting the other executors")
@@ -85,7 +88,11 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     dtype = choose_dtype(config.model.dtype, spec, device)
     with compilers(device) as processes:
         stages.begin("loading weights")
-        model = registry.build(spec, dtype, device, length, group=group, invariant=config.model.batch_invariant)
+        model = registry.build(
+            spec, dtype, device, length,
+            group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
+        )  # fmt: skip
+        spec = model.spec  # of a stage's own layers
         with torch.inference_mode():
             loading.load(model, path, config.model.load_format, config.model.seed)
         draft = load_draft(config, model, path, length)
@@ -98,6 +105,7 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
             max_num_seqs=config.model.max_num_seqs,
             graphs=choose_graphs(config, spec, model, length, device),
             group=group,
+            step_tokens=step_tokens(config.model, device),
             synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
         )
         if options.synthetic_acceptance is not None:
@@ -227,7 +235,8 @@ def choose_graphs(
     """Which steps are graphs: none on a CPU and none with --enforce-eager."""
     if device.type == "cpu" or config.executor.enforce_eager:
         return None
-    weights = model.placement.group.least(model.weight_bytes) // model.dtype.itemsize  # all have the same graphs
+    used = model.weight_bytes // model.dtype.itemsize - idle_weights(model.spec) // model.placement.size  # by a token
+    weights = model.placement.group.least(used)  # all have the same graphs
     asked = read_speculative(config.scheduler.speculative_config)
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)

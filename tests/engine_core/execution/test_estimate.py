@@ -10,9 +10,10 @@ import msgspec
 import pytest
 import torch
 
+from benchmarks.shapes import MIXTRAL, QWEN_MOE
 from engine_core.embedded import demo_folder
 from engine_core.execution.capacity import CacheShape, block_bytes, gpu_blocks
-from engine_core.execution.estimate import StepShape, step_bytes, taken_bytes, weights
+from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
 from engine_core.models import registry
 from engine_core.models.spec import ModelSpec, read_spec
 
@@ -50,6 +51,39 @@ def test_weights_are_those_of_the_model(architecture: str, more: dict[str, Any],
     spec = spec_of(tmp_path, config)
     model = registry.build(spec, torch.bfloat16, torch.device("cpu"), 64)
     assert weights(spec) * 2 == model.weight_bytes
+
+
+MOE = {"num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 40, "head_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("MixtralForCausalLM", MOE), ("Qwen3MoeForCausalLM", MOE),
+        ("Qwen3MoeForCausalLM", {**MOE, "mlp_only_layers": [1]}),
+    ],
+)  # fmt: skip
+def test_weights_of_experts_and_those_of_them_that_a_token_does_not_go_to(
+    architecture: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path, {**SMALL, "architectures": [architecture], **more})
+    assert spec.experts is not None
+    model = registry.build(spec, torch.bfloat16, torch.device("meta"), 64)
+    assert weights(spec) * 2 == model.weight_bytes
+    busy = msgspec.structs.replace(spec.experts, count=spec.experts.chosen)
+    routers = sum(spec.experts.layers) * 64 * (4 - 2)
+    assert weights(msgspec.structs.replace(spec, experts=busy)) + routers == weights(spec) - idle_weights(spec)
+    step = StepShape(512, 4, 256, 2)
+    wider = msgspec.structs.replace(spec, experts=msgspec.structs.replace(spec.experts, width=400))
+    assert step_bytes(wider, step) > step_bytes(spec, step)
+
+
+def test_published_mixtures(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B and Mixtral-8x7B, as their makers count them: 30.5 and 46.7 billion, 3.3 and 12.9 for a token."""
+    for shape, every, active in ((QWEN_MOE, 30_532_122_624, 3.35e9), (MIXTRAL, 46_702_792_704, 12.88e9)):
+        spec = spec_of(tmp_path, dict(shape.config))
+        assert weights(spec) == every
+        assert weights(spec) - idle_weights(spec) == pytest.approx(active, rel=0.005)
 
 
 def test_weights_of_the_embedded_model() -> None:

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from engine_core.models.expert_spec import MIXTRAL, NAMES, QWEN, check_shares, with_layout
+from engine_core.models.expert_spec import MIXTRAL, NAMES, QWEN, with_layout
 from engine_core.models.spec import ModelSpec, read_spec
-from protocol.errors import ConfigError, ModelError
+from protocol.errors import ModelError
 from tests.engine_core.models.test_spec import QWEN2
 
 QWEN_MOE: dict[str, Any] = {
@@ -143,16 +142,3 @@ def test_how_the_tensors_lie_is_told_by_their_names(tmp_path: Path) -> None:
     assert with_layout(experts, ["model.layers.0.mlp.experts.gate_up_proj", "lm_head.weight"]).stacked
     assert not with_layout(experts, ["model.layers.0.block_sparse_moe.experts.0.w1.weight"]).stacked
     assert not with_layout(experts, ()).stacked
-
-
-def test_what_ranks_can_share(tmp_path: Path) -> None:
-    experts = spec(tmp_path, QWEN_MOE).experts  # 16 of width 24
-    assert experts is not None
-    for size, parallel in ((1, False), (1, True), (8, False), (12, False), (16, True)):
-        check_shares(experts, size, parallel=parallel)
-    with pytest.raises(ConfigError, match=r"expert-parallel.*3 ranks.*16 experts"):
-        check_shares(experts, 3, parallel=True)
-    with pytest.raises(ConfigError, match=r"tensor-parallel-size.*an expert \(24\); with --expert-parallel"):
-        check_shares(experts, 16, parallel=False)
-    with pytest.raises(ConfigError, match=r"an expert \(24\)$"):
-        check_shares(msgspec.structs.replace(experts, count=15), 16, parallel=False)

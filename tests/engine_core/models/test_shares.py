@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine_core.models.shares import check_ranks, rank_spec, shared_evenly
+from engine_core.models.expert_spec import NAMES, QWEN, ExpertSpec
+from engine_core.models.shares import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
 from engine_core.models.spec import ModelSpec
 from protocol.errors import ConfigError
 from tests.engine_core.models.test_layers import SPEC
@@ -45,3 +46,34 @@ def test_pairs_are_split_or_repeated_but_never_cut() -> None:
 
 def test_so_is_the_width() -> None:
     assert "20 numbers" in refused(msgspec.structs.replace(SPEC, heads=8, kv_heads=8), 8)
+
+
+def test_experts_are_shared_whole_or_by_their_width() -> None:
+    experts = ExpertSpec(count=12, chosen=2, width=96, normalised=True, layers=(True,), names=NAMES[QWEN])
+    spec = msgspec.structs.replace(SPEC, heads=48, kv_heads=1, intermediate=5, experts=experts)
+    for size in (1, 2, 12, 16, 48):
+        check_ranks(spec, size)  # where no layer has one MLP its width does not matter
+    check_ranks(spec, 12, expert_parallel=True)
+    said = refused(msgspec.structs.replace(spec, experts=msgspec.structs.replace(experts, width=80)), 12)
+    assert "80 numbers of each expert's width: one of 1, 2, 4, 8, 16" in said
+    with pytest.raises(ConfigError, match=r"12 experts: one of 1, 2, 3, 4, 6, 12$"):
+        check_ranks(spec, 16, expert_parallel=True)
+    mixed = msgspec.structs.replace(spec, layers=2, experts=msgspec.structs.replace(experts, layers=(True, False)))
+    assert "5 numbers of each MLP's width" in refused(mixed, 2)
+
+
+def test_a_model_without_experts_has_none_to_share() -> None:
+    with pytest.raises(ConfigError, match=r"expert-parallel.*no experts"):
+        check_ranks(LARGE, 2, expert_parallel=True)
+
+
+@pytest.mark.parametrize(("rows", "size", "share"), [(128256, 1, 128256), (128256, 4, 32064), (150, 2, 128), (9, 4, 64)])
+def test_shares_of_a_vocabulary_are_equal_and_hold_it(rows: int, size: int, share: int) -> None:
+    assert vocabulary_share(rows, size) == share
+    assert size * share >= rows
+
+
+def test_a_part_has_the_weights_that_a_rank_has() -> None:
+    part = part_spec(LARGE, 4)
+    assert (part.heads, part.kv_heads, part.intermediate) == (16, 2, 7168)
+    assert part_spec(LARGE, 1) == LARGE
