@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from engine_core.execution.group import ALONE, Group
+from engine_core.models.shares import vocabulary_share
 from engine_core.models.spec import ModelSpec
 from kernels.linear import gated_linear, linear
 from kernels.norm import add_rms_norm, rms_norm
-
-VOCABULARY_STEP = 64  # rows; shares of a vocabulary are multiples, which suits the device's products
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,7 @@ def whole(name: str, outputs: int) -> Part:
 
 def vocabulary(name: str, rows: int, placement: Placement) -> Part:
     """A part with a row for each token: shares are equal, those of the last ranks padded."""
-    if placement.size == 1:
-        return whole(name, rows)
-    share = -(-rows // (placement.size * VOCABULARY_STEP)) * VOCABULARY_STEP
+    share = vocabulary_share(rows, placement.size)
     return Part(name, rows, share, placement.rank * share)
 
 

@@ -44,6 +44,20 @@ def test_pairs_are_split_or_repeated_but_never_cut() -> None:
         check_ranks(spec, size)
 
 
+@pytest.mark.parametrize(
+    ("rows", "size", "share"), [(128256, 1, 128256), (128256, 4, 32064), (150, 2, 128), (9, 4, 64)]
+)
+def test_shares_of_a_vocabulary_are_equal_and_hold_it(rows: int, size: int, share: int) -> None:
+    assert vocabulary_share(rows, size) == share
+    assert size * share >= rows
+
+
+def test_a_part_has_the_weights_that_a_rank_has() -> None:
+    part = part_spec(LARGE, 4)
+    assert (part.heads, part.kv_heads, part.intermediate) == (16, 2, 7168)
+    assert part_spec(LARGE, 1) == LARGE
+
+
 def test_so_is_the_width() -> None:
     assert "20 numbers" in refused(msgspec.structs.replace(SPEC, heads=8, kv_heads=8), 8)
 

@@ -105,3 +105,29 @@ def test_the_plan_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from services import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     words = ["plan", str(folder_of(tmp_path, LLAMA_8B)), "--gpu", "h200"]
     assert subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gpus_share_weights_and_cache(tmp_path: Path, size: int) -> None:
+    folder = folder_of(tmp_path, LLAMA_8B)
+    one = planned(folder, "--max-model-len", "4096")
+    found = planned(folder, "--max-model-len", "4096", "--tensor-parallel-size", str(size))
+    assert found.gpus == size
+    assert found.parameters == one.parameters
+    assert found.weight_bytes == pytest.approx(one.weight_bytes / size, rel=0.001)  # norms are everybody's
+    assert found.kv_bytes_per_token == one.kv_bytes_per_token // size
+    assert found.blocks > size * one.blocks
+    assert f"each of {size}" in planning.text(found)
+
+
+def test_a_size_that_heads_cannot_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size.*32 attention heads"):
+        planned(folder_of(tmp_path, LLAMA_8B), "--tensor-parallel-size", "3")
+
+
+def test_seventy_billion_parameters_need_a_second_gpu(tmp_path: Path) -> None:
+    more = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672}
+    folder = folder_of(tmp_path, {**LLAMA_8B, **more})
+    with pytest.raises(ConfigError, match="weights take"):
+        planned(folder)
+    assert planned(folder, "--tensor-parallel-size", "2").cache_tokens > 100_000
