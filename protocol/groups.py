@@ -70,12 +70,7 @@ def check_rendezvous(where: str) -> None:
 
 
 def check_groups(model: ModelConfig) -> None:
-    """Raise ConfigError for sizes that do not go together, or that nothing serves."""
-    for flag, size in (
-        ("--pipeline-parallel-size", model.pipeline_parallel_size),
-    ):
-        if size > 1:
-            raise ConfigError(flag, size, "only 1 is built")
+    """Raise ConfigError for sizes that do not go together."""
     if executors(model) > MOST_EXECUTORS:
         sizes = (
             f"with {model.data_parallel_size} replicas of {model.pipeline_parallel_size} stages that makes "

@@ -32,7 +32,7 @@ from services.restarts import failures
 from services.scheduler.executors import Executors
 from services.scheduler.guides import Guides, GuideStatistics, rejection
 from services.scheduler.masker import Masker, MaskerStatistics
-from services.scheduler.options import ModelFacts, scheduling_options
+from services.scheduler.options import ModelFacts, depth, scheduling_options
 from services.scheduler.times import Times, TimesStatistics
 from services.tracing.scheduling import SchedulerTraces
 from services.wire import Arrival, Joined, Left, Peer
@@ -110,7 +110,7 @@ class Loop:
         self._steps = steps
         self._guides = guides
         self._masker = masker
-        self._depth = 2 if config.scheduler.overlap else 1
+        self._depth = depth(config)
         self._brain: Scheduler | None = None  # from the first complete executor group on
         self._sources: dict[Peer, int] = {}  # tokenizer → its number in the brain
         self._joined = 0

@@ -38,9 +38,21 @@ def scheduling_options(config: Config, facts: ModelFacts, executors: Executors, 
         speculation=speculation_options(config, executors, masks),
         max_queued_tokens=options.max_queued_tokens,
         max_queue_time=options.max_queue_time,
+        stages=model.pipeline_parallel_size,
+        ahead=ahead(config),
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,
     )
+
+
+def ahead(config: Config) -> int:
+    """Steps that a sequence has in flight, at most: the next one is planned while one runs, or it is not."""
+    return 2 if config.scheduler.overlap else 1
+
+
+def depth(config: Config) -> int:
+    """Steps in flight: one for each stage of the pipeline, and with overlap one that waits for the first."""
+    return config.model.pipeline_parallel_size - 1 + ahead(config)
 
 
 def speculation_options(config: Config, executors: Executors, masks: int) -> SpeculationOptions:

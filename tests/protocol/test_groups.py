@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import Config, ModelConfig, check
+from protocol.config import Config, ModelConfig, SchedulerConfig, check
 from protocol.errors import ConfigError
 from protocol.groups import (
     MOST_EXECUTORS,
@@ -82,11 +82,24 @@ def test_there_may_be_several_replicas() -> None:
         check_groups(sized(ranks=2, replicas=replicas))
 
 
-@pytest.mark.parametrize(("flag", "model"), [("--pipeline-parallel-size", sized(stages=2))])
-def test_what_is_not_built_is_refused(flag: str, model: ModelConfig) -> None:
-    with pytest.raises(ConfigError, match="only 1 is built") as caught:
-        check(msgspec.structs.replace(Config(), model=model))
-    assert caught.value.option == flag
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_drafts_that_need_the_whole_model_are_refused_with_several_stages(method: str) -> None:
+    config = msgspec.structs.replace(
+        Config(),
+        model=sized(stages=2),
+        scheduler=SchedulerConfig(
+            speculative_config=f'{{"method": "{method}", "model": "draft", "num_speculative_tokens": 3}}'
+        ),
+    )
+    with pytest.raises(ConfigError, match="ngram serves") as caught:
+        check(config)
+    assert caught.value.option == "--pipeline-parallel-size"
+    check(msgspec.structs.replace(config, model=sized(ranks=2)))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 8])
+def test_there_may_be_several_stages(stages: int) -> None:
+    check(msgspec.structs.replace(Config(), model=sized(stages=stages)))
 
 
 def test_a_server_has_a_bounded_number_of_executors() -> None:
