@@ -8,6 +8,7 @@ and gives back what it has got.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import select
@@ -38,25 +39,28 @@ def attributes(pairs: Any) -> dict[str, Any]:
     return {pair.key: plain(pair.value) for pair in pairs}
 
 
+def record(resource: Any, scope: Any, span: Any) -> Span:
+    """A span as tests read it."""
+    return {
+        "resource": attributes(resource.attributes), "scope": scope.name,
+        "trace": span.trace_id.hex(), "id": span.span_id.hex(), "parent": span.parent_span_id.hex(),
+        "name": span.name, "kind": span.kind, "state": span.trace_state,
+        "start": span.start_time_unix_nano, "end": span.end_time_unix_nano,
+        "attributes": attributes(span.attributes), "error": span.status.code == 2, "message": span.status.message,
+        "events": [{"name": event.name, "time": event.time_unix_nano, "attributes": attributes(event.attributes)}
+                   for event in span.events],
+        "links": [{"trace": link.trace_id.hex(), "id": link.span_id.hex()} for link in span.links],
+    }  # fmt: skip
+
+
 def decoded(body: bytes) -> list[Span]:
     """The spans of one export, each with its resource."""
-    request = ExportTraceServiceRequest.FromString(body)
-    found = []
-    for resource in request.resource_spans:
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                found.append({
-                    "resource": attributes(resource.resource.attributes), "scope": scope.scope.name,
-                    "trace": span.trace_id.hex(), "id": span.span_id.hex(), "parent": span.parent_span_id.hex(),
-                    "name": span.name, "kind": span.kind, "state": span.trace_state,
-                    "start": span.start_time_unix_nano, "end": span.end_time_unix_nano,
-                    "attributes": attributes(span.attributes), "error": span.status.code == 2,
-                    "message": span.status.message,
-                    "events": [{"name": event.name, "time": event.time_unix_nano,
-                                "attributes": attributes(event.attributes)} for event in span.events],
-                    "links": [{"trace": link.trace_id.hex(), "id": link.span_id.hex()} for link in span.links],
-                })  # fmt: skip
-    return found
+    return [
+        record(told.resource, scoped.scope, span)
+        for told in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scoped in told.scope_spans
+        for span in scoped.spans
+    ]
 
 
 class Store:
@@ -89,7 +93,8 @@ def served(store: Store) -> type[BaseHTTPRequestHandler]:
             store.gate.wait()
             if store.status == 200:
                 store.spans += decoded(body)
-            self.answer(store.status, b"")
+            with contextlib.suppress(ConnectionError):  # who was kept waiting may have given up
+                self.answer(store.status, b"")
 
         def answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
