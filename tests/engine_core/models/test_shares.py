@@ -79,15 +79,3 @@ def test_experts_are_shared_whole_or_by_their_width() -> None:
 def test_a_model_without_experts_has_none_to_share() -> None:
     with pytest.raises(ConfigError, match=r"expert-parallel.*no experts"):
         check_ranks(LARGE, 2, expert_parallel=True)
-
-
-@pytest.mark.parametrize(("rows", "size", "share"), [(128256, 1, 128256), (128256, 4, 32064), (150, 2, 128), (9, 4, 64)])
-def test_shares_of_a_vocabulary_are_equal_and_hold_it(rows: int, size: int, share: int) -> None:
-    assert vocabulary_share(rows, size) == share
-    assert size * share >= rows
-
-
-def test_a_part_has_the_weights_that_a_rank_has() -> None:
-    part = part_spec(LARGE, 4)
-    assert (part.heads, part.kv_heads, part.intermediate) == (16, 2, 7168)
-    assert part_spec(LARGE, 1) == LARGE
