@@ -1,0 +1,45 @@
+"""One stage of a pipeline is killed under streams of all kinds: its group begins anew, and each stream ends with exactly
+its own tokens. Two stages over gloo, the embedded model."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.chaos.leftovers import at_rest, ended
+from tests.e2e.chaos.streams import Answer, answers, bodies
+from tests.e2e.chaos.test_group import STREAMS, TOKENS, disturbed, executors
+from tests.e2e.server import Server, serving
+
+STAGES = ("--pipeline-parallel-size", "2", "--device", "cpu", "--max-num-seqs", "32")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("stages"), *STAGES) as made:
+        yield made
+        ended(made)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> list[Answer]:
+    found = answers(server.url, bodies(STREAMS, TOKENS))
+    at_rest(server)
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_killed_stage_costs_time_and_no_token(server: Server, undisturbed: list[Answer], stage: int) -> None:
+    assert len(executors(server)) == 2
+    disturbed(server, undisturbed, signal.SIGKILL, stage)
+    log = server.log.read_text()
+    assert f"process_died process=executor-{stage}" in log
+    assert f"group_broken process=executor-{1 - stage}" in log, "the other's end is no failure of its own"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stopped_stage_is_found(server: Server, undisturbed: list[Answer], stage: int) -> None:
+    disturbed(server, undisturbed, signal.SIGSTOP, stage)
