@@ -2,7 +2,8 @@
 
 The limit of a load is the time that it would take if every step cost nothing but this:
 
-- a decode step reads all weights that a step uses once, or multiplies its rows with them, whichever takes longer, and
+- a decode step reads all weights that a step uses once (of a mixture of experts as many as tokens go to that choose
+  among all alike), or multiplies its rows with them, whichever takes longer, and
   reads the keys and values of every running request, those of a shared prefix once;
 - a prompt costs the floating-point operations of its tokens (two per weight and token, and causal attention's
   4 · heads · dim per pair of positions and layer), at least one reading of the weights where it runs alone.
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from engine_core.execution.estimate import expert_weights
 from engine_core.models.spec import ModelSpec
 from services.bench.workload import Workload, lengths
 
@@ -61,36 +63,57 @@ class Cost(msgspec.Struct, frozen=True):
     head_weights: int  # numbers in the LM head
     attention: int  # operations per pair of positions, all layers
     cache_bytes: int  # keys and values of one position, all layers
+    expert_weights: int = 0  # numbers in the matrices of one expert, all layers: `layer_weights` has none of them
+    experts: int = 0
+    chosen: int = 0  # of them, for a token
 
     @classmethod
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
         projections = spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+        experts = spec.experts
+        sparse = 0 if experts is None else sum(experts.layers)
+        layers = spec.layers * projections + (spec.layers - sparse) * 3 * spec.hidden * spec.intermediate
         return cls(
             chip=chip,
-            layer_weights=spec.layers * (projections + 3 * spec.hidden * spec.intermediate),
+            layer_weights=layers + (0 if experts is None else sparse * spec.hidden * experts.count),
             head_weights=spec.hidden * spec.vocab_size,
             attention=4 * spec.layers * spec.heads * spec.head_dim,
             cache_bytes=2 * TWO_BYTES * spec.layers * spec.kv_heads * spec.head_dim,
+            expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
+            experts=0 if experts is None else experts.count,
+            chosen=0 if experts is None else experts.chosen,
         )
+
+    @property
+    def token_weights(self) -> int:
+        """Numbers in the matrices of all layers that a token is multiplied with."""
+        return self.layer_weights + self.chosen * self.expert_weights
+
+    def read_weights(self, tokens: int) -> float:
+        """Numbers in the matrices of all layers that so many tokens read: an expert that several are sent to once."""
+        if not self.experts:
+            return self.layer_weights
+        missed = (1 - self.chosen / self.experts) ** tokens  # share of experts, if all are as likely
+        return self.layer_weights + self.experts * (1 - missed) * self.expert_weights
 
     def decode(self, rows: int, context: float) -> float:
         """Seconds of a decode step of `rows` requests that hold `context` positions together."""
-        weights = self.layer_weights + self.head_weights
+        read, multiplied = self.read_weights(rows) + self.head_weights, self.token_weights + self.head_weights
         products = max(
-            TWO_BYTES * weights / self.chip.bytes_per_second, 2 * weights * rows / self.chip.flops_per_second
+            TWO_BYTES * read / self.chip.bytes_per_second, 2 * multiplied * rows / self.chip.flops_per_second
         )
         return products + context * self.cache_bytes / self.chip.bytes_per_second
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
         """Seconds of a prompt's `tokens` after `cached` positions that stand in the cache, its first token included."""
         pairs = tokens * cached + tokens * tokens / 2
-        return (2 * (self.layer_weights * tokens + self.head_weights) + self.attention * pairs) / (
+        return (2 * (self.token_weights * tokens + self.head_weights) + self.attention * pairs) / (
             self.chip.flops_per_second
         )
 
     def first_token(self, tokens: int) -> float:
         """Seconds to the first token of a prompt that is alone."""
-        weights = self.layer_weights + self.head_weights
+        weights = self.read_weights(tokens) + self.head_weights
         return max(self.prefill(tokens), TWO_BYTES * weights / self.chip.bytes_per_second)
 
     def load(self, requests: Sequence[tuple[int, int]], concurrency: int, cached: int = 0) -> float:

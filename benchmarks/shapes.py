@@ -154,7 +154,7 @@ MIXTRAL = Shape(
     },
 )
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
-SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, SMOKE)}
+SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, SMOKE)}
 
 
 def make_folder(shape: Shape, place: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.limits import CHIPS, Chip, Cost, chip, limit
 from benchmarks.rows import SERVING, TOKENS, WORKLOADS
-from benchmarks.shapes import EIGHT, SHAPES, SMALL, make_folder
+from benchmarks.shapes import EIGHT, MIXTRAL, QWEN_MOE, SHAPES, SMALL, make_folder
 from engine_core.models.spec import read_spec
 from services.bench.workload import Workload
 
@@ -43,6 +45,26 @@ def test_a_prompt_costs_its_products_and_its_pairs() -> None:
     assert PLAIN.prefill(10) == pytest.approx((2 * (40 * 10 + 10) + 2 * 50) / 1000)
     assert PLAIN.prefill(10, cached=30) == pytest.approx((2 * (40 * 10 + 10) + 2 * (300 + 50)) / 1000)
     assert PLAIN.first_token(1) == 1.0  # the weights must be read
+
+
+def test_of_a_mixture_a_step_reads_the_experts_that_its_tokens_go_to() -> None:
+    mixture = msgspec.structs.replace(PLAIN, expert_weights=100, experts=4, chosen=1)
+    assert mixture.token_weights == 140
+    assert mixture.decode(1, 0) == 2 * (50 + 100) / 100
+    assert mixture.decode(2, 0) == pytest.approx(2 * (50 + 175) / 100)  # the second goes to another in three of four
+    assert mixture.decode(1000, 0) == 2 * 150 * 1000 / 1000
+    assert mixture.read_weights(1000) == pytest.approx(440)
+    assert mixture.prefill(10) == pytest.approx((2 * (140 * 10 + 10) + 2 * 50) / 1000)
+    assert mixture.first_token(1) == 3.0
+
+
+def test_published_mixtures(tmp_path: Path) -> None:
+    """A token of Qwen3-30B-A3B reads 3.0 billion weights and is multiplied with them, 256 read nearly all 30."""
+    for shape, one, many in ((QWEN_MOE, 3.04e9, 30.2e9), (MIXTRAL, 12.75e9, 46.6e9)):
+        cost = Cost.of(read_spec(make_folder(shape, tmp_path)), CHIPS["H200"])
+        assert cost.read_weights(1) == pytest.approx(cost.token_weights)
+        assert cost.token_weights + cost.head_weights == pytest.approx(one, rel=0.01)
+        assert cost.read_weights(256) + cost.head_weights == pytest.approx(many, rel=0.01)
 
 
 def test_a_load_by_hand() -> None:

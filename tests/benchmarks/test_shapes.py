@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shapes import EIGHT, HALF_SEVENTY, SEVENTY, SHAPES, SMALL, SMOKE, Shape, make_folder, word
+from benchmarks.shapes import (
+    EIGHT,
+    HALF_SEVENTY,
+    MIXTRAL,
+    QWEN_MOE,
+    SEVENTY,
+    SHAPES,
+    SMALL,
+    SMOKE,
+    Shape,
+    make_folder,
+    word,
+)
 from engine_core import folder
 from engine_core.models.spec import read_spec
 from engine_core.text.vocabulary import read_vocabulary
@@ -19,6 +31,7 @@ from engine_core.text.vocabulary import read_vocabulary
         (SEVENTY, "llama", (80, 8192, 64, 8, 128, 28672, 128256), False, 327680),
         (HALF_SEVENTY, "llama", (40, 8192, 64, 8, 128, 28672, 128256), False, 163840),
         (SMALL, "qwen3", (28, 1024, 16, 8, 128, 3072, 151936), True, 114688),
+        (QWEN_MOE, "qwen3_moe", (48, 2048, 32, 4, 128, 6144, 151936), False, 98304),
     ],
 )
 def test_a_shape_is_that_of_the_reference(
@@ -27,10 +40,19 @@ def test_a_shape_is_that_of_the_reference(
     spec = read_spec(make_folder(shape, tmp_path))
     found = (spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate, spec.vocab_size)
     assert (spec.family, found, spec.tied) == (family, sizes, tied)
-    assert spec.qk_norm == (family == "qwen3")
+    assert spec.qk_norm == family.startswith("qwen3")
     assert 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim == cache  # bytes of one position
     assert spec.longest >= 40960
     assert spec.dtype == "bfloat16"
+
+
+def test_a_mixture_of_experts_is_that_of_its_makers(tmp_path: Path) -> None:
+    for shape, sizes in ((QWEN_MOE, (128, 8, 768)), (MIXTRAL, (8, 2, 14336))):
+        experts = read_spec(make_folder(shape, tmp_path)).experts
+        assert experts is not None
+        assert (experts.count, experts.chosen, experts.width) == sizes
+        assert experts.normalised
+        assert all(experts.layers)
 
 
 def test_every_id_has_text_of_its_own_and_encoding_stays(tmp_path: Path) -> None:
@@ -51,4 +73,4 @@ def test_words_differ() -> None:
 
 def test_the_shape_for_a_try_is_the_embedded_model(tmp_path: Path) -> None:
     assert read_spec(make_folder(SMOKE, tmp_path)) == read_spec(folder.resolve(""))
-    assert set(SHAPES) == {"8b", "0.6b", "smoke"}
+    assert set(SHAPES) == {"8b", "0.6b", "30b-a3b", "8x7b", "smoke"}
