@@ -24,6 +24,7 @@ from services.api.requests import ChatRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
 from services.api.served import ServedModel
 from services.api.service import Service
+from services.api.session import session_of
 from services.api.submission import submission
 from services.api.tools import tools_asked
 from services.api.trace import trace_context
@@ -49,7 +50,8 @@ class ChatCompletions:
         check_template(request, trusted=service.config.tokenizer.trust_request_chat_template)
         usage = wants_usage(request)
         number = service.pipeline.new_id()
-        submit = chat_submission(request, number, service.model, n, trace_context(scope))
+        session = session_of(scope, request.user)
+        submit = chat_submission(request, number, service.model, n, trace_context(scope), session)
         identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
         streaming = bool(request.stream)
@@ -65,7 +67,7 @@ class ChatCompletions:
 
 
 def chat_submission(
-    request: ChatRequest, number: int, model: ServedModel, n: int, trace: TraceContext
+    request: ChatRequest, number: int, model: ServedModel, n: int, trace: TraceContext, session: str = ""
 ) -> SubmitText:
     """The request as the message with id `number`. Raises InvalidRequest or NotBuilt naming the parameter."""
     chat = conversation(request)
@@ -73,6 +75,7 @@ def chat_submission(
     return msgspec.structs.replace(
         submission(request, lengths(request), model, n, trace),
         id=number,
+        session=session,
         messages=chat.messages,
         tools=asked.tools,
         tool_use=asked.use,

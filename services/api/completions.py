@@ -25,6 +25,7 @@ from services.api.requests import CompletionRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
 from services.api.served import ServedModel
 from services.api.service import Service
+from services.api.session import session_of
 from services.api.submission import submission, with_own_seed
 from services.api.trace import trace_context
 
@@ -52,6 +53,7 @@ class Completions:
         refusals.check(body, refusals.REFUSED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
         asked = submission(request, lengths(request), service.model, n, trace_context(scope))
+        asked = msgspec.structs.replace(asked, session=session_of(scope, request.user))
         submits = [prompt_submission(asked, request, service.pipeline.new_id(), prompt) for prompt in prompts]
         identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()

@@ -6,20 +6,25 @@ Health is read from the heartbeat with its step counter, never from a generation
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol import groups
+from protocol.config import ModelConfig
 from protocol.errors import Unavailable
+from protocol.links import Role
 from protocol.messages import EngineStatus
 from protocol.version import VERSION
+from services.api.engines import ReplicaHealth
 from services.api.errors import send_json
 from services.api.ledger import Entry
 from services.api.scrape import Scrape
 from services.api.service import Service
-from services.restarts import failures
+from services.restarts import Failure, failures
 
 
 class TokenizerHealth(msgspec.Struct, frozen=True):
@@ -47,7 +52,8 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of GET /health. `status` is "ok" or why requests cannot be served; ages are in seconds."""
+    """Body of GET /health. `status` is "ok" or why requests cannot be served; ages are in seconds. `engine` and
+    `capacity` are of all replicas together."""
 
     status: str
     ready: bool
@@ -58,6 +64,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     parts: Parts
     capacity: Capacity
     engine: dict[str, Any] | None
+    replicas: tuple[ReplicaHealth, ...]
+    degraded: str = ""  # which replicas do not serve while others do, and why
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):
@@ -141,16 +149,43 @@ def trouble_of(service: Service, now: float) -> str:
 
 
 def hopeless(service: Service) -> str:
-    """Which processes the launcher has given up, and why; empty for none."""
-    return "; ".join(failure.reason for failure in failures(Path(service.config.run.run_dir)))
+    """Why the server will not serve again by itself: processes that the launcher has given up. A replica's are none of
+    these while there are others."""
+    found = failures(Path(service.config.run.run_dir))
+    model = service.config.model
+    lost = lost_replicas(found, model)
+    whole = len(lost) < model.data_parallel_size
+    return "; ".join(failure.reason for failure in found if not (whole and replica_of(failure, model) is not None))
+
+
+def lost_replicas(found: Sequence[Failure], model: ModelConfig) -> dict[int, str]:
+    """Replicas that miss a process which the launcher has given up, and why."""
+    lost: dict[int, str] = {}
+    for failure in found:
+        replica = replica_of(failure, model)
+        if replica is not None:
+            lost.setdefault(replica, failure.reason)
+    return lost
+
+
+def replica_of(failure: Failure, model: ModelConfig) -> int | None:
+    """The replica whose process failed; None for one that belongs to all."""
+    match failure.role:
+        case Role.SCHEDULER:
+            return failure.index
+        case Role.EXECUTOR:
+            return groups.place(failure.index, model).replica
+    return None
 
 
 def health_of(service: Service, now: float) -> Health:
     pipeline = service.pipeline
     status, statistics = pipeline.status, pipeline.statistics()
     trouble = trouble_of(service, now)
-    age = None if status is None else now - pipeline.status_time
-    heard = age is not None and age <= pipeline.status_limit
+    engines = pipeline.engines
+    age = None if status is None else now - engines.time
+    heard = age is not None and age <= engines.limit
+    lost = lost_replicas(failures(Path(service.config.run.run_dir)), service.config.model)
     return Health(
         status=trouble or "ok",
         ready=not trouble,
@@ -165,6 +200,8 @@ def health_of(service: Service, now: float) -> Health:
         ),
         capacity=capacity_of(status, statistics.unfinished, service.config.api.max_queued_requests),
         engine=None if status is None else msgspec.structs.asdict(status),
+        replicas=engines.each(now, lost),
+        degraded="" if trouble else engines.degraded(now, lost),
     )
 
 

@@ -97,6 +97,7 @@ async def serve(config: Config, index: int) -> None:
     pipeline = Pipeline(
         watches, index, incarnation, config.api.max_queued_requests,
         max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
+        replicas=config.model.data_parallel_size,
         operations=Operations(tracer, model.name) if tracer is not None else None,
     )  # fmt: skip
     for watch in watches:

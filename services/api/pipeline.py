@@ -36,8 +36,10 @@ from protocol.messages import (
     Written,
     request_id,
 )
+from services.api.engines import Engines
 from services.api.errors import from_rejected
 from services.api.reply import Reply
+from services.api.session import affinity
 from services.census import Register
 from services.tracing.names import MOVED
 from services.tracing.operation import Operations
@@ -110,7 +112,8 @@ class Pipeline:
     """Tickets by id, over one port per tokenizer. `limit` bounds the unfinished requests of this process.
 
     The tokenizers are shared out among the `processes` api processes, so that a step's text comes in few messages; a
-    process turns to the others when its own take no more.
+    process turns to the others when its own take no more. With several `replicas` all that matters is that a
+    conversation keeps to one tokenizer, which knows where it went.
     """
 
     def __init__(
@@ -122,15 +125,16 @@ class Pipeline:
         status_limit: float,
         *,
         processes: int,
+        replicas: int = 1,
         operations: Operations | None = None,
     ) -> None:
-        self.status: EngineStatus | None = None
-        self.status_time = 0.0  # monotonic seconds when it came
+        self.engines = Engines(replicas, status_limit)
         self._register = Register()
         self.draining = False
         self.hopeless = ""  # why a part that is missing will not come back, once that is known
         self._ports = tuple(ports)
-        shares = min(len(self._ports), processes)
+        self._affine = replicas > 1
+        shares = 1 if self._affine else min(len(self._ports), processes)
         assert shares > 0
         own = [index % shares == api_index % shares for index in range(len(self._ports))]
         self._own = tuple(port for port, mine in zip(self._ports, own, strict=True) if mine)
@@ -139,7 +143,6 @@ class Pipeline:
         self._incarnation = incarnation
         self._limit = limit
         self._operations = operations
-        self.status_limit = status_limit
         self._counter = 0
         self._tickets: dict[int, Ticket] = {}
         self._questions: dict[int, Question] = {}
@@ -148,6 +151,11 @@ class Pipeline:
         self._served = False  # requests were taken once
         self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
         self._submitted = self._refused = self._moved = 0
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """The engine's state and totals, as last heard."""
+        return self.engines.status
 
     def new_id(self) -> int:
         """An id that no other request of any api process has."""
@@ -160,16 +168,7 @@ class Pipeline:
 
     def trouble(self, now: float) -> str:
         """Why requests cannot be served; empty when they can."""
-        status = self.status
-        if tokenizing := self._tokenizer_trouble():
-            return tokenizing
-        if status is None:
-            return "the engine has not reported yet"
-        if now - self.status_time > self.status_limit:
-            return "the engine's heartbeat is missing"
-        if status.draining:
-            return "the engine is shutting down"
-        return "" if status.ready else "the engine is not ready"
+        return self._tokenizer_trouble() or self.engines.trouble(now)
 
     def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float) -> None:
         """Send all `requests`, prompt i's choices being those from i * n on, or none of them.
@@ -254,7 +253,7 @@ class Pipeline:
                 case TextBatch() as batch:
                     self._rows(batch, now)
                 case EngineStatus() as status:
-                    self.status, self.status_time = status, now
+                    self.engines.report(status, now)
                 case Census() as census:
                     self._register.note(arrival.peer, census)
                 case Rejected() as rejected:
@@ -392,12 +391,13 @@ class Pipeline:
         return waiting.peer is not None
 
     def _send(self, waiting: Ticket | Question) -> Peer | None:
-        """Hand it to the tokenizer that its id falls to, or to the next with credit; None: all are full."""
+        """Hand it to the tokenizer that its number falls to, or to the next with credit; None: all are full."""
         message = waiting.message()
+        first = affinity(message) if self._affine and isinstance(message, SubmitText) else message.id
         for ports in (self._own, self._spare):
             candidates = [(port, peer) for port in ports for peer in port.peers]
             for step in range(len(candidates)):
-                port, peer = candidates[(message.id + step) % len(candidates)]
+                port, peer = candidates[(first + step) % len(candidates)]
                 if port.send(peer, message):
                     return peer
         return None

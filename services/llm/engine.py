@@ -46,7 +46,8 @@ class Engine:
         self.model = served_model(config)
         self.host = Host(config)
         self.config = self.host.config
-        self.window = min(2 * config.model.max_num_seqs + SPARE, config.api.max_queued_requests)
+        slots = config.model.data_parallel_size * config.model.max_num_seqs
+        self.window = min(2 * slots + SPARE, config.api.max_queued_requests)
         self._pipeline: Pipeline | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._watches: list[Watch] = []
@@ -143,7 +144,10 @@ class Engine:
             for number in range(self.config.tokenizer.tokenizer_processes)
         ]
         # A program may hold its interpreter for long: a late heartbeat is no sign that the engine hangs.
-        self._pipeline = Pipeline(self._watches, INDEX, incarnation, self.window, math.inf, processes=1)
+        self._pipeline = Pipeline(
+            self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
+            replicas=self.config.model.data_parallel_size,
+        )  # fmt: skip
         for watch in self._watches:
             watch.start(self._deliver)
         loop.add_reader(self.host.notices.fileno(), self._hear)

@@ -25,6 +25,7 @@ from services.api.messages.turns import TERMS, chat_request
 from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.service import Service
+from services.api.session import session_of
 from services.api.terms import told_in
 from services.api.tools import tools_asked
 from services.api.trace import trace_context
@@ -53,7 +54,8 @@ class Messages:
             chat = chat_request(request)
             thinking = request.thinking is None or request.thinking.display != "omitted"
             bounds.check(chat, service.config.api)
-            submit = chat_submission(chat, service.pipeline.new_id(), service.model, 1, trace_context(scope))
+            number, session = service.pipeline.new_id(), session_of(scope)
+            submit = chat_submission(chat, number, service.model, 1, trace_context(scope), session)
             service.pipeline.submit([submit], reply, now)
             async with attended(reply, service.pipeline, receive, exchange.of(scope)):
                 if request.stream:

@@ -29,6 +29,7 @@ from services.api.responses.request import REASONS, REFUSALS, ResponseRequest
 from services.api.responses.turn import TERMS, Turn
 from services.api.segments import Segment
 from services.api.service import Service
+from services.api.session import session_of
 from services.api.terms import told_in
 from services.api.trace import trace_context
 
@@ -56,7 +57,7 @@ class Responses:
         turn = Turn(request, service.responses, service.model.name)
         reply = Reply(1, 1, stream=bool(request.stream), timings=service.traffic.timings, now=time.monotonic())
         try:
-            self._submit(turn, reply, trace_context(scope))
+            self._submit(turn, reply, trace_context(scope), session_of(scope, request.user))
             if request.background:
                 await send_json(send, msgspec.json.encode(self._work.begin(turn, reply, current)))
                 return
@@ -69,10 +70,11 @@ class Responses:
         except RequestError as error:
             raise told_in(error, TERMS) from error
 
-    def _submit(self, turn: Turn, reply: Reply, trace: TraceContext) -> None:
+    def _submit(self, turn: Turn, reply: Reply, trace: TraceContext, session: str) -> None:
         service = self._service
         bounds.check(turn.chat, service.config.api)
-        submit: SubmitText = chat_submission(turn.chat, service.pipeline.new_id(), service.model, 1, trace)
+        number = service.pipeline.new_id()
+        submit: SubmitText = chat_submission(turn.chat, number, service.model, 1, trace, session)
         turn.open(submit.sampling)
         service.pipeline.submit([submit], reply, time.monotonic())
 

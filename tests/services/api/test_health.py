@@ -9,6 +9,7 @@ import msgspec
 
 from protocol.config import RunConfig
 from protocol.links import Role
+from services.api.engines import Engines
 from services.restarts import LIMIT, Restarts
 from tests.services.api.pipe import FakePort, client, service, silent, status
 from tests.services.api.shapes import check_error
@@ -54,3 +55,32 @@ async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Pat
         assert (await http.get("/health/live")).status_code == 200
         restarts.recovered(Role.TOKENIZER, 1)
         assert (await http.get("/health/ready")).status_code == 200
+
+
+async def test_a_replica_that_is_missing_degrades_the_server(tmp_path: Path) -> None:
+    port = FakePort(silent)
+    parts = service(port)
+    model = msgspec.structs.replace(parts.config.model, data_parallel_size=2, tensor_parallel_size=2)
+    config = msgspec.structs.replace(parts.config, model=model, run=RunConfig(run_dir=str(tmp_path)))
+    parts = replace(parts, config=config)
+    parts.pipeline.engines = Engines(2, 2.0)
+    port.arrive(msgspec.structs.replace(status(), replica=1))
+    restarts = Restarts(tmp_path)
+    async with client(parts) as http:
+        for reason in ("the engine has not reported yet", "executor-1 failed 5 times within 60 seconds"):
+            body = (answer := await http.get("/health")).json()
+            assert (answer.status_code, body["ready"], body["status"]) == (200, True, "ok")
+            assert body["degraded"].startswith(f"replica 0: {reason}")
+            lost, serving = body["replicas"]
+            assert (lost["replica"], lost["ready"], serving["replica"], serving["ready"]) == (0, False, 1, True)
+            assert lost["status"].startswith(reason)
+            assert serving["status"] == "ok"
+            assert (await http.get("/health/ready")).status_code == 200
+            for _ in range(LIMIT):
+                restarts.died(Role.EXECUTOR, 1, "signal SIGKILL", 100.0)  # of the first replica
+        for _ in range(LIMIT):
+            restarts.died(Role.SCHEDULER, 1, "signal SIGKILL", 100.0)
+        body = (answer := await http.get("/health")).json()
+    assert (answer.status_code, body["degraded"]) == (503, "")
+    assert "executor-1 failed" in body["status"]
+    assert "scheduler-1 failed" in body["status"]

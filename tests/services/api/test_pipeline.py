@@ -6,6 +6,7 @@ import asyncio
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from protocol.messages import (
     Written,
     api_index,
 )
+from services.api.engines import Engines
 from services.api.metrics import Timings
 from services.api.pipeline import HOLD, Pipeline
 from services.api.reply import Reply
@@ -31,9 +33,9 @@ from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, s
 NOW = 100.0
 
 
-def pipeline(*ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1) -> Pipeline:
+def pipeline(*ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1) -> Pipeline:
     """A pipeline at a stopped clock, with an engine that is ready."""
-    made = Pipeline(ports, index, 5, limit, status_limit=2.0, processes=processes)
+    made = Pipeline(ports, index, 5, limit, status_limit=2.0, processes=processes, replicas=replicas)
     for port in ports:
         port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     ports[0].arrive(status())
@@ -149,8 +151,8 @@ def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
         (lambda port, made: port.arrive(status(ready=False)), "not ready"),
         (lambda port, made: port.arrive(status(draining=True)), "shutting down"),
         (lambda port, made: setattr(made, "draining", True), "shutting down"),
-        (lambda port, made: setattr(made, "status", None), "not reported"),
-        (lambda port, made: setattr(made, "status_time", NOW - 2.1), "heartbeat"),
+        (lambda port, made: setattr(made, "engines", Engines(1, 2.0)), "not reported"),
+        (lambda port, made: made.engines.report(status(), NOW - 2.1), "heartbeat"),
     ],
 )
 async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
@@ -166,7 +168,7 @@ async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
 async def test_questions_need_a_tokenizer_and_no_engine() -> None:
     port = FakePort(answering(words("")))
     made = pipeline(port)
-    made.status = None
+    made.engines = Engines(1, 2.0)
     await made.ask(Tokenize(id=made.new_id(), prompt="a"))
     port.peer = None
     with pytest.raises(Unavailable, match="no tokenizer"):
@@ -391,3 +393,31 @@ def test_the_loss_of_a_stranger_changes_nothing() -> None:
     waiting, _ = submit(made)
     made.receive([Arrival(new_peer(), Left("gone"))], NOW)
     assert not waiting.ended
+
+
+async def test_with_replicas_a_conversation_keeps_to_one_tokenizer() -> None:
+    ports = FakePort(silent), FakePort(silent), FakePort(silent)
+    made = pipeline(*ports, limit=32, processes=3, replicas=2)
+    for turn in range(4):
+        messages = msgspec.json.encode([{"role": "user", "content": "hello"}] + [{"role": "assistant"}] * turn)
+        chat = SubmitText(id=made.new_id(), messages=messages, sampling=Sampling(), stream=True)
+        made.submit([chat], Reply(1, 1, stream=True, timings=Timings(), now=NOW), NOW)
+    assert sorted(len(port.of(SubmitText)) for port in ports) == [0, 0, 4]
+    for number in range(9):
+        named = SubmitText(id=made.new_id(), prompt="x", sampling=Sampling(), session=str(number % 2))
+        made.submit([named], Reply(1, 1, stream=False, timings=Timings(), now=NOW), NOW)
+    by_session = [{request.session for request in port.of(SubmitText) if request.session} for port in ports]
+    assert sum(map(len, by_session)) == 2, "each session is in one place"
+
+
+async def test_one_replica_serves() -> None:
+    port = FakePort(silent)
+    made = pipeline(port, replicas=2)
+    assert made.ready(NOW), "the other has not reported"
+    port.arrive(msgspec.structs.replace(status(running=5), replica=1))
+    port.arrive(msgspec.structs.replace(status(ready=False), replica=0))
+    assert made.ready(NOW)
+    assert made.status is not None
+    assert made.status.running == 5 + status().running
+    port.arrive(msgspec.structs.replace(status(ready=False), replica=1))
+    assert made.trouble(NOW) == "the engine is not ready"

@@ -1,0 +1,135 @@
+"""The engine as its replicas tell of it by heartbeats: one of them is enough to serve, all together are its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from protocol.messages import EngineStatus
+
+UNHEARD = "the engine has not reported yet"
+SUMS = (
+    *("step", "running", "waiting", "blocks", "blocks_free", "blocks_idle", "max_num_seqs", "prompt_tokens"),
+    *("cached_tokens", "output_tokens", "finished", "aborted", "failed", "preemptions", "drain_rate", "drafts"),
+    *("draft_tokens", "accepted_tokens"),
+)  # fields of EngineStatus that add up
+
+
+class ReplicaHealth(msgspec.Struct, frozen=True):
+    """One replica in the body of GET /health. `status` is "ok" or why it serves nothing; ages are in seconds."""
+
+    replica: int
+    status: str
+    ready: bool
+    last_step_age: float | None
+    heartbeat_age: float | None
+    running: int
+    waiting: int
+    tokens: int  # that its KV cache holds
+    tokens_free: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Engines:
+    """The newest heartbeat of each replica. `limit`: seconds after which one that is silent counts as lost."""
+
+    def __init__(self, replicas: int, limit: float) -> None:
+        assert replicas > 0
+        self.limit = limit
+        self._replicas = replicas
+        self._statuses: dict[int, tuple[EngineStatus, float]] = {}  # and when it came, in monotonic seconds
+
+    def report(self, status: EngineStatus, now: float) -> None:
+        """A heartbeat that came at `now`."""
+        if 0 <= status.replica < self._replicas:
+            self._statuses[status.replica] = status, now
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """All replicas as one: counts add up, it is ready when any is, and as old as its oldest step."""
+        statuses = [status for status, _ in self._statuses.values()]
+        if len(statuses) <= 1:
+            return statuses[0] if statuses else None
+        return total(statuses)
+
+    @property
+    def time(self) -> float:
+        """When the last heartbeat of any came."""
+        return max((time for _, time in self._statuses.values()), default=0.0)
+
+    def trouble(self, now: float) -> str:
+        """Why no replica serves; empty when one does."""
+        troubles = self._troubles(now)
+        if "" in troubles:
+            return ""
+        if len(set(troubles)) == 1:
+            return troubles[0]
+        return "no replica serves: " + told(troubles)
+
+    def degraded(self, now: float, lost: Mapping[int, str]) -> str:
+        """Which replicas do not serve while others do, and why; `lost` says it of those that will not come back."""
+        troubles = [trouble and lost.get(replica, trouble) for replica, trouble in enumerate(self._troubles(now))]
+        return told(troubles) if "" in troubles else ""
+
+    def each(self, now: float, lost: Mapping[int, str]) -> tuple[ReplicaHealth, ...]:
+        """Every replica there should be; `lost` as above."""
+        found = []
+        for replica, trouble in enumerate(self._troubles(now)):
+            status, time = self._statuses.get(replica, (None, 0.0))
+            free = status.blocks_free + status.blocks_idle if status else 0
+            found.append(
+                ReplicaHealth(
+                    replica=replica,
+                    status=(trouble and lost.get(replica, trouble)) or "ok",
+                    ready=not trouble,
+                    last_step_age=status.step_age if status else None,
+                    heartbeat_age=now - time if status else None,
+                    running=status.running if status else 0,
+                    waiting=status.waiting if status else 0,
+                    tokens=status.blocks * status.block_size if status else 0,
+                    tokens_free=free * status.block_size if status else 0,
+                    prompt_tokens=status.prompt_tokens if status else 0,
+                    cached_tokens=status.cached_tokens if status else 0,
+                )
+            )
+        return tuple(found)
+
+    def _troubles(self, now: float) -> list[str]:
+        return [self._trouble(replica, now) for replica in range(self._replicas)]
+
+    def _trouble(self, replica: int, now: float) -> str:
+        found = self._statuses.get(replica)
+        if found is None:
+            return UNHEARD
+        status, time = found
+        if now - time > self.limit:
+            return "the engine's heartbeat is missing"
+        if status.draining:
+            return "the engine is shutting down"
+        return "" if status.ready else "the engine is not ready"
+
+
+def told(troubles: Sequence[str]) -> str:
+    """What is wrong with which replica."""
+    return "; ".join(f"replica {replica}: {trouble}" for replica, trouble in enumerate(troubles) if trouble)
+
+
+def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
+    """Several replicas' heartbeats as one."""
+    ready = [status for status in statuses if status.ready]
+    places = max(len(status.accepted_at) for status in statuses)
+    accepted = [status.accepted_at + (0,) * (places - len(status.accepted_at)) for status in statuses]
+    sums = {name: sum(getattr(status, name) for status in statuses) for name in SUMS}
+    return msgspec.structs.replace(
+        (ready or list(statuses))[0],
+        **sums,
+        time=max(status.time for status in statuses),
+        epoch=max(status.epoch for status in statuses),
+        ready=bool(ready),
+        draining=all(status.draining for status in statuses),
+        step_age=max(status.step_age for status in statuses),
+        accepted_at=tuple(map(sum, zip(*accepted, strict=True))),
+        replica=0,
+    )
