@@ -20,7 +20,8 @@ SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
 LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
-LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new")  # of processes that could not remove them
+# Of processes that could not remove them.
+LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new")
 RESPONSES = "responses"  # the folder of those that are kept as long as the server runs
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 

@@ -16,12 +16,12 @@ from services.api.ledger import Entry
 
 LABELS = ("model_name", "engine")
 FRONT = "0"  # the engine of what api processes see: with several replicas it stands for all of them
-VLLM_GAUGES = {
+VLLM_GAUGES: Mapping[str, tuple[str, str]] = {
     "vllm:num_requests_running": ("engine_running", "Requests in the engine's slots"),
     "vllm:num_requests_waiting": ("engine_waiting", "Requests waiting for a slot"),
     "vllm:kv_cache_usage_perc": ("engine_kv_used_ratio", "KV blocks in use, 1 is all of them"),
 }
-VLLM_TOTALS = {
+VLLM_TOTALS: Mapping[str, tuple[str, str]] = {
     "vllm:prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests"),
     "vllm:generation_tokens": ("engine_output_tokens", "Tokens sampled"),
     "vllm:prefix_cache_queries": ("engine_prompt_tokens", "Prompt tokens that were looked for"),
@@ -31,14 +31,15 @@ VLLM_TOTALS = {
     "vllm:spec_decode_num_draft_tokens": ("engine_draft_tokens", "Draft tokens verified"),
     "vllm:spec_decode_num_accepted_tokens": ("engine_accepted_tokens", "Draft tokens accepted"),
 }
-VLLM_LABELLED = {  # with the other server's name of the label
+VLLM_LABELLED: Mapping[str, tuple[str, str, str]] = {  # with the other server's name of the label
     "vllm:spec_decode_num_accepted_tokens_per_pos": (
         "engine_accepted_tokens_by_position", "Draft tokens accepted, by place in the draft", "position",
     ),
     "vllm:request_success": ("engine_ended", "Choices that ended, by how", "finished_reason"),
 }  # fmt: skip
-REASONS = {"stop": "stop", "length": "length", "abort": "abort"}  # of theirs; ours has more, for what is no success
-VLLM_PHASES = {
+# Of theirs; ours has more, for what is no success.
+REASONS: Mapping[str, str] = {"stop": "stop", "length": "length", "abort": "abort"}
+VLLM_PHASES: Mapping[str, tuple[str, str]] = {
     "vllm:request_queue_time_seconds": ("engine_queue_seconds", "Arrival at the scheduler to first step"),
     "vllm:request_prefill_time_seconds": ("engine_prefill_seconds", "First step to first token"),
     "vllm:request_decode_time_seconds": ("engine_decode_seconds", "First token to the end"),

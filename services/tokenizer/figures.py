@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from protocol.figures import Census, ProcessFigures
 from services.census import Sheet, Vitals, add_link
@@ -11,7 +11,7 @@ from services.tokenizer.compiler import Compiler, CompilerStatistics
 from services.tokenizer.relay import Relay, RelayStatistics
 from services.watch import Watch
 
-TOTALS = {
+TOTALS: Mapping[str, str] = {
     "submitted": "tokenizer_submitted_requests",
     "rejected": "tokenizer_rejected_requests",
     "aborted": "tokenizer_aborted_requests",

@@ -11,7 +11,7 @@ from protocol.messages import Finish, Message, TokenBatch
 from protocol.steps import ExecutorReady, StepPlan, StepResult
 from services.scheduler.guides import Guides
 from services.scheduler.masker import Masker
-from services.wire import Arrival, Joined, Left, Peer
+from services.wire import Arrival, Joined, Left, Peer, PortStatistics
 
 WINDOW = 64
 
@@ -82,6 +82,9 @@ class FakePort:
 
     def tick(self, now):
         self.ticks += 1
+
+    def statistics(self):
+        return PortStatistics(len(self._peers), 1, 2, 3, 4, 5, 6)
 
     def take(self, kind, peer=None):
         """Messages of a kind that were sent (to one peer), taken off."""
