@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -78,6 +79,29 @@ async def test_labels_that_are_asked_for_are_there() -> None:
                 assert label in known.get(name, {label}), f"{where}: {name} has no label {label}"
 
 
+async def test_labels_that_results_are_grouped_by_are_there() -> None:
+    """Each `by (…)` names labels that some metric of the query has; `le` only where buckets are summed."""
+    known: dict[str, set[str]] = {}
+    for family in await exported():
+        for sample in family.samples:
+            known.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+    for where, query in expressions():
+        names = [name[0] for name in NAME.finditer(query)]
+        for labels in re.findall(r"\bby \(([^)]*)\)", query):
+            for label in re.split(r"[\s,]+", labels):
+                assert any(label in known[name] for name in names), f"{where}: nothing has a label {label}"
+        assert ("histogram_quantile" in query) == any(name.endswith("_bucket") for name in names), where
+
+
+async def test_texts_of_alerts_use_labels_that_are_left() -> None:
+    for group in rules()["groups"]:
+        for rule in group["rules"]:
+            used = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+            kept = [set(re.split(r"[\s,]+", labels)) for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"])]
+            if kept:
+                assert used <= set.intersection(*kept), rule["alert"]
+
+
 def test_queries_are_balanced_and_counters_are_rates() -> None:
     for where, query in expressions():
         assert all(query.count(left) == query.count(right) for left, right in ("()", "[]", "{}")), where
@@ -102,6 +126,84 @@ async def test_the_endpoint_lints_clean() -> None:
         elif family.type == "histogram":
             assert names == {f"{family.name}_{part}" for part in ("bucket", "count", "sum")}
             assert family.name.endswith("_seconds"), family.name
+
+
+BASE = frozenset(("seconds", "bytes", "ratio"))
+OTHER_UNITS = frozenset(
+    (
+        *("milliseconds", "microseconds", "nanoseconds", "minutes", "hours", "days", "weeks"),
+        *("bits", "kilobytes", "megabytes", "gigabytes", "kibibytes", "mebibytes", "gibibytes", "percent"),
+    )
+)
+ABBREVIATIONS = frozenset(
+    ("s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d", "bps", "kbps", "mbps", "pct")
+)
+TYPES = frozenset(("counter", "gauge", "histogram", "summary", "untyped"))
+RESERVED = {"le": "histogram", "quantile": "summary"}
+
+
+def lint(family: Metric) -> list[str]:
+    """What promtool's `check metrics` holds against a family. Source: promlint's list of validations."""
+    name, words, found = family.name, family.name.split("_"), []
+    labels = {label for sample in family.samples for label in sample.labels}
+    if not family.documentation:
+        found.append("no help text")
+    if OTHER_UNITS & set(words):
+        found.append("a unit that is no base unit")
+    if ABBREVIATIONS & set(words):
+        found.append("an abbreviated unit")
+    if TYPES & set(words):
+        found.append("its type in its name")
+    if any(word in BASE and place < len(words) - 1 and words[-1] in BASE for place, word in enumerate(words)):
+        found.append("two units")
+    if family.type == "counter" and not all(sample.name.endswith("_total") for sample in family.samples):
+        found.append("a counter without _total")
+    if family.type != "counter" and name.endswith("_total"):
+        found.append("_total, and no counter")
+    if family.type != "histogram" and name.endswith(("_bucket", "_count", "_sum")):
+        found.append("a suffix that is a histogram's")
+    if any(label in labels and family.type != kind for label, kind in RESERVED.items()):
+        found.append("a label that is reserved")
+    if ":" in name or not re.fullmatch(r"[a-z0-9_]+", name) or any(not re.fullmatch(r"[a-z_]+", la) for la in labels):
+        found.append("a name that is not in snake case, or has a colon")
+    return [f"{name}: {what}" for what in found]
+
+
+async def test_promtools_own_rules_have_nothing_to_say() -> None:
+    """Aliases are another server's names, whose colons are its own."""
+    ours = [family for family in await exported() if not family.name.startswith("vllm:")]
+    assert len(ours) > 80
+    assert [what for family in ours for what in lint(family)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    [
+        ("penstock_lag_milliseconds", "gauge", "a unit that is no base unit"),
+        ("penstock_lag_ms", "gauge", "an abbreviated unit"),
+        ("penstock_request_counter", "counter", "its type in its name"),
+        ("penstock_requests_total", "gauge", "_total, and no counter"),
+        ("penstock_requests_count", "gauge", "a suffix that is a histogram's"),
+        ("penstock:requests", "gauge", "a name that is not in snake case, or has a colon"),
+        ("penstockRequests", "gauge", "a name that is not in snake case, or has a colon"),
+    ],
+)
+def test_the_rules_find_what_they_are_for(name: str, kind: str, what: str) -> None:
+    family = Metric(name, "Help", kind)
+    family.add_sample(name + "_total" * (kind == "counter"), {}, 1.0)
+    assert f"{name}: {what}" in lint(family)
+    assert f"{name}: no help text" in lint(Metric(name, "", kind))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+async def test_promtool_has_nothing_to_say_of_the_text() -> None:
+    parts = service(FakePort(answering(words("a"))))
+    async with client(parts) as http:
+        text = (await http.get("/metrics")).content
+    pipe = asyncio.subprocess.PIPE
+    ran = await asyncio.create_subprocess_exec("promtool", "check", "metrics", stdin=pipe, stdout=pipe, stderr=pipe)
+    told = await ran.communicate(text)
+    assert ran.returncode == 0, told
 
 
 async def test_histograms_are_cumulative_and_end_with_everything() -> None:
