@@ -17,10 +17,12 @@ from pathlib import Path
 import zmq
 
 from engine_core.models.spec import read_spec
-from protocol.config import ModelConfig
+from protocol.config import ModelConfig, TraceConfig
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from protocol.steps import ExecutorReady, StepPlan, StepResult
 from services.process import Stop
+from services.tracing.execution import ExecutionTraces
+from services.tracing.tracer import tracer_of
 from services.wire import Arrival, Joined, Left, Peer, Port, Self
 
 BLOCKS = 1 << 16
@@ -67,8 +69,9 @@ class Device:
 class FakeExecutor:
     """The link to the scheduler, and the device behind it."""
 
-    def __init__(self, port: Port, model: ModelConfig, device: Device) -> None:
+    def __init__(self, port: Port, model: ModelConfig, device: Device, traces: ExecutionTraces | None = None) -> None:
         self._port = port
+        self._traces = traces
         self._device = device
         self._scheduler: Peer | None = None
         self._model = model
@@ -78,12 +81,17 @@ class FakeExecutor:
         for arrival in self._port.receive():
             self._take(arrival, now)
         while self._scheduler is not None and self._device.due is not None and self._device.due <= now:
-            self._port.send(self._scheduler, self._device.collect())
+            result = self._device.collect()
+            self._port.send(self._scheduler, result)
+            if self._traces is not None:
+                self._traces.collect(result, now)
 
     def _take(self, arrival: Arrival, now: float) -> None:
         match arrival.message:
             case StepPlan() as plan:
                 self._device.launch(plan, now)
+                if self._traces is not None:
+                    self._traces.begin(plan, now)
             case Joined():
                 self._scheduler = arrival.peer
                 self._device.reset()
@@ -101,7 +109,9 @@ def serve(run_dir: Path, model: ModelConfig, seconds: float, stop: Stop) -> None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     port = Port.connect(context, STEPS, Self(Role.EXECUTOR, 0, new_incarnation(), shared_hash(model)), run_dir)
     device = Device(seconds, read_spec(Path(model.model)).vocab_size)
-    executor = FakeExecutor(port, model, device)
+    tracer = tracer_of(TraceConfig(), Role.EXECUTOR, 0)  # by the environment alone
+    traces = None if tracer is None else ExecutionTraces(tracer)
+    executor = FakeExecutor(port, model, device, traces)
     poller = zmq.Poller()
     poller.register(port.socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
@@ -111,11 +121,15 @@ def serve(run_dir: Path, model: ModelConfig, seconds: float, stop: Stop) -> None
         if now >= next_tick:
             next_tick = now + TICK
             port.tick(now)
+            if traces is not None:
+                traces.tick(now)
         executor.turn(now)
         until = min(next_tick, device.due if device.due is not None else next_tick) - time.monotonic()
         poller.poll(int(max(0.0, until) * 1000))
     port.close()
     context.term()
+    if tracer is not None:
+        tracer.close()
 
 
 def main() -> int:
