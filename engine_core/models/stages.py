@@ -52,7 +52,12 @@ def stage_spec(spec: ModelSpec, stages: int, stage: int) -> ModelSpec:
 
 def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
     """Numbers in the tensors of one stage, as `models.decoder` lays them out."""
-    embedding, found = spec.vocab_size * spec.hidden, weights(stage_spec(spec, stages, stage))
-    begins, ends = stage == 0, stage == stages - 1
-    both = found - (embedding if spec.tied else 2 * embedding) - spec.hidden  # the layers alone
-    return both + embedding * (begins or (ends and spec.tied)) + (spec.hidden + embedding * (not spec.tied)) * ends
+    return held_weights(stage_spec(spec, stages, stage), begins=stage == 0, ends=stage == stages - 1)
+
+
+def held_weights(spec: ModelSpec, *, begins: bool, ends: bool) -> int:
+    """Numbers in the tensors of these layers, and of what stands before the first stage's and behind the last's."""
+    embedding, layers = spec.vocab_size * spec.hidden, weights(spec) - weights(spec.part(()))
+    looked_up = begins or (ends and (spec.tied or spec.headless))
+    own_head = ends and not (spec.tied or spec.headless)
+    return layers + embedding * (looked_up + own_head) + spec.hidden * ends

@@ -2,7 +2,7 @@
 
 Weights, bytes per token and blocks come from the formulas with which an executor makes its cache; see
 `engine_core.execution.estimate` for the rest, which an executor measures. Of several GPUs that share a model each has
-its share of weights and cache, and all of the logits.
+its share of weights and cache, and all of the logits; of several stages the one with the least room is told.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from engine_core import folder
 from engine_core.execution.capacity import CacheShape, block_bytes, check_blocks, given_blocks, gpu_blocks
 from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
 from engine_core.models.shares import check_ranks, part_spec
+from engine_core.models.stages import held_weights, stage_spec
 from engine_core.models.spec import ModelSpec, read_spec
 from protocol.config import Config
 from protocol.errors import ConfigError
@@ -103,33 +104,25 @@ def plan(config: Config, gpu: str) -> Plan:
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
-    gpus = config.model.tensor_parallel_size
-    check_ranks(spec, gpus)
-    part = part_spec(spec, gpus)  # of which each GPU has its own
     step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype])
-    shape = CacheShape(
-        block_bytes=block_bytes(part, config.model.block_size, step.item_bytes),
-        block_size=config.model.block_size,
-        max_model_len=length,
-        max_num_seqs=config.model.max_num_seqs,
-        length_given=bool(config.model.max_model_len),
-    )
-    needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each has all logits
-    blocks = planned_blocks(config, shape, part, step, total, needed)
-    parameters, held = weights(spec), weights(part) * step.item_bytes
+    ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
+    check_ranks(spec, ranks)
+    shares = [stage_share(config, spec, stage, step, total) for stage in range(stages)]
+    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
+    shape, blocks = share.shape, share.blocks
     return Plan(
         model=folder.served_names(Path(path), config.model)[0],
         dtype=dtype,
         gpu=gpu,
-        gpus=gpus,
+        gpus=ranks * stages,
         gpu_bytes=total,
         usable_bytes=int(total * config.executor.gpu_memory_utilization),
         parameters=parameters,
         active_parameters=parameters - idle_weights(spec),
-        weight_bytes=held,
-        step_bytes=needed,
-        other_bytes=taken_bytes(part, step) - held,
-        kv_bytes_per_token=block_bytes(part, 1, step.item_bytes),
+        weight_bytes=share.weight_bytes,
+        step_bytes=share.step_bytes,
+        other_bytes=share.other_bytes,
+        kv_bytes_per_token=shape.block_bytes // shape.block_size,
         block_size=shape.block_size,
         blocks=blocks,
         cache_tokens=blocks * shape.block_size,
@@ -137,6 +130,33 @@ def plan(config: Config, gpu: str) -> Plan:
         max_num_seqs=shape.max_num_seqs,
         concurrency=tuple(concurrency(tokens, blocks, shape) for tokens in lengths(length)),
     )
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What each GPU of one stage has of the model. Bytes."""
+
+    shape: CacheShape
+    blocks: int
+    weight_bytes: int
+    step_bytes: int
+    other_bytes: int
+
+
+def stage_share(config: Config, spec: ModelSpec, stage: int, step: StepShape, total: int) -> Share:
+    """Raises ConfigError where it does not fit."""
+    model, stages = config.model, config.model.pipeline_parallel_size
+    part = part_spec(stage_spec(spec, stages, stage), model.tensor_parallel_size)
+    shape = CacheShape(
+        block_bytes=block_bytes(part, model.block_size, step.item_bytes),
+        block_size=model.block_size,
+        max_model_len=step.max_model_len,
+        max_num_seqs=model.max_num_seqs,
+        length_given=bool(model.max_model_len),
+    )
+    held = held_weights(part, begins=stage == 0, ends=stage == stages - 1) * step.item_bytes
+    other = taken_bytes(part, step) - weights(part) * step.item_bytes
+    needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each has all logits
+    return Share(shape, planned_blocks(config, shape, total, held, other, needed, step.tokens), held, needed, other)
 
 
 def gpu_bytes(name: str) -> int:
@@ -149,18 +169,18 @@ def gpu_bytes(name: str) -> int:
 
 
 def planned_blocks(
-    config: Config, shape: CacheShape, spec: ModelSpec, step: StepShape, total: int, peak: int
+    config: Config, shape: CacheShape, total: int, held: int, other: int, peak: int, tokens: int
 ) -> int:
     """KV blocks as an executor counts them. Raises ConfigError with the numbers when no request of full length fits,
     or the weights do not."""
-    taken = taken_bytes(spec, step)
+    taken = held + other
     given, utilization = config.executor.kv_cache_memory, config.executor.gpu_memory_utilization
     if taken + peak + given > int(total * utilization if not given else total):
         raise ConfigError(
             "--gpu-memory-utilization" if not given else "--kv-cache-memory",
             given or utilization,
-            f"of {gib(total)} GiB weights take {gib(weights(spec) * step.item_bytes)} GiB, a step of {step.tokens} "
-            f"tokens and what CUDA needs {gib(peak + taken - weights(spec) * step.item_bytes)} GiB"
+            f"of {gib(total)} GiB weights take {gib(held)} GiB, a step of {tokens} "
+            f"tokens and what CUDA needs {gib(peak + other)} GiB"
             + (f", the cache {gib(given)} GiB" if given else ""),
         )
     if given:

@@ -120,6 +120,27 @@ def test_gpus_share_weights_and_cache(tmp_path: Path, size: int) -> None:
     assert f"each of {size}" in planning.text(found)
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_share_layers(tmp_path: Path, stages: int) -> None:
+    """Those at the ends have embeddings beside their layers; blocks are as many as the smallest cache has."""
+    folder = folder_of(tmp_path, LLAMA_8B)
+    one = planned(folder, "--max-model-len", "4096")
+    found = planned(folder, "--max-model-len", "4096", "--pipeline-parallel-size", str(stages))
+    assert found.gpus == stages
+    assert found.parameters == one.parameters
+    assert 0.85 < stages * found.weight_bytes / one.weight_bytes < 1.15
+    assert found.kv_bytes_per_token <= 1.2 * one.kv_bytes_per_token / stages
+    assert found.blocks > 0.95 * stages * one.blocks
+    both = planned(folder, "--max-model-len", "4096", "--pipeline-parallel-size", "2", "--tensor-parallel-size", "2")
+    assert both.gpus == 4
+    assert both.weight_bytes == pytest.approx(one.weight_bytes / 4, rel=0.1)
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*32 layers"):
+        planned(folder_of(tmp_path, LLAMA_8B), "--pipeline-parallel-size", "33")
+
+
 def test_a_size_that_heads_cannot_share_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size.*32 attention heads"):
         planned(folder_of(tmp_path, LLAMA_8B), "--tensor-parallel-size", "3")
