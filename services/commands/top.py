@@ -1,4 +1,8 @@
-"""`penstock top`: what a running server does, from its /health and /metrics, once or again and again."""
+"""`penstock top`: what a running server does, from its /health and /metrics, once or again and again.
+
+Processes are those that tell of themselves at /metrics, wherever they run, and what is on this machine beside them:
+those that load, or hang.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,8 @@ MEBIBYTE = 1 << 20
 PAGE = 4096  # bytes
 ENGINE = "penstock_engine_"
 FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_latency_seconds"
+LAG, PART = "penstock_loop_lag_seconds", "penstock_step_part_seconds"
+PARTS = ("plan", "encode", "launch", "mask", "wait", "device", "draft", "apply", "deliver")  # in their order
 PERCENTILES = (50, 99)
 Series = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -42,25 +48,46 @@ class Look(msgspec.Struct, frozen=True):
 
     def total(self, name: str) -> float:
         """The sum of a name's samples over all labels."""
-        return sum(value for (found, _), value in self.samples.items() if found == name)
+        return sum(self.matching(name))
 
-    def buckets(self, name: str) -> dict[float, float]:
-        """A histogram's cumulative counts by upper bound, summed over processes."""
+    def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Sums of a name's samples by the values of these labels."""
+        found: dict[tuple[str, ...], float] = {}
+        for (sample, pairs), value in self.samples.items():
+            if sample == name:
+                known = dict(pairs)
+                key = tuple(known.get(label, "") for label in labels)
+                found[key] = found.get(key, 0.0) + value
+        return found
+
+    def matching(self, name: str, **wanted: str) -> list[float]:
+        """A name's samples with these labels."""
+        pairs = set(wanted.items())
+        return [value for (sample, labels), value in self.samples.items() if sample == name and pairs <= set(labels)]
+
+    def buckets(self, name: str, **wanted: str) -> dict[float, float]:
+        """A histogram's cumulative counts by upper bound, summed over the series with these labels."""
         found: dict[float, float] = {}
+        pairs = set(wanted.items())
         for (sample, labels), value in self.samples.items():
-            if sample == f"{name}_bucket":
+            if sample == f"{name}_bucket" and pairs <= set(labels):
                 bound = float(dict(labels)["le"])
                 found[bound] = found.get(bound, 0.0) + value
         return dict(sorted(found.items()))
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process of a server on this machine."""
+    """A process of a server: what it tells, or, with `told` false, what this machine knows of it."""
 
     role: str
     index: str
     pid: int
     resident_bytes: int
+    told: bool = False
+    cores: float = 0.0  # processors used since the last look
+    lag_ms: float = 0.0  # 99 of 100 times its loop was no later than this
+    queued: int = 0  # messages and rows that wait for a link
+    starts: int = 1  # since it last ended in order
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +99,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     running: int
     waiting: int
+    reasons: dict[str, int]  # requests that wait anywhere, by what for
     kv_used: float  # share of the blocks
     kv_cached: float  # share that is idle and still known
     prompt_rate: float  # tokens per second
     output_rate: float
     step_rate: float
     step_ms: float
+    parts_ms: dict[str, float]  # mean time of a step's parts
+    idle: float  # share of the time in which the device ran no step
     request_rate: float
     preemptions: int
     epoch: int
@@ -184,12 +214,15 @@ def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
         version=str(after.health.get("version", "")),
         running=int(running),
         waiting=int(after.total(f"{ENGINE}waiting")),
+        reasons=reasons_of(after),
         kv_used=1 - (idle + free) / blocks if blocks else 0.0,
         kv_cached=idle / blocks if blocks else 0.0,
         prompt_rate=rate(f"{ENGINE}prompt_tokens_total"),
         output_rate=rate(f"{ENGINE}output_tokens_total"),
         step_rate=steps,
         step_ms=1000 / steps if steps and running and before.total(f"{ENGINE}running") else 0.0,
+        parts_ms=parts_of(before, after),
+        idle=max(after.matching(f"{ENGINE}device_idle_ratio"), default=0.0),
         request_rate=rate(f"{ENGINE}finished_total"),
         preemptions=int(after.total(f"{ENGINE}preemptions_total")),
         epoch=int(after.total(f"{ENGINE}epoch")),
@@ -201,8 +234,62 @@ def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
             "scheduler": bool(parts.get("scheduler")),
             "executor": bool(parts.get("executor")),
         },
-        processes=found,
+        processes=together(told_processes(before, after), found),
     )  # fmt: skip
+
+
+def reasons_of(after: Look) -> dict[str, int]:
+    """Requests that wait, by what for; nothing for what nobody waits for."""
+    found = after.by("penstock_waiting_requests", "reason")
+    return {reason: int(count) for (reason,), count in sorted(found.items()) if count}
+
+
+def parts_of(before: Look, after: Look) -> dict[str, float]:
+    """Mean milliseconds of each part of the steps between two looks; where there were none, of all steps."""
+    sums, counts = after.by(f"{PART}_sum", "part"), after.by(f"{PART}_count", "part")
+    old_sums, old_counts = before.by(f"{PART}_sum", "part"), before.by(f"{PART}_count", "part")
+    found = {}
+    for part in PARTS:
+        total, count = sums.get((part,), 0.0), counts.get((part,), 0.0)
+        fresh = count - old_counts.get((part,), 0.0)
+        if fresh > 0:
+            total, count = total - old_sums.get((part,), 0.0), fresh
+        if count > 0 and total > 0:
+            found[part] = 1000 * total / count
+    return found
+
+
+def told_processes(before: Look, after: Look) -> tuple[Process, ...]:
+    """Those that tell of themselves."""
+    passed = after.time - before.time
+    cpu = "penstock_process_cpu_seconds_total"
+    then = before.by(cpu, "role", "index")
+    memory = after.by("penstock_process_resident_memory_bytes", "role", "index")
+    queued = after.by("penstock_link_queued_messages", "role", "index")
+    starts = after.by("penstock_process_starts_total", "role", "index")
+    pids = {(role, index): int(pid) for role, index, pid in after.by("penstock_process_info", "role", "index", "pid")}
+    found = []
+    for (role, index), seconds in after.by(cpu, "role", "index").items():
+        key = role, index
+        used = max(0.0, seconds - then.get(key, seconds))
+        lags = [look.buckets(LAG, role=role, index=index) for look in (before, after)]
+        found.append(
+            Process(
+                role, index, pids.get(key, 0), int(memory.get(key, 0)), True,
+                cores=used / passed if passed > 0 else 0.0,
+                lag_ms=percentiles(*lags).get("p99", 0.0),
+                queued=int(queued.get(key, 0)),
+                starts=int(starts.get(key, 0)),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def together(told: tuple[Process, ...], seen: tuple[Process, ...]) -> tuple[Process, ...]:
+    """Those that tell of themselves, and those that are seen here and tell nothing."""
+    names = {(process.role, process.index, process.pid) for process in told}
+    silent = [process for process in seen if (process.role, process.index, process.pid) not in names]
+    return tuple(sorted((*told, *silent), key=lambda process: (process.role, process.index, process.pid)))
 
 
 def percentiles(before: Mapping[float, float], after: Mapping[float, float]) -> dict[str, float]:
@@ -273,10 +360,15 @@ def drawn(found: View) -> Group:
         f"{found.request_rate:,.1f} finished/s",
         f"{found.preemptions} preempted",
     )
+    if found.reasons:
+        figures.add_row("waiting for", *(f"{reason} {count}" for reason, count in found.reasons.items()))
     figures.add_row("tokens", f"{found.output_rate:,.0f} out/s", f"{found.prompt_rate:,.0f} in/s")
     figures.add_row("KV cache", f"{found.kv_used:.0%} used", f"{found.kv_cached:.0%} cached")
     figures.add_row("steps", f"{found.step_rate:,.0f}/s", f"{found.step_ms:.2f} ms" if found.step_ms else "",
-                    f"epoch {found.epoch}")  # fmt: skip
+                    f"device {1 - found.idle:.0%} busy", f"epoch {found.epoch}")  # fmt: skip
+    if found.parts_ms:
+        parts_ms = "  ".join(f"{part} {value:.2f}" for part, value in found.parts_ms.items())
+        figures.add_row("parts, ms", Text(parts_ms))
     for title, times in (("first token", found.first_token_ms), ("between tokens", found.inter_token_ms)):
         figures.add_row(title, *(f"{name} {value:,.1f} ms" for name, value in times.items()))
     parts = Text("  ").join(
@@ -285,10 +377,18 @@ def drawn(found: View) -> Group:
     lines: list[Any] = [head, "", figures, "", parts]
     if found.processes:
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for title in ("process", "pid", "memory"):
+        for title in ("process", "pid", "memory", "cores", "loop lag", "queued", "starts"):
             table.add_column(title, justify="left" if title == "process" else "right")
         for process in found.processes:
-            table.add_row(f"{process.role}-{process.index}", str(process.pid),
-                          f"{process.resident_bytes / MEBIBYTE:,.0f} MiB")  # fmt: skip
+            table.add_row(*told_row(process))
         lines += ["", table]
     return Group(*lines)
+
+
+def told_row(process: Process) -> tuple[str, ...]:
+    """A process's line of the table."""
+    name, memory = f"{process.role}-{process.index}", f"{process.resident_bytes / MEBIBYTE:,.0f} MiB"
+    if not process.told:
+        return name, str(process.pid), memory, "", "", "", "silent"
+    lag = f"{process.lag_ms:,.1f} ms"
+    return name, str(process.pid), memory, f"{process.cores:.2f}", lag, str(process.queued), str(process.starts)

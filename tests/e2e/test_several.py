@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.catalogue import METRICS, Kind
 from tests.e2e.server import Server, descendants, serving
 
 APIS, TOKENIZERS = 3, 2
@@ -49,6 +51,27 @@ def metrics(connection: http.client.HTTPConnection, name: str) -> dict[str, floa
     text = connection.getresponse().read().decode()
     samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
     return {one.labels["api"]: one.value for one in samples}
+
+
+def scraped(connection: http.client.HTTPConnection) -> dict[tuple[str, str, str], float]:
+    """Every sample by its name, role and index, summed over its other labels."""
+    connection.request("GET", "/metrics")
+    found: Counter[tuple[str, str, str]] = Counter()
+    for family in text_string_to_metric_families(connection.getresponse().read().decode()):
+        for one in family.samples:
+            found[one.name, one.labels.get("role", ""), one.labels.get("index", "")] += one.value
+    return dict(found)
+
+
+def until(
+    connection: http.client.HTTPConnection, told: Callable[[dict[tuple[str, str, str], float]], bool]
+) -> dict[tuple[str, str, str], float]:
+    """A scrape that tells what is waited for."""
+    deadline = time.monotonic() + 60
+    while not told(found := scraped(connection)):
+        assert time.monotonic() < deadline, found
+        select.select([], [], [], 0.1)
+    return found
 
 
 def roles(server: Server) -> Counter[str]:
@@ -91,6 +114,39 @@ def test_all_of_them_give_the_same_text_and_a_scrape_counts_them_all(several: Se
         while sum(metrics(kept[0], "penstock_completion_tokens_total").values()) - before != 12 * 8:
             assert time.monotonic() < deadline
             select.select([], [], [], 0.05)
+
+
+SELDOM = {"engine_ended", "engine_accepted_tokens_by_position"}  # told once there is something to tell
+CPU = "penstock_process_cpu_seconds_total"
+
+
+def test_one_scrape_has_the_figures_of_every_process(several: Server) -> None:
+    with closing(connection(several)) as one:
+        ask(one, 4)
+        found = until(one, lambda found: found.get(("penstock_engine_queue_seconds_count", "", ""), 0) > 0)
+        assert sum(name == CPU for name, _, _ in found) == APIS + TOKENIZERS + 2
+    names = {name for name, _, _ in found}
+    for metric in METRICS:
+        suffix = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_count", Kind.GAUGE: ""}[metric.kind]
+        assert metric.name in SELDOM or f"penstock_{metric.name}{suffix}" in names
+
+
+def test_a_dead_process_leaves_no_series_and_comes_back_counted(several: Server) -> None:
+    with closing(connection(several)) as one:
+        before = until(one, lambda found: (CPU, "executor", "0") in found)
+        victims = [
+            pid
+            for pid in descendants(several.process.pid)
+            if b"executor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]
+        ]
+        os.kill(victims[0], signal.SIGKILL)
+        gone = until(one, lambda found: (CPU, "executor", "0") not in found)
+        assert gone["penstock_processes", "executor", ""] == 0
+        assert gone["penstock_configured_processes", "executor", ""] == 1
+        back = until(one, lambda found: (CPU, "executor", "0") in found)
+    starts = "penstock_process_starts_total", "executor", "0"
+    assert back[starts] == before[starts] + 1
+    assert back["penstock_engine_epoch", "", ""] > before["penstock_engine_epoch", "", ""]
 
 
 def test_the_end_is_orderly(tmp_path: Path) -> None:

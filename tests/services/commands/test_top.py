@@ -44,6 +44,49 @@ def test_rates_are_of_the_time_between() -> None:
     assert found.parts == {"tokenizer 1 of 2": False, "scheduler": True, "executor": False}
 
 
+PROCESSES = {
+    "penstock_process_cpu_seconds_total": 10.0, "penstock_process_resident_memory_bytes": float(3 << 20),
+    "penstock_link_queued_messages": 4.0, "penstock_process_starts_total": 2.0,
+}  # fmt: skip
+
+
+def with_processes(look: Look, seconds: float = 0.0) -> Look:
+    """Two processes that tell of themselves, after so many more seconds of processor time."""
+    samples = dict(look.samples)
+    for role, pid in (("api", "7"), ("executor", "8")):
+        of = (("index", "0"), ("role", role))
+        for name, value in PROCESSES.items():
+            samples[name, of] = value + seconds * name.endswith("cpu_seconds_total")
+        samples["penstock_process_info", (("incarnation", "1"), *of[:1], ("pid", pid), *of[1:])] = 1.0
+        for bound, count in (("0.001", 90.0), ("0.1", 100.0), ("+Inf", 100.0)):
+            samples["penstock_loop_lag_seconds_bucket", (*of[:1], ("le", bound), *of[1:])] = count
+    for part, total, count in (("plan", 0.02, 10.0), ("device", 0.5 + seconds, 20.0 + seconds)):
+        labels = (("index", "0"), ("part", part), ("role", "scheduler"))
+        samples["penstock_step_part_seconds_sum", labels] = total
+        samples["penstock_step_part_seconds_count", labels] = count
+    mine = ("scheduler", "slot", 3.0), ("scheduler", "grammar", 1.0)
+    theirs = ("tokenizer", "grammar", 2.0), ("tokenizer", "text", 0.0)
+    for role, reason, number in (*mine, *theirs):
+        samples["penstock_waiting_requests", (("index", "0"), ("reason", reason), ("role", role))] = number
+    return Look(look.time, look.health, samples)
+
+
+def test_processes_steps_and_reasons() -> None:
+    seen = (Process("api", "0", 7, 1), Process("tokenizer", "0", 9, 5 << 20))
+    found = view(with_processes(looked(10.0)), with_processes(looked(12.0), 1.0), seen)
+    assert found.reasons == {"grammar": 3, "slot": 3}
+    assert found.parts_ms == {"plan": pytest.approx(2.0), "device": pytest.approx(1000.0)}
+    api, executor, tokenizer = found.processes
+    assert (api.pid, api.cores, api.queued, api.starts, api.resident_bytes) == (7, 0.5, 4, 2, 3 << 20)
+    assert (executor.role, executor.told) == ("executor", True)
+    assert api.lag_ms == pytest.approx(90.1)
+    assert (tokenizer.told, tokenizer.resident_bytes) == (False, 5 << 20)
+    out = io.StringIO()
+    told(found, out, as_json=False)
+    text = out.getvalue()
+    assert all(word in text for word in ("grammar 3", "plan 2.00", "api-0", "0.50", "90.1 ms", "silent"))
+
+
 def test_what_was_started_again_has_no_rate() -> None:
     assert view(looked(10.0, 5.0), looked(11.0), ()).output_rate == 0.0
     assert view(looked(10.0), looked(10.0), ()).output_rate == 0.0
@@ -92,7 +135,7 @@ def test_once(server: Server) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "penstock-demo" in ran.stdout
     assert "● executor" in ran.stdout
-    assert all(word in ran.stdout for word in ("api-0", "tokenizer-0", "scheduler-0", "executor-0"))
+    assert all(word in ran.stdout for word in ("api-0", "tokenizer-0", "scheduler-0", "executor-0", "loop lag"))
     as_json = penstock("top", "--url", server.url, "--once", "--json", "--interval", "0.1")
     body = json.loads(as_json.stdout)
     assert (body["ready"], body["running"], body["waiting"]) == (True, 0, 0)
