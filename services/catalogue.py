@@ -66,6 +66,9 @@ EVERY_PROCESS: tuple[Metric, ...] = (
     gauge("link_unacknowledged_messages", "Messages sent whose credit has not come back", "link"),
     gauge("link_queued_messages", "Messages and rows that wait to be sent", "link"),
     gauge("waiting_requests", "Requests that wait, by what for", "reason"),
+    counter("trace_spans", "Spans that a collector took"),
+    counter("trace_spans_dropped", "Spans that were lost: the queue was full, or the collector did not take them"),
+    gauge("trace_spans_waiting", "Spans that wait to be exported"),
 )
 STEPS: tuple[Metric, ...] = (
     histogram("step_part_seconds", "Time of a step's parts, where they happen", "part"),

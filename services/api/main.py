@@ -105,7 +105,7 @@ async def serve(config: Config, index: int) -> None:
     ledger = Ledger(run_dir, index, config.api.api_processes)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
     lag = Histogram(LAG)
-    figures = Figures(Vitals(me, run_dir, lag), watches)
+    figures = Figures(Vitals(me, run_dir, lag, tracer), watches)
     service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer)
     try:
         await answer(service, listener, context_of_tls, start, lag)

@@ -113,7 +113,7 @@ def serve(
     traces = None if tracer is None else ExecutionTraces(tracer)
     steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, traces)
     lag = Histogram(LAG)
-    figures = Figures(Vitals(me, Path(config.run.run_dir), lag), steps, port, engine.ready)
+    figures = Figures(Vitals(me, Path(config.run.run_dir), lag, tracer), steps, port, engine.ready)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
     gc.collect()
     gc.freeze()

@@ -70,7 +70,7 @@ def run(config: Config, index: int) -> int:
         loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
                     None if tracer is None else SchedulerTraces(tracer))  # fmt: skip
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
-        figures = Figures(Vitals(me, run_dir, loop.lag), loop, tokens, steps, time.monotonic())
+        figures = Figures(Vitals(me, run_dir, loop.lag, tracer), loop, tokens, steps, time.monotonic())
         start = OwnStart(tracer, f"{Role.SCHEDULER}-{index}", stages)
         turn_until_stopped(loop, descriptors, stop, config, figures, start)
     finally:

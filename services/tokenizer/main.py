@@ -87,7 +87,7 @@ async def serve(config: Config, index: int) -> int:
     relay = Relay(frontend, text, tokens, threads, Structure(compiler),
                   None if tracer is None else TextTraces(tracer))  # fmt: skip
     lag = Histogram(LAG)
-    figures = Figures(Vitals(me, run_dir, lag), relay, compiler, text, tokens)
+    figures = Figures(Vitals(me, run_dir, lag, tracer), relay, compiler, text, tokens)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
