@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine_core.histogram import Histogram
 from protocol.config import TraceConfig
+from protocol.links import Role
+from services.catalogue import EVERY_PROCESS
+from services.census import LAG, Vitals
 from services.tracing.clock import Clock
 from services.tracing.span import Span
 from services.tracing.tracer import PATIENCE, Tracer, Undelivered, tracer_of
+from services.wire import Self
 from tests.services.tracing.tracing import SAMPLED, Bench, Kept, settings
 
 
@@ -150,3 +156,21 @@ def test_kept_is_a_collector() -> None:
     kept.export([span()])
     kept.close()
     assert len(kept.spans) == 1
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_every_process_counts_what_it_told_and_what_was_lost(tmp_path: Path, *, traced: bool) -> None:
+    """As /metrics shows them, zero where no traces are told."""
+    way = Gated(fails=True)
+    way.gate.set()
+    tracer = Tracer(settings(delay=3600.0), {}, Clock(0), way) if traced else None
+    me = Self(Role.SCHEDULER, 0, 1, 7)
+    vitals = Vitals(me, tmp_path, Histogram(LAG), tracer)
+    if tracer is not None:
+        told(tracer, 3)
+        tracer.close(30)
+    values = {sample.name: sample.value for sample in vitals.sheet().figures(me, 1.0).samples}
+    assert values["trace_spans_dropped"] == (3 if traced else 0)
+    assert (values["trace_spans"], values["trace_spans_waiting"]) == (0, 0)
+    known = {metric.name for metric in EVERY_PROCESS}
+    assert {name for name in values if name.startswith("trace")} <= known
