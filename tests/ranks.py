@@ -1,8 +1,10 @@
-"""Processes that share a model, as a group's executors do: gloo on this machine, forked from one that has torch."""
+"""Processes that share a model, as a group's executors do: over gloo, or NCCL with a GPU for each, forked from one that
+has torch."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from engine_core.execution.group import Group
+from services.executor.membership import ENVIRONMENT, ONE_HOST
 
 Size = int | tuple[int, int]  # ranks, or ranks and stages
 SECONDS = 240.0  # that a member may take for one thing; nobody waits that long unless something hangs
@@ -21,14 +24,15 @@ SECONDS = 240.0  # that a member may take for one thing; nobody waits that long 
 class Ranks:
     """As many processes as the largest group has members. Smaller groups are the first ones of them."""
 
-    def __init__(self, sizes: tuple[Size, ...], folder: Path) -> None:
+    def __init__(self, sizes: tuple[Size, ...], folder: Path, device: str = "cpu") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "benchmarks.structured_engine"])
         self._links: list[Connection] = []
         self._processes = []
         for rank in range(max(map(count, sizes))):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, sizes, str(folder / "store"), theirs), daemon=True)
+            arguments = rank, sizes, str(folder / "store"), device, theirs
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._links.append(ours)
@@ -74,11 +78,17 @@ def member(rank: int, size: Size) -> Group:
     return Group(column, ranks, stage, stages, mine, members, forwards, backwards)
 
 
-def serve(rank: int, sizes: tuple[Size, ...], store: str, link: Connection) -> None:
+def serve(rank: int, sizes: tuple[Size, ...], store: str, device: str, link: Connection) -> None:
     """One process: what it is told to run, until it is ended."""
     torch.set_num_threads(1)
     most = max(map(count, sizes))
-    dist.init_process_group("gloo", store=dist.FileStore(store, most), rank=rank, world_size=most)
+    for name, value in {**ENVIRONMENT, **ONE_HOST}.items():
+        os.environ.setdefault(name, value)
+    backend = "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.FileStore(store, most), rank=rank, world_size=most)
     parts = {size: member(rank, size) for size in sizes}
     while True:
         size, work, arguments = link.recv()

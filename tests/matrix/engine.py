@@ -12,6 +12,7 @@ import torch
 
 from engine_core.execution.drafting import Draft
 from engine_core.execution.graphs import GraphSizes, graph_sizes
+from engine_core.execution.group import ALONE, Group
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import warm_steps
@@ -52,15 +53,18 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def network(folder: Path, dtype: torch.dtype, device: str) -> tuple[Decoder, ModelSpec]:
+def network(folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE) -> tuple[Decoder, ModelSpec]:
     spec = read_spec(folder)
-    model = build(spec, dtype, torch.device(device), 1024)
+    model = build(spec, dtype, torch.device(device), 1024, group=group)
     load(model, folder, "auto", 0)
     return model, spec
 
 
 class Engine:
-    """One cell's scheduler and runner, stepped until everything has ended."""
+    """One cell's scheduler and runner, stepped until everything has ended.
+
+    Each member of a group may have an engine: what they are asked being the same, so are their plans.
+    """
 
     def __init__(
         self,
@@ -70,8 +74,9 @@ class Engine:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         draft: Path | None = None,
+        group: Group = ALONE,
     ) -> None:
-        model, spec = network(folder, dtype, device)
+        model, spec = network(folder, dtype, device, group)
         drafter = None
         if cell.own_drafts:
             assert draft is not None
@@ -88,6 +93,7 @@ class Engine:
                 max_model_len=cell.max_model_len,
                 max_num_seqs=cell.max_num_seqs,
                 graphs=every_graph(cell, spec) if cell.graphs else None,
+                group=group,
             ),
             drafter,
         )
