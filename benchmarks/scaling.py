@@ -26,7 +26,13 @@ from services.bench.run import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling"
 SERVED = ("lat_bs1", "ttft_1024", "ttft_8192", "bs8", "bs64", "thr_c256", "decode_c256", "prefix4k")
+STAGES = "--pipeline-parallel-size"
 GOAL = ("70b-40", "lat_bs1", 1, 2, 1.6)  # shape, row, from and to so many GPUs, times
+
+
+def in_stages(shape: Shape) -> Shape:
+    """The same model under the name that it has where its layers, not their width, are spread over the GPUs."""
+    return Shape(f"{shape.name}-stages", f"{shape.title}, in stages", shape.config)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -35,6 +41,7 @@ class Case(msgspec.Struct, frozen=True):
     shape: Shape
     sizes: tuple[int, ...]
     rows: tuple[str, ...] = SERVED
+    option: str = "--tensor-parallel-size"
 
 
 CASES: Mapping[str, Case] = {
@@ -43,6 +50,8 @@ CASES: Mapping[str, Case] = {
         Case(EIGHT, (1, 2, 4)),
         Case(SEVENTY, (2, 4)),
         Case(HALF_SEVENTY, (1, 2, 4), ("lat_bs1", "bs8", "bs64")),
+        Case(in_stages(EIGHT), (2,), option=STAGES),
+        Case(in_stages(SEVENTY), (2, 4), option=STAGES),
         Case(SMOKE, (1, 2), ("lat_bs1", "bs8")),
     )
 }
@@ -59,7 +68,7 @@ def options_of(case: Case, size: int, given: argparse.Namespace) -> argparse.Nam
     wanted = [name for name in case.rows if not given.rows or name in given.rows.split(",")]
     words = ["--rows", ",".join(wanted), "--skip-start", "--clients", str(given.clients), "--output", str(given.output),
              "--commit", given.commit,
-             f"--server-args=--tensor-parallel-size {size} {given.server_args}"]  # fmt: skip
+             f"--server-args={case.option} {size} {given.server_args}"]  # fmt: skip
     return h200.parser().parse_args([*words, *(["--smoke"] if given.smoke else [])])
 
 

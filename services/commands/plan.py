@@ -18,8 +18,8 @@ from engine_core import folder
 from engine_core.execution.capacity import CacheShape, block_bytes, check_blocks, given_blocks, gpu_blocks
 from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
 from engine_core.models.shares import check_ranks, part_spec
-from engine_core.models.stages import held_weights, stage_spec
 from engine_core.models.spec import ModelSpec, read_spec
+from engine_core.models.stages import held_weights, stage_spec
 from protocol.config import Config
 from protocol.errors import ConfigError
 from protocol.speculation import WITH_MODEL, read_speculative

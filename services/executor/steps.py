@@ -77,6 +77,7 @@ class Steps:
         # With the seconds of launching, of waiting, and of drafting behind the step before; and its positions.
         self._launched: deque[tuple[Launched, float, float, float, int]] = deque()
         self._positions = 0  # of the plan begun last
+        self._unsure = 0  # plans from now on that may wait for masks that another member has
         self._results: deque[StepResult] = deque()
         self._worked = 0.0  # seconds of launching the plan at hand
         self._launch = Histogram(PART)
@@ -188,7 +189,10 @@ class Steps:
             self._epoch = plan.epoch
         self._reports.plans.append(plan)
         self._positions = self._count(plan)
-        if plan.masked and not self._group.answers:
+        if plan.masked and not self._group.answers:  # stages wait for what was sampled as many steps before
+            self._unsure = 1 if self._group.stages == 1 else self._group.stages + 1
+        if self._unsure:
+            self._unsure -= 1
             self._positions = UNWATCHED  # it takes as long as the masks
         if not self._launched:
             self._watch(self._positions)

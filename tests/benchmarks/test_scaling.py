@@ -41,6 +41,12 @@ def test_what_a_size_is_told(tmp_path: Path) -> None:
     assert sized(EIGHT, 4).name == "8b-tp4"
 
 
+def test_stages_are_asked_for_by_their_option(tmp_path: Path) -> None:
+    given = parser().parse_args(["--output", str(tmp_path)])
+    assert options_of(CASES["70b-stages"], 4, given).server_args == "--pipeline-parallel-size 4 "
+    assert {size for name, case in CASES.items() if name.endswith("-stages") for size in case.sizes} == {2, 4}
+
+
 def test_gains_are_of_times_and_of_rates() -> None:
     assert gain(LATENCY, record("lat_bs1", 8.0), record("lat_bs1", 4.0)) == 2.0
     assert gain(THROUGHPUT, record("bs64", 100.0), record("bs64", 150.0)) == 1.5

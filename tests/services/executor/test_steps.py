@@ -262,11 +262,13 @@ def test_the_wait_for_masks_is_not_watched(steps: Steps, watchdog: Watchdog) -> 
     assert watchdog.statistics().allowed == float("inf")
 
 
-def in_group(port: FakePort, engine: Engine, watchdog: Watchdog, folder: Path, rank: int) -> Steps:
+def in_group(
+    port: FakePort, engine: Engine, watchdog: Watchdog, folder: Path, rank: int, stages: int = 1
+) -> Steps:
     """One of two ranks, whose exchange is left out."""
     sink: Any = port
     reports = Reports(folder, f"executor-{rank}", engine.ready, prompts=False)
-    return Steps(sink, engine.runner, engine.ready, watchdog, reports, Group(rank, 2))
+    return Steps(sink, engine.runner, engine.ready, watchdog, reports, Group(rank, 2, stages=stages))
 
 
 def test_one_member_answers_and_the_others_keep_step(
@@ -290,6 +292,18 @@ def test_a_step_that_waits_for_masks_elsewhere_is_not_watched(
     run(steps, peer(), Joined(), masked(first(1)), then(2))
     assert told == [1]
     assert set(watched) == {1}
+
+
+def test_neither_are_those_of_a_stage_that_may_wait_for_what_was_sampled_there(
+    port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(watchdog, "tell", lambda positions, seconds: told.append(positions))
+    steps = in_group(port, engine, watchdog, tmp_path, 0, stages=2)
+    run(steps, peer(), Joined(), first(1), masked(then(2)))
+    assert told == [len(PROMPT)]
+    run(steps, peer(), *[then(step, on=None) for step in range(3, 7)])
+    assert told == [len(PROMPT), 1, 1], "the plan with masks and the two behind it are not"
 
 
 def test_what_a_lost_scheduler_asked_of_a_group_is_run_to_its_end(
