@@ -6,6 +6,7 @@ first token is computed; one that holds HANG makes a step last for ever, once: t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
@@ -44,9 +45,9 @@ def executor() -> None:
 
     real = starting.start
 
-    def start(config: Any, index: int) -> Any:
-        engine = real(config, index)
-        return starting.Engine(Faulty(engine.runner, Path(os.environ["FAULT_MARK"])), engine.ready, engine.warm)
+    def start(*arguments: Any) -> Any:
+        engine = real(*arguments)
+        return dataclasses.replace(engine, runner=Faulty(engine.runner, Path(os.environ["FAULT_MARK"])))
 
     starting.start = start
 
