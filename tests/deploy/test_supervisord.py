@@ -160,5 +160,5 @@ def test_each_program_is_as_the_units_are(role: str) -> None:
     assert {int(code) for code in program["exitcodes"].split(",")} == {0, *cli.EXIT_CODES.values()}
     words = program["command"].replace("%(process_num)d", "2").split()
     parsed = options.parse(cli.parser_of(words[1]), words[2:])
-    assert parsed.index == ("2" if role in ("api", "tokenizer") else "0")
+    assert parsed.index == ("0" if role == "scheduler" else "2")
     assert ('CUDA_VISIBLE_DEVICES="%(process_num)d"' in program.get("environment", "")) == (role == "executor")

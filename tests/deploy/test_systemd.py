@@ -165,7 +165,7 @@ def test_the_commands_are_commands(name: str) -> None:
     words = read(UNITS / name)["Service"]["ExecStart"][0].replace("%i", "3").split()
     parsed = options.parse(cli.parser_of(words[1]), words[2:])
     assert parsed.config == "/etc/penstock/penstock.toml"
-    assert parsed.index == ("0" if words[1] in ("executor", "scheduler") else "3")
+    assert parsed.index == ("0" if words[1] == "scheduler" else "3")
 
 
 def test_the_configuration_is_one() -> None:
@@ -174,6 +174,7 @@ def test_the_configuration_is_one() -> None:
     assert isinstance(config, Config)
     assert config.run.run_dir == "/run/penstock"
     assert config.tokenizer.tokenizer_processes == config.api.api_processes == 1
+    assert config.model.tensor_parallel_size == 1
 
 
 def test_the_environment_file_holds_variables_alone() -> None:
