@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from engine_core.placement.placement import PlacementStatistics
 from protocol.figures import Census, ProcessFigures
 from services.census import Sheet, Vitals, add_link
 from services.tokenizer.compiler import Compiler, CompilerStatistics
@@ -47,6 +48,7 @@ class Figures:
         add_link(sheet, "text", [self._text.statistics()], found.frontend.outward)
         add_link(sheet, "tokens", [watch.statistics() for watch in self._tokens], found.frontend.dispatch.upward)
         add_texts(sheet, found)
+        add_placement(sheet, found.frontend.dispatch.placement)
         add_grammars(sheet, self._compiler.statistics())
         return sheet.figures(self._vitals.me, wall)
 
@@ -62,6 +64,17 @@ def add_texts(sheet: Sheet, found: RelayStatistics) -> None:
     sheet.put("waiting_requests", found.compiling, "grammar")
     sheet.put("waiting_requests", frontend.dispatch.held, "engine")
     sheet.put("tokenizer_moved_requests", frontend.dispatch.moved)
+
+
+def add_placement(sheet: Sheet, found: PlacementStatistics) -> None:
+    """Where requests went, and why."""
+    for number, replica in enumerate(found.replicas):
+        sheet.put("placement_requests", replica.placed, str(number))
+    sheet.put("placement_tokens", found.tokens)
+    sheet.put("placement_expected_tokens", found.expected)
+    sheet.put("placement_prefixes", found.prefixes)
+    sheet.put("placement_sessions", found.sessions)
+    sheet.put("placement_spills", found.spills)
 
 
 def add_grammars(sheet: Sheet, found: CompilerStatistics) -> None:

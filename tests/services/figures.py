@@ -23,6 +23,7 @@ VALUES = {
     "finish": ("stop", "length", "abort", "error"),
     "position": ("0", "1"),
     "outcome": ("done", "refused"),
+    "to": ("0",),
     "pid": ("4711",),
     "incarnation": ("0000002a",),
 }
