@@ -187,7 +187,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tool_call_parser: Annotated[
         str,
         Option("how the model writes tool calls; auto: as its chat template tells",
-               choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic")),
+               choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45")),
     ] = "auto"
     reasoning_parser: Annotated[
         str,

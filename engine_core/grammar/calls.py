@@ -10,15 +10,20 @@ import msgspec
 
 from engine_core.text.parsers.dialect import ARGS, CallFormat, Dialect
 from engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
+from engine_core.text.parsers.values import kinds_of
 from protocol.errors import InvalidRequest
 
 Format = dict[str, Any]  # of a structural tag
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-# What a schema may say of a call in Python, whose arguments have no form of their own.
-PYTHONIC_KEYS = frozenset(
+# What a schema may say of an object that has no form of its own: its members are written one by one.
+OBJECT_KEYS = frozenset(
     ("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "title",
      "description")
 )  # fmt: skip
+# What it may say of a string that is written without quotes.
+PLAIN_KEYS = frozenset(
+    ("type", "description", "title", "default", "examples", "$defs", "definitions", "$comment", "deprecated")
+)
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -56,6 +61,8 @@ def calls_alone(dialect: Dialect, functions: Sequence[Function], *, several: boo
             return joined([mistral(function) for function in functions], "", several)
         case CallFormat.PYTHONIC:
             return sequence(text("["), joined([pythonic(function) for function in functions], ", ", several), text("]"))
+        case CallFormat.QWEN3_CODER | CallFormat.GLM45:
+            return joined([tagged(function, dialect.calls) for function in functions], "\n", several)
         case None:
             raise AssertionError("a request with tools for a model whose calls nobody can read is refused")
 
@@ -65,6 +72,8 @@ def calls_in_text(dialect: Dialect, functions: Sequence[Function], *, several: b
     match dialect.calls:
         case CallFormat.HERMES:
             return triggered("<tool_call>", [hermes(function) for function in functions], several)
+        case CallFormat.QWEN3_CODER | CallFormat.GLM45:
+            return triggered("<tool_call>", [tagged(function, dialect.calls) for function in functions], several)
         case CallFormat.MISTRAL if not dialect.listed:
             return triggered(TOOL_CALLS, [mistral(function) for function in functions], several)
         case _:  # calls are all of the output; other text must not look like one
@@ -86,20 +95,11 @@ def mistral(function: Function) -> Format:
 
 def pythonic(function: Function) -> Format:
     """Keyword arguments, the required ones first. Raises InvalidRequest for a schema that says more than that."""
-    found = function.parameters if isinstance(function.parameters, dict) else {}
-    if function.strict and (strange := sorted(found.keys() - PYTHONIC_KEYS)):
-        place = f"{function.place}.parameters"
-        message = f"{place}: {strange[0]} cannot be held in a call as this model writes it, in Python"
-        raise InvalidRequest(message, param=place, code="unsupported_schema")
-    shared = {key: found[key] for key in ("$defs", "definitions") if key in found}
-    properties: dict[str, Any] = found.get("properties") or {}
-    required = [name for name in properties if name in found.get("required", ())]
-    optional = [name for name in properties if name not in required]
+    found = one_by_one(function, "in Python")
+    properties, required, optional = found.properties, found.required, found.optional
 
     def argument(name: str, before: str) -> Format:
-        value = properties[name]
-        whole = {**shared, **value} if isinstance(value, dict) else value
-        return sequence(text(f"{before}{name}="), value_of(whole, lenient=not function.strict))
+        return sequence(text(f"{before}{name}="), value_of(properties[name], lenient=not function.strict))
 
     first = [argument(name, ", " if at else "") for at, name in enumerate(required)]
     rest = [{"type": "optional", "content": argument(name, ", ")} for name in optional]
@@ -109,6 +109,64 @@ def pythonic(function: Function) -> Format:
         chains = [sequence(argument(name, ""), *rest[at + 1 :]) for at, name in enumerate(optional)]
         arguments = {"type": "optional", "content": either(*chains)}
     return tag(f"{function.name}(", arguments, ")")
+
+
+def tagged(function: Function, calls: CallFormat) -> Format:
+    """An element for each argument, the required ones first. Raises InvalidRequest for a schema that says more."""
+    found = one_by_one(function, "in elements")
+    if calls is CallFormat.QWEN3_CODER:
+        begin, end = f"<tool_call>\n<function={function.name}>\n", "</function>\n</tool_call>"
+        around = ("<parameter={}>\n", "\n</parameter>\n")
+    else:
+        begin, end = f"<tool_call>{function.name}\n", "</tool_call>"
+        around = ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
+
+    def argument(name: str) -> Format:
+        return element(function, name, found.properties[name], around[0].format(name), around[1])
+
+    arguments = [argument(name) for name in found.required]
+    arguments += [{"type": "optional", "content": argument(name)} for name in found.optional]
+    return tag(begin, sequence(*arguments), end)
+
+
+def element(function: Function, name: str, value: Any, begin: str, end: str) -> Format:
+    """An argument whose strings stand as they are. Raises InvalidRequest for what only holds for quoted ones."""
+    kinds = kinds_of(value)
+    words = value.get("enum") if isinstance(value, dict) else None
+    if kinds and "string" not in kinds:
+        return tag(begin, value_of(value, lenient=not function.strict), end)
+    if kinds == {"string"} and words:
+        return tag(begin, either(*(text(word) for word in words)), end)
+    told = value.keys() - PLAIN_KEYS if isinstance(value, dict) else frozenset()
+    if function.strict and told:
+        place = f"{function.place}.parameters"
+        message = f"{place}: {min(told)} of {name} cannot be held where strings have no quotes"
+        raise InvalidRequest(message, param=place, code="unsupported_schema")
+    return tag(begin, {"type": "any_text"}, end)
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """A function's, each with its schema, for calls that write them one by one."""
+
+    properties: dict[str, Any]
+    required: list[str]
+    optional: list[str]
+
+
+def one_by_one(function: Function, how: str) -> Parameters:
+    """Raises InvalidRequest for a strict schema that says more of its object than which properties it has."""
+    found = function.parameters if isinstance(function.parameters, dict) else {}
+    if function.strict and (strange := sorted(found.keys() - OBJECT_KEYS)):
+        place = f"{function.place}.parameters"
+        message = f"{place}: {strange[0]} cannot be held in a call as this model writes it, {how}"
+        raise InvalidRequest(message, param=place, code="unsupported_schema")
+    shared = {key: found[key] for key in ("$defs", "definitions") if key in found}
+    properties = {
+        name: {**shared, **value} if isinstance(value, dict) else value
+        for name, value in (found.get("properties") or {}).items()
+    }
+    required = [name for name in properties if name in found.get("required", ())]
+    return Parameters(properties, required, [name for name in properties if name not in required])
 
 
 def schema(function: Function) -> Format:

@@ -10,7 +10,8 @@ from engine_core.grammar.answers import Bound, Opening, answer_bound
 from engine_core.grammar.calls import read_functions
 from engine_core.text.columns import pack, unpack, unpack_token_ids
 from engine_core.text.detokenizer import detokenizer
-from engine_core.text.parsers.dialect import Dialect, Parsing
+from engine_core.text.parsers.dialect import UNTYPED, Dialect, Parsing
+from engine_core.text.parsers.values import parameter_kinds
 from engine_core.text.pooling import pooled_submission
 from engine_core.text.rendering import Rendered, Renderer
 from engine_core.text.template import ChatTemplate
@@ -129,6 +130,7 @@ class Prompter:
             inside=rendered.inside,
             calls=dialect.calls if called else None,
             names=frozenset(request.tool_use.names) if request.tool_use is not None else frozenset(),
+            kinds=parameter_kinds(rendered.tools or ()) if called and dialect.calls in UNTYPED else {},
             shown=(dialect.reasoning_marks if reasoning is not None else frozenset())
             | (dialect.call_marks if called else frozenset()),
         )

@@ -18,6 +18,8 @@ from engine_core.text.parsers.pythonic import CLOSING as PYTHON_END
 from engine_core.text.parsers.pythonic import OPENING as PYTHON_START
 from engine_core.text.parsers.pythonic import PythonicParser
 from engine_core.text.parsers.reasoning import Markers, ReasoningParser
+from engine_core.text.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
+from engine_core.text.parsers.values import Kinds
 from engine_core.text.vocabulary import Vocabulary
 
 AUTO, NONE = "auto", "none"
@@ -36,6 +38,8 @@ class CallFormat(enum.Enum):
     LLAMA = "llama3_json"
     MISTRAL = "mistral"
     PYTHONIC = "pythonic"
+    QWEN3_CODER = "qwen3_coder"
+    GLM45 = "glm45"
 
 
 # Names of `--reasoning-parser` → markers, and whether an output begins within them whatever the prompt ends with.
@@ -51,7 +55,11 @@ MARKS: Mapping[CallFormat, tuple[str, ...]] = {
     CallFormat.LLAMA: (PYTHON_TAG,),
     CallFormat.MISTRAL: (TOOL_CALLS, ARGS, CALL_ID),
     CallFormat.PYTHONIC: (PYTHON_START, PYTHON_END),
+    CallFormat.QWEN3_CODER: (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>"),
+    CallFormat.GLM45: (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 }
+
+UNTYPED = frozenset((CallFormat.QWEN3_CODER, CallFormat.GLM45))  # whose calls do not tell strings from other values
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +81,21 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     inside: bool = False  # the output begins within the reasoning
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()  # functions that may be called
+    kinds: Mapping[str, Mapping[str, Kinds]] = {}  # types of the functions' parameters, where calls do not tell them
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
 
     def parser(self) -> OutputParser:
         """For one choice."""
         reasoning = ReasoningParser(self.reasoning, inside=self.inside) if self.reasoning is not None else None
-        return OutputParser(reasoning, call_parser(self.calls, self.names) if self.calls is not None else None)
+        calls = call_parser(self.calls, self.names, self.kinds) if self.calls is not None else None
+        return OutputParser(reasoning, calls)
 
 
-def call_parser(calls: CallFormat, names: frozenset[str]) -> CallParser:
-    """Formats without a marker take JSON and lists for calls only if they name one of these functions."""
+def call_parser(
+    calls: CallFormat, names: frozenset[str], kinds: Mapping[str, Mapping[str, Kinds]] | None = None
+) -> CallParser:
+    """Formats without a marker take JSON and lists for calls only if they name one of these functions. `kinds` are the
+    types of their parameters."""
     match calls:
         case CallFormat.HERMES:
             return HermesParser()
@@ -92,6 +105,10 @@ def call_parser(calls: CallFormat, names: frozenset[str]) -> CallParser:
             return MistralParser()
         case CallFormat.PYTHONIC:
             return PythonicParser(names)
+        case CallFormat.QWEN3_CODER:
+            return TaggedParser(read_functions, kinds or {})
+        case CallFormat.GLM45:
+            return TaggedParser(read_pairs, kinds or {})
 
 
 def read_dialect(template: str, vocabulary: Vocabulary, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
@@ -115,7 +132,9 @@ def read_dialect(template: str, vocabulary: Vocabulary, calls: str = AUTO, reaso
 def told_calls(template: str) -> CallFormat | None:
     """The format that a template writes calls in, as far as its marks tell."""
     if "<tool_call>" in template:
-        return None if "<function=" in template or "<arg_key>" in template else CallFormat.HERMES
+        if "<arg_key>" in template:
+            return CallFormat.GLM45
+        return CallFormat.QWEN3_CODER if "<function=" in template else CallFormat.HERMES
     if TOOL_CALLS in template:
         return CallFormat.MISTRAL
     if PYTHONIC.search(template):

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from engine_core.grammar.calls import NO_PARAMETERS, Function, calls_alone, calls_in_text, read_functions
-from engine_core.text.parsers.dialect import CallFormat, Dialect
+from engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
 from protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import automaton, ids, tokens
+from tests.engine_core.text.parsers.outputs import elements, pairs
 
 PERSON: Any = {
     "type": "object",
@@ -33,6 +34,10 @@ def written(dialect: Dialect, name: str, arguments: dict[str, Any]) -> str:
     if dialect.calls is CallFormat.PYTHONIC:
         keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
         return f"[{name}({keywords})]"
+    if dialect.calls is CallFormat.QWEN3_CODER:
+        return elements([(name, arguments)])
+    if dialect.calls is CallFormat.GLM45:
+        return pairs([(name, arguments)])
     if dialect.listed:
         return "[TOOL_CALLS] " + json.dumps([{"name": name, "arguments": arguments}])
     assert dialect.calls is not None
@@ -50,7 +55,8 @@ def test_a_call_that_must_be(dialect: Dialect) -> None:
     assert accepts(form, written(dialect, "f", {"a": "x"}))
     assert accepts(form, written(dialect, "f", {"a": "x", "b": 3}))
     assert accepts(form, written(dialect, "g", {}))
-    for wrong in (written(dialect, "f", {"a": 3}), written(dialect, "f", {}), written(dialect, "h", {}), "hello", ""):
+    wrong_type = {"a": "x", "b": "y"} if dialect.calls in UNTYPED else {"a": 3}  # there any text is a string
+    for wrong in (written(dialect, "f", wrong_type), written(dialect, "f", {}), written(dialect, "h", {}), "hello", ""):
         assert not accepts(form, wrong)
 
 
@@ -59,8 +65,36 @@ def test_calls_among_text(dialect: Dialect) -> None:
     form = calls_in_text(dialect, [F, G], several=True)
     assert accepts(form, "hello there")
     assert accepts(form, written(dialect, "f", {"a": "x", "c": True}))
-    assert not accepts(form, written(dialect, "f", {"a": 3}))
+    assert not accepts(form, written(dialect, "f", {"a": "x", "b": "y"}))
     assert not accepts(form, written(dialect, "h", {}))
+
+
+@pytest.mark.parametrize("calls", UNTYPED)
+def test_values_in_elements(calls: CallFormat) -> None:
+    properties: Any = {
+        "text": {"type": "string", "description": "any"}, "word": {"type": "string", "enum": ["red", "blue"]},
+        "count": {"type": ["integer", "null"]}, "any": {},
+    }  # fmt: skip
+    function = Function("f", {"type": "object", "properties": properties}, True, "tools[0].function")
+    form = calls_alone(Dialect(calls=calls), [function], several=False)
+    write = elements if calls is CallFormat.QWEN3_CODER else pairs
+    for arguments in ({}, {"text": "<b>5</b>\n\n"}, {"word": "red"}, {"count": 3}, {"count": None}, {"any": [1, 2]},
+                      {"text": "", "word": "blue", "count": 0, "any": "x"}):  # fmt: skip
+        assert accepts(form, write([("f", arguments)]))
+    for arguments in ({"word": "green"}, {"count": "x"}, {"other": 1}, {"word": "red", "text": "x"}):
+        assert not accepts(form, write([("f", arguments)]))
+
+
+@pytest.mark.parametrize("calls", UNTYPED)
+@pytest.mark.parametrize("value", [{"type": "string", "pattern": "^a"}, {"type": ["string", "null"], "minLength": 2},
+                                   {"$ref": "#/$defs/x"}])  # fmt: skip
+def test_a_strict_string_that_elements_cannot_hold(calls: CallFormat, value: Any) -> None:
+    strict = Function("f", {"type": "object", "properties": {"a": value}}, True, "tools[0].function")
+    with pytest.raises(InvalidRequest) as caught:
+        calls_alone(Dialect(calls=calls), [strict], several=False)
+    assert caught.value.param == "tools[0].function.parameters"
+    loose = msgspec.structs.replace(strict, strict=False)
+    assert calls_alone(Dialect(calls=calls), [loose], several=False)
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=str)
@@ -68,7 +102,7 @@ def test_one_call_or_several(dialect: Dialect) -> None:
     one = written(dialect, "g", {})
     several = {
         CallFormat.HERMES: f"{one}\n{one}", CallFormat.LLAMA: f"{one}; {one}", CallFormat.MISTRAL: one + one,
-        CallFormat.PYTHONIC: "[g(), g()]",
+        CallFormat.PYTHONIC: "[g(), g()]", CallFormat.QWEN3_CODER: f"{one}\n{one}", CallFormat.GLM45: f"{one}\n{one}",
     }  # fmt: skip
     assert dialect.calls is not None
     text = several[dialect.calls]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from engine_core.text.columns import pack, unpack
+from engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
 from engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from engine_core.text.template import ChatTemplate
 from protocol.errors import InvalidRequest
-from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, TraceContext
+from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
 from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
 
 LENGTH = 64
@@ -188,3 +189,17 @@ def test_a_prediction_that_no_output_could_hold_is_refused() -> None:
 def test_the_scheduler_learns_of_stop_strings() -> None:
     assert prepare(stop=("end",)).request.stop_strings
     assert not prepare().request.stop_strings
+
+
+@pytest.mark.parametrize("calls", [CallFormat.QWEN3_CODER, CallFormat.HERMES])
+def test_types_of_arguments_are_known_where_calls_do_not_tell_them(calls: CallFormat) -> None:
+    found = vocabulary("byte_level")
+    template = ChatTemplate({"default": "{{ messages[0].content }}{{ 'x' if tools }}"}, found.names)
+    made = Prompter(found, template, PromptLimits(1000, LENGTH, (4, 1)), dialect=Dialect(calls=calls))
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": parameters}}]).encode()
+    submit = SubmitText(id=1, sampling=Sampling(), messages=b'[{"role": "user", "content": "hi"}]', tools=tools,
+                        tool_use=ToolUse(names=("f",)))  # fmt: skip
+    parsing = made.prepare(submit, 0.0).parsing
+    assert parsing is not None
+    assert parsing.kinds == ({"f": {"a": frozenset(("string",))}} if calls in UNTYPED else {})

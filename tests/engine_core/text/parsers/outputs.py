@@ -49,6 +49,29 @@ def pythonic(calls: Sequence[Call]) -> str:
     return f"[{', '.join(f'{name}({keywords(arguments)})' for name, arguments in calls)}]"
 
 
+def elements(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{plain(value)}\n</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def pairs(calls: Sequence[Call]) -> str:
+    def pair(key: str, value: object) -> str:
+        return f"<arg_key>{key}</arg_key>\n<arg_value>{plain(value)}</arg_value>\n"
+
+    return "\n".join(
+        f"<tool_call>{name}\n{''.join(pair(*each) for each in arguments.items())}</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def keywords(arguments: dict[str, object]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
@@ -59,12 +82,15 @@ WRITERS: dict[tuple[CallFormat, str], Callable[[Sequence[Call]], str]] = {
     (CallFormat.MISTRAL, "named"): mistral,
     (CallFormat.MISTRAL, "listed"): listed,
     (CallFormat.PYTHONIC, "list"): pythonic,
+    (CallFormat.QWEN3_CODER, "elements"): elements,
+    (CallFormat.GLM45, "pairs"): pairs,
 }
 MARKS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": ',
     '{"name": "f", "parameters": ', '{"arguments": {}, "name": "f"}', '"name"', "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<|python_tag|>", "[f(", "f(a=1)", "<|python_start|>", "<|python_end|>", "{", "}", "]", ")", "; ", ", ", "\n\n",
-    " ", '"', "\\", "'",
+    " ", '"', "\\", "'", "<function=f>", "</function>", "<parameter=a>\n", "\n</parameter>", "<arg_key>a</arg_key>",
+    "<arg_value>", "</arg_value>",
 )  # fmt: skip
 SOUPS = st.lists(st.sampled_from(MARKS) | TEXTS, max_size=14).map("".join)
 

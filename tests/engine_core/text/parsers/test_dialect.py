@@ -13,6 +13,7 @@ from engine_core.text.parsers.dialect import (
     MARKS,
     REASONING,
     THINK,
+    UNTYPED,
     CallFormat,
     Parsing,
     call_parser,
@@ -28,6 +29,7 @@ from tests.engine_core.text.vocabularies import vocabulary
 TEMPLATES = {
     "qwen": "<tool_call>\n{\"name\": \"' + call.name + '\", \"arguments\": ",
     "qwen_coder": "<tool_call>\n<function=' + call.name + '>",
+    "glm": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>",
     "mistral": "{{ bos_token }}[AVAILABLE_TOOLS]...[TOOL_CALLS]",
     "llama": '<|start_header_id|>... respond in the format {"name": function name, "parameters": dictionary}',
     "llama4": "<|header_start|> put it in the format of [func_name1(params_name1=params_value1), func_name2()]",
@@ -37,7 +39,8 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("qwen", CallFormat.HERMES), ("qwen_coder", None), ("mistral", CallFormat.MISTRAL), ("llama", CallFormat.LLAMA),
+    [("qwen", CallFormat.HERMES), ("qwen_coder", CallFormat.QWEN3_CODER), ("glm", CallFormat.GLM45),
+     ("mistral", CallFormat.MISTRAL), ("llama", CallFormat.LLAMA),
      ("llama4", CallFormat.PYTHONIC), ("plain", None)],
 )  # fmt: skip
 def test_the_template_tells_the_format_of_calls(name: str, expected: CallFormat | None) -> None:
@@ -88,4 +91,5 @@ def test_every_format_has_a_parser_and_marks() -> None:
         assert MARKS[calls]
     made = Parsing(reasoning=THINK, calls=CallFormat.HERMES).parser()
     assert not made.plain
+    assert {CallFormat.QWEN3_CODER, CallFormat.GLM45} == UNTYPED
     assert Parsing().parser().plain

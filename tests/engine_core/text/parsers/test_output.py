@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.parsers.dialect import CallFormat
+from engine_core.text.parsers.dialect import UNTYPED, CallFormat
+from engine_core.text.parsers.values import other_than_text
 from tests.engine_core.text.parsers.outputs import (
     ARGUMENTS,
     CALLS,
@@ -47,7 +48,10 @@ def test_any_cut_gives_the_same(calls: CallFormat | None, text: str, places: lis
 def test_calls_are_read(
     calls: CallFormat, form: str, asked: list[Call], places: list[int], thought: str, said: str
 ) -> None:
-    before = said if calls in (CallFormat.HERMES, CallFormat.MISTRAL) else ""
+    if calls in UNTYPED:  # whose strings a schema must tell from other values; none is known here
+        strings = [value for _, each in asked for value in each.values() if isinstance(value, str)]
+        assume(not any(other_than_text(value) for value in strings))
+    before = said if calls in (CallFormat.HERMES, CallFormat.MISTRAL, *UNTYPED) else ""
     text = f"<think>\n{thought}\n</think>\n\n{before}" + ("\n" if before else "") + WRITERS[calls, form](asked)
     machine = parser(calls)
     pieces = parsed(machine, cut(text, places))
@@ -118,7 +122,9 @@ def test_reasoning_is_known_while_it_comes() -> None:
 
 def test_a_long_text_costs_no_more_than_its_length() -> None:
     for text in ("<tool_call>{" * 20_000, "\n" * 200_000, '{"name": "f", "parameters": {' * 5_000, "[f(" * 50_000,
-                 "[TOOL_CALLS]" * 20_000, '<tool_call>{"name":"f","arguments":{},' + ' "a": 1,' * 20_000):  # fmt: skip
+                 "[TOOL_CALLS]" * 20_000,
+                 "<tool_call><function=f><parameter=a>" + "</parameter>\n" * 10_000 + "</tool_call>",
+                 '<tool_call>{"name":"f","arguments":{},' + ' "a": 1,' * 20_000):  # fmt: skip
         for calls in CallFormat:
             cuts = [text[at : at + 7] for at in range(0, len(text), 7)]
             machine = parser(calls)
