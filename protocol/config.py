@@ -279,8 +279,8 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 1.0
     trace_steps: Annotated[
         float, Option("most spans of steps per second, of steps that traced requests are in; 0: none", 0.0, 1000.0)
-    ] = 5.0
-    trace_tokens: Annotated[int, Option("output tokens between two events of a decode span; 0: none", 0, 1 << 20)] = 64
+    ] = 1.0
+    trace_tokens: Annotated[int, Option("output tokens between two events of a decode span; 0: none", 0, 1 << 20)] = 128
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -39,6 +39,7 @@ from protocol.links import (
 from protocol.messages import Message
 from services.rundir import SocketFile
 from services.sight import ended, open_pidfd, place
+from services.tracing.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Self(msgspec.Struct, frozen=True):
     incarnation: int
     shared: int
     place: int = msgspec.field(default_factory=place)
+    clock: Clock | None = None  # where traces are told; a connector's goes by that of binder number 0
 
 
 class PortStatistics(msgspec.Struct, frozen=True):
@@ -334,6 +336,7 @@ class Port:
             epoch=self.epoch,
             session=self._session,
             place=me.place,
+            sent=0 if me.clock is None else me.clock.local(),
         )
         self._put(b"", self._encoder.encode(hello))
 
@@ -369,6 +372,9 @@ class Port:
             session=hello.session,
             number=self._peers[name].number,
             place=me.place,
+            sent=hello.sent,
+            time=0 if me.clock is None else me.clock.now(),
+            clock=0 if me.clock is None else me.clock.place,
         )
         self._put(name, self._encoder.encode(welcome))
 
@@ -383,6 +389,8 @@ class Port:
             peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now, welcome.number)
             arrivals.append(Arrival(peer, Joined()))
         peer.epoch = welcome.epoch
+        if self.me.clock is not None and welcome.index == 0:
+            self.me.clock.welcome(welcome.clock, welcome.sent, welcome.time)
 
     def _give_credit(self, peer: Peer) -> None:
         if self._put(peer.name, self._encoder.encode(Credit(peer.taken))):

@@ -86,8 +86,9 @@ async def serve(config: Config, index: int) -> None:
     listener = listen(config.api)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     incarnation = new_incarnation()
-    me = Self(Role.API, index, incarnation, shared_hash(config.model))
-    tracer = tracer_of(config.trace, Role.API, index, me.place)
+    tracer = tracer_of(config.trace, Role.API, index)
+    clock = None if tracer is None else tracer.clock
+    me = Self(Role.API, index, incarnation, shared_hash(config.model), clock=clock)
     start = OwnStart(tracer, f"{Role.API}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     watches = [

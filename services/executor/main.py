@@ -96,7 +96,9 @@ def serve(
 ) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
+    tracer = tracer_of(config.trace, Role.EXECUTOR, index)
+    clock = None if tracer is None else tracer.clock
+    me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model), clock=clock)
     from services.executor.figures import Figures
     from services.executor.report import Reports
     from services.executor.steps import Steps
@@ -109,7 +111,6 @@ def serve(
     reports = Reports(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
-    tracer = tracer_of(config.trace, Role.EXECUTOR, index, me.place)
     traces = None if tracer is None else ExecutionTraces(tracer)
     steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, traces)
     lag = Histogram(LAG)

@@ -59,8 +59,9 @@ def run(config: Config, index: int) -> int:
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
     guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers)
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
-    me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
-    tracer = tracer_of(config.trace, Role.SCHEDULER, index, me.place)
+    tracer = tracer_of(config.trace, Role.SCHEDULER, index)
+    clock = None if tracer is None else tracer.clock
+    me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model), clock=clock)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = Path(config.run.run_dir)
     tokens, steps = Port.bind(context, TOKENS, me, run_dir), Port.bind(context, STEPS, me, run_dir)

@@ -76,8 +76,9 @@ async def serve(config: Config, index: int) -> int:
     compiler = Compiler(path, config.tokenizer)
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
-    tracer = tracer_of(config.trace, Role.TOKENIZER, index, me.place)
+    tracer = tracer_of(config.trace, Role.TOKENIZER, index)
+    clock = None if tracer is None else tracer.clock
+    me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model), clock=clock)
     start = OwnStart(tracer, f"{Role.TOKENIZER}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     text = Watch(Port.bind(context, TEXT, me, run_dir))
