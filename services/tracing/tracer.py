@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from protocol.config import TraceConfig
+from protocol.links import Role
 from services import journal
 from services.tracing.clock import Clock, clock_of
 from services.tracing.context import Ids
@@ -129,9 +130,9 @@ class Tracer:
                             dropped=self._full + self._lost)  # fmt: skip
 
 
-def tracer_of(config: TraceConfig, role: str, index: int, place: int = 0) -> Tracer | None:
+def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer | None:
     """The tracer of a process, None where no traces are told. Raises ConfigError."""
     found = settings(config)
     if found is None:
         return None
-    return Tracer(found, service_attributes(found, role, index), clock_of(place))
+    return Tracer(found, service_attributes(found, role, index), clock_of(leads=role == Role.SCHEDULER))

@@ -44,7 +44,7 @@ class Bench:
 
     def told(self) -> list[Span]:
         """All spans, in their order; the tracer is closed."""
-        self.tracer.close()
+        self.tracer.close(60.0)
         return self._kept.spans
 
 
