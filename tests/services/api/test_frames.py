@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import openai.types as completions
 import openai.types.chat as chat
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import EngineFailure
@@ -27,6 +27,8 @@ from tests.services.api.shapes import (
     events,
     texts,
 )
+from tests.services.api.written import FINISHES, outputs
+from tests.services.api.written import replay as replayed
 
 USAGE = UsageWanted(at_end=True)
 IDENTITY = Identity("id-1", 1_700_000_000, 'a "quoted" \u2028 name')
@@ -75,6 +77,7 @@ def replay(rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames
     return reply, (sent + (frames.end(reply) if frames else b"")).decode()
 
 
+@settings(max_examples=200)
 @given(lives())
 def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
@@ -93,6 +96,7 @@ def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
             assert streamed_logprobs(chunks, choice["index"], "content") == choice["logprobs"]["content"]
 
 
+@settings(max_examples=200)
 @given(lives())
 def test_a_completion_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
@@ -152,3 +156,30 @@ def test_deltas_that_were_not_taken_are_merged() -> None:
     assert '"content":"01234"' in first
     reply.push(0, "", 1, Finish.NONE, None, 9.0)
     assert frames.take(reply, reply.take_news()) == b""  # a token that decodes to nothing yet
+
+
+@settings(max_examples=200)
+@given(rows=outputs(), finish=st.sampled_from(FINISHES))
+def test_reasoning_and_calls_of_a_stream_are_those_of_the_whole(rows: Any, finish: Finish) -> None:
+    _, stream = replayed(rows, finish, Frames(IDENTITY, chat=True, choices=1, usage=USAGE))
+    chunks = events(stream)
+    check_chat_chunks(chunks, usage=True)
+    reply, _ = replayed(rows, finish, None)
+    whole = json.loads(json_of(chat_answer(IDENTITY, reply, Told())))
+    check(chat.ChatCompletion, whole)
+    (choice,) = whole["choices"]
+    content, reasoning, calls = "", "", []
+    for chunk in chunks:
+        for delta in (part["delta"] for part in chunk["choices"]):
+            content += delta.get("content") or ""
+            reasoning += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls") or ():
+                if call.get("id"):
+                    assert call["index"] == len(calls)
+                    calls.append({"name": call["function"]["name"], "arguments": ""})
+                calls[call["index"]]["arguments"] += call["function"].get("arguments") or ""
+    message = choice["message"]
+    assert content == (message["content"] or "")
+    assert reasoning == (message.get("reasoning_content") or "")
+    assert calls == [call["function"] for call in message.get("tool_calls") or ()]
+    assert ends(chunks) == {0: (choice["finish_reason"], choice.get("stop_reason"))}
