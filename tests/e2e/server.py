@@ -39,7 +39,10 @@ class Server:
         """Pid of every child process by its role, e.g. "scheduler"."""
         found = {}
         for pid in descendants(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended meanwhile
             for role in (b"api", b"tokenizer", b"scheduler", b"executor"):
                 if role in words:
                     found[role.decode()] = pid

@@ -26,7 +26,7 @@ LIMIT = 90.0  # seconds after which something has hung
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
-NARROW = ("--max-num-seqs", "1", "--max-queue-time", "1", "--header-timeout", "0.5", "--body-timeout", "0.5")
+NARROW = ("--max-num-seqs", "1", "--max-queue-time", "1", "--header-timeout", "2", "--body-timeout", "2")
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -92,7 +92,7 @@ def test_a_stream_that_has_begun_ends_with_the_error(http: httpx.Client) -> None
     assert last["error"]["code"] == "deadline_exceeded"
 
 
-def test_a_deadline_holds_in_the_queue_and_so_does_the_queues_own(http: httpx.Client) -> None:
+def test_a_deadline_holds_in_the_queue_and_so_does_the_queues_own(narrow: Server, http: httpx.Client) -> None:
     with occupied(http):
         late = http.post(COMPLETIONS, json={**SHORT, "timeout": 0.2})
         assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
@@ -100,6 +100,7 @@ def test_a_deadline_holds_in_the_queue_and_so_does_the_queues_own(http: httpx.Cl
         assert (turned_away.status_code, turned_away.json()["error"]["code"]) == (429, "overloaded")
         assert "--max-queue-time" in turned_away.json()["error"]["message"]
         assert int(turned_away.headers["Retry-After"]) >= 1
+    rested(narrow)
     assert http.post(COMPLETIONS, json=SHORT).status_code == 200
 
 
@@ -157,7 +158,7 @@ def test_a_process_that_keeps_failing_makes_the_server_say_so(tmp_path: Path) ->
             heard = events(answer.iter_lines())
             next(heard)
             killed: set[int] = set()
-            while len(killed) < 5:
+            while "beyond_hope" not in server.log.read_text():
                 pid = server.children().get("executor")
                 if pid is not None and pid not in killed:
                     killed.add(pid)
@@ -179,27 +180,29 @@ def test_a_process_that_keeps_failing_makes_the_server_say_so(tmp_path: Path) ->
 def test_a_slow_reader_holds_up_nobody_and_hears_everything(tmp_path: Path) -> None:
     """Beyond what the socket takes its deltas are merged; the engine is done with it long before it reads on."""
     place = tmp_path / "http.sock"
-    body = {**LONG, "max_tokens": 300, "logprobs": 20, "temperature": 0, "return_token_ids": True}
+    body = {**LONG, "max_tokens": 80, "n": 4, "logprobs": 20, "temperature": 1, "seed": 5, "return_token_ids": True}
     asking = httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://x", timeout=LIMIT)
     with serving(tmp_path, "--uds", str(place)) as server, asking as http:
-        expected = http.post(COMPLETIONS, json=body).json()["choices"][0]
+        expected = http.post(COMPLETIONS, json=body).json()["choices"]
         with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as answer:
             deadline = time.monotonic() + LIMIT
-            while not finished(http, 2):
+            while not finished(http, 2 * len(expected)):
                 assert time.monotonic() < deadline
                 select.select([], [], [], 0.1)
-            choices = [event["choices"][0] for event in events(answer.iter_lines())]
-        told = [choice["logprobs"]["tokens"] for choice in choices if choice.get("logprobs")]
-        assert "".join(choice["text"] for choice in choices) == expected["text"]
-        assert [token for choice in choices for token in choice.get("token_ids") or ()] == expected["token_ids"]
-        assert [token for each in told for token in each] == expected["logprobs"]["tokens"]
-        assert max(map(len, told)) > 10  # merged, which single tokens are not
+            choices = [choice for event in events(answer.iter_lines()) for choice in event["choices"]]
+        for index, whole in enumerate(expected):
+            own = [choice for choice in choices if choice["index"] == index]
+            told = [choice["logprobs"]["tokens"] for choice in own if choice.get("logprobs")]
+            assert "".join(choice["text"] for choice in own) == whole["text"]
+            assert [token for choice in own for token in choice.get("token_ids") or ()] == whole["token_ids"]
+            assert [token for each in told for token in each] == whole["logprobs"]["tokens"]
+            assert max(map(len, told)) > 5  # merged, which single tokens are not
         second_signal(server, http)
 
 
-def finished(http: httpx.Client, requests: int) -> bool:
+def finished(http: httpx.Client, choices: int) -> bool:
     """Whether the engine has ended so many."""
-    return bool(http.get("/health").json()["engine"]["finished"] >= requests)
+    return bool(http.get("/health").json()["engine"]["finished"] >= choices)
 
 
 def second_signal(server: Server, http: httpx.Client) -> None:
