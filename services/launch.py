@@ -95,7 +95,7 @@ def resolved(config: Config) -> Config:
     names = folder.served_names(model, config.model)
     spec = read_spec(model)
     folder.model_length(spec, config.model)
-    check_ranks(spec, config.model.tensor_parallel_size)
+    check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
     check_template(config.tokenizer.chat_template)
     found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
     return msgspec.structs.replace(config, model=found)
