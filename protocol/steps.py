@@ -53,10 +53,10 @@ class SlotStart(Part, frozen=True, kw_only=True):
     sampling: Sampling
     seed: int  # of this choice, see `choice_seed`
     pooling: Pooling | None = None  # what its prompt becomes; None: it generates
-
-
     trace: TraceContext = TraceContext()  # of the request, where it is traced
     choice: int = 0  # of the request, for its trace
+
+
 class StepPlan(Message, frozen=True, kw_only=True):
     """scheduler → executors: one step."""
 
@@ -72,10 +72,9 @@ class StepPlan(Message, frozen=True, kw_only=True):
     masked: bytes = b""  # int32 [rows]: slots whose rows sample under a mask
     drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
     microbatch: int = 0  # whose decode set this step runs and changes
-
-
-    microbatch: int = 0  # whose decode set this step runs and changes
     trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
+
+
 class StepMasks(Message, frozen=True, kw_only=True):
     """scheduler → executors, for each plan with masked rows: which tokens each of their entries may take.
 
