@@ -22,7 +22,7 @@ from engine_core.text.dispatch import Dispatch, DispatchStatistics
 from engine_core.text.logprobs import prompt_positions
 from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
-from engine_core.text.request import Kept, Request
+from engine_core.text.request import Kept, Request, named
 from engine_core.text.vocabulary import Vocabulary
 from protocol.errors import Overloaded, RequestError, Unavailable
 from protocol.messages import (
@@ -133,7 +133,7 @@ class Frontend:
         except RequestError as error:
             return rejection(text.id, error)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("request %x: its prompt could not be made", text.id)
+            log.exception("prompt_failed", extra=named(text.id, text.trace))
             return failure(text.id)
 
     def close(self, request_id: int, made: Prepared | Rejected) -> None:
@@ -171,7 +171,7 @@ class Frontend:
         except RequestError as error:
             return rejection(request.id, error)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("request %x: not answered", request.id)
+            log.exception("question_failed", extra=named(request.id))
             return failure(request.id)
 
     # From schedulers
@@ -242,7 +242,7 @@ class Frontend:
             if request.token_ids and extra is not None:
                 delta = self._with_prompt_logprobs(request, index, delta, extra)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("request %x choice %d: its text could not be made", request.id, index)
+            log.exception("text_failed", extra=named(request.id, request.trace, choice=index))
             self._failed += 1
             delta = choice.end(Finish.ERROR, "the text of this request could not be made")
             if not finish:
@@ -292,7 +292,7 @@ class Frontend:
         try:
             request.start(self._vocabulary, made)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("request %x: what was written of it could not be read again", request.id)
+            log.exception("resumption_failed", extra=named(request.id, request.trace))
             self._failed += 1
             self._forget(request)
             if (outbox := self._outbox_of(request)) is not None:

@@ -14,7 +14,13 @@ from engine_core.text.parsers.pieces import content, merged
 from engine_core.text.prompts import Prepared
 from engine_core.text.stops import StopScanner, compile_stops
 from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import Piece, PositionLogprobs, SubmitText, SubmitTokens, TextExtra, Written
+from protocol.messages import Piece, PositionLogprobs, SubmitText, SubmitTokens, TextExtra, TraceContext, Written
+
+
+def named(number: int, trace: TraceContext | None = None, **more: object) -> dict[str, object]:
+    """What a line of the log about a request has beside its event, as `extra` of logging's functions."""
+    traced = {} if trace is None else {"trace_id": trace.traceparent[3:35]}
+    return {"fields": {"request": f"{number:x}", **traced, **more}}
 
 
 class Kept:
@@ -75,6 +81,7 @@ class Request:
     __slots__ = (
         "_message", "_text", "aborted", "api", "booked", "chain", "choices", "confirmed", "former", "id", "kept",
         "mark", "prompt_ids", "refused", "replica", "seats", "session", "skip_special_tokens", "stayed", "token_ids",
+        "trace",
     )  # fmt: skip
 
     def __init__(self, api: int, text: SubmitText) -> None:
@@ -91,6 +98,7 @@ class Request:
         self.seats = tuple(Seat(text.id, index) for index in range(text.n))
         self.kept = [] if text.stream else [Kept() for _ in range(text.n)]
         self.session = text.session
+        self.trace = text.trace
         # Where it is, kept by the dispatch.
         self.replica: int | None = None  # whose scheduler has it
         self.booked = 0  # choices that count as load there

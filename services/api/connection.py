@@ -25,6 +25,7 @@ from protocol.config import ApiConfig
 from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
 from services import journal
 from services.api import errors, exchange
+from services.tracing.context import trace_of, unsampled
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +231,8 @@ class Connection(HttpToolsProtocol):
         if self._phase is Phase.BODY and scope is not None and exchange.KEY in scope:
             return exchange.of(scope).id
         name = exchange.new_id()
-        journal.info(log, "request", id=name.decode(), status=refusal.status, reason=refusal.code)
+        trace = trace_of(unsampled())
+        journal.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)
         return name
 
     @property

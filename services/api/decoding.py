@@ -17,6 +17,7 @@ from services.api import bounds, exchange
 from services.api.departure import ClientLeft
 from services.api.nesting import Nesting, openings
 from services.api.words import words_at
+from services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,9 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
     body = b"".join(pieces)
     if options.log_prompts:
         shown = body[:LOGGED].decode(errors="replace")
-        journal.info(log, "body", id=exchange.of(scope).id.decode(), size=len(body), body=shown)
+        current = exchange.of(scope)
+        trace = trace_of(current.context)
+        journal.info(log, "body", id=current.id.decode(), trace_id=trace, size=len(body), body=shown)
     return body
 
 

@@ -32,7 +32,7 @@ from services.api.metrics import Traffic
 from services.api.origins import Origins
 from services.api.trace import client_context, response_header
 from services.tracing import names
-from services.tracing.context import trace_of
+from services.tracing.context import trace_of, unsampled
 from services.tracing.exchange import Served, carried, served
 from services.tracing.tracer import Tracer
 
@@ -77,6 +77,8 @@ class Gate:
         span = self._span(scope, current)
         if span is not None:
             shared = [*shared, response_header(span.context)]
+        elif not current.context.traceparent and scope["path"] not in QUIET:
+            current.context = unsampled()
 
         async def answer(message: Message) -> None:
             if not current.status:
@@ -112,7 +114,8 @@ class Gate:
         except HTTPException as error:
             refusal, extra = routing_error(error, scope)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            journal.exception(log, "request_failed", id=current.id.decode(), route=current.endpoint)
+            trace = trace_of(current.context)
+            journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             refusal = EngineFailure("the server failed on this request", code="internal_error")
             if current.status:
                 current.rejection = exchange.reason_of(refusal)

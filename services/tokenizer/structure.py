@@ -9,6 +9,7 @@ import msgspec
 
 from engine_core.text.frontend import failure
 from engine_core.text.prompts import Prepared
+from engine_core.text.request import named
 from protocol.errors import Overloaded, RequestError
 from protocol.messages import Automaton, Grammar, Rejected, SubmitText
 from services.tokenizer.orders import Done
@@ -41,7 +42,7 @@ class Structure:
                 retry_after=error.retry_after if isinstance(error, Overloaded) else None,
             )  # fmt: skip
         except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("request %x: its grammar could not be compiled", text.id)
+            log.exception("grammar_failed", extra=named(text.id, text.trace))
             return failure(text.id)
         finally:
             self.waiting -= 1

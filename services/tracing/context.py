@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 
 from protocol.messages import TraceContext
 
@@ -31,6 +32,11 @@ def beginning(trace: str) -> TraceContext:
 def joined(trace: str, span: str, *, sampled: bool, state: str = "") -> TraceContext:
     """The context of a span."""
     return TraceContext(f"00-{trace}-{span}-{SAMPLED if sampled else NOT_SAMPLED}", state)
+
+
+def unsampled() -> TraceContext:
+    """A context of its own for what came without one and is not traced: its name joins log lines of all processes."""
+    return joined(secrets.token_hex(16), secrets.token_hex(8), sampled=False)
 
 
 def under(context: TraceContext, span: str) -> TraceContext:

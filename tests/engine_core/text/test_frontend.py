@@ -440,7 +440,7 @@ def test_a_text_that_cannot_be_made_ends_its_request_alone(
 
 
 def test_a_prompt_that_cannot_be_made_is_an_error_of_its_request(
-    frontend: Frontend, client: Client, monkeypatch: pytest.MonkeyPatch
+    frontend: Frontend, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(type(vocabulary("byte_level")), "encode", lambda *_, **__: 1 // 0)
     submit(frontend)
@@ -448,6 +448,8 @@ def test_a_prompt_that_cannot_be_made_is_an_error_of_its_request(
     client.take()
     assert client.rejected[1].status == 500
     assert "Zero" not in client.rejected[1].message
+    lines = [(record.getMessage(), record.__dict__["fields"]) for record in caplog.records]
+    assert lines == [("prompt_failed", {"request": "1", "trace_id": ""}), ("question_failed", {"request": "2"})]
 
 
 def test_questions_are_answered(frontend: Frontend) -> None:

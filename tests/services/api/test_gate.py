@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -187,6 +188,7 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
     fields = first.__dict__["fields"]
     assert fields.pop("seconds") > 0
     assert fields.pop("ttft") > 0
+    assert len(fields.pop("trace_id")) == 32
     assert fields == {
         "id": "mine", "method": "POST", "route": CHAT, "status": 200, "prompt_tokens": 5, "completion_tokens": 2
     }  # fmt: skip
@@ -202,8 +204,12 @@ async def test_a_line_names_the_trace(caplog: pytest.LogCaptureFixture) -> None:
         async with client(service(FakePort(answering(words("ok"))))) as http:
             await http.post(CHAT, json=HELLO, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
             await http.post(CHAT, json=HELLO, headers={"traceparent": "no trace"})
-    traces = [record.__dict__["fields"].get("trace_id") for record in caplog.records]
-    assert traces == [trace, None]
+            await http.post(CHAT, json={})
+            await http.get("/health")
+    told, *own = [record.__dict__["fields"]["trace_id"] for record in caplog.records]
+    assert told == trace
+    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in own)
+    assert len(set(own)) == len(own) == 2
 
 
 async def test_prompts_are_logged_only_where_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
