@@ -19,16 +19,15 @@ def seeded() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(
-    ("experts", "chosen", "dtype"),
+    ("experts", "chosen", "dtype", "normalised"),
     [
-        (8, 2, torch.float32), (128, 8, torch.bfloat16), (60, 5, torch.float16), (300, 3, torch.float32),
-        (1, 1, torch.bfloat16), (4, 4, torch.float32),
+        (8, 2, torch.float32, True), (128, 8, torch.bfloat16, True), (60, 5, torch.float16, False),
+        (300, 3, torch.float32, False), (1, 1, torch.bfloat16, True), (4, 4, torch.float32, False),
     ],
 )  # fmt: skip
 def test_routes(experts: int, chosen: int, dtype: torch.dtype, normalised: bool, device: str) -> None:
-    logits = (torch.randn(4, experts + 3) * 3).to(dtype)[:, :experts]  # rows that lie apart
+    logits = (torch.randn(2, experts + 3) * 3).to(dtype)[:, :experts]  # rows that lie apart
     expected = route(logits, chosen, normalised=normalised)
     found = route_rows(logits.to(device), chosen, normalised=normalised)
     assert torch.equal(found.experts.cpu(), expected.experts)
