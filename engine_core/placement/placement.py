@@ -142,6 +142,7 @@ class Placement:
         self.learn(chosen, asked.chain)
 
     def statistics(self) -> PlacementStatistics:
+        """Counters for metrics and tests."""
         return PlacementStatistics(
             placed=self._placed,
             tokens=self._tokens,

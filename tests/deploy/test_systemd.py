@@ -180,3 +180,20 @@ def test_the_configuration_is_one() -> None:
 def test_the_environment_file_holds_variables_alone() -> None:
     for line in (DEPLOY / "penstock.env").read_text().splitlines():
         assert line.startswith("# ") or re.fullmatch(r"#?[A-Z][A-Z0-9_]*=\S+", line), line
+
+
+def test_a_further_replicas_scheduler_is_made_as_the_page_says(tmp_path: Path) -> None:
+    page = (DEPLOY / "README.md").read_text()
+    found = re.search(r"cd /etc/systemd/system && (sed .*?> penstock-scheduler@\.service)\n", page, re.DOTALL)
+    assert found is not None
+    text = (UNITS / "penstock-scheduler.service").read_text()
+    (tmp_path / "penstock-scheduler.service").write_text(text)
+    subprocess.run(["sh", "-c", found[1]], cwd=tmp_path, check=True)
+    first, further = read(tmp_path / "penstock-scheduler.service"), read(tmp_path / "penstock-scheduler@.service")
+    words = further["Service"]["ExecStart"][0].replace("%i", "1").split()
+    assert words[:2] == [BINARY, "scheduler"]
+    assert options.parse(cli.parser_of(words[1]), words[2:]).index == "1"
+    assert further["Unit"]["Before"] == ["penstock-scheduler.service"], "started before it, ended after it"
+    assert further["Unit"]["Description"] == [first["Unit"]["Description"][0] + " of replica %i"]
+    same = [key for key in first["Service"] if key != "ExecStart"]
+    assert [further["Service"][key] for key in same] == [first["Service"][key] for key in same]
