@@ -23,11 +23,12 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.serve import commit, machine
-from benchmarks.server import cpu_seconds, end
+from benchmarks.server import end
 from benchmarks.shapes import SHAPES, make_folder
 from protocol.config import ApiConfig
 from services.address import hold
 from services.bench.client import target
+from services.bench.processes import cpu_seconds
 from services.bench.run import ROOT, run
 from services.bench.summary import Summary, summarize
 from services.bench.workload import Workload

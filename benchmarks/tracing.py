@@ -1,9 +1,11 @@
-"""What tracing costs: `python -m benchmarks.tracing --output benchmarks/results/tracing.json`.
+"""What tracing costs: `python -m benchmarks.tracing`.
 
 Servers with the load of decode_c256 (128 tokens in, 512 out, 256 streams) and an executor that only pretends to compute
 (benchmarks/load/executor.py), in steps of no time: the host is the limit, so whatever tracing costs is lost. On a GPU
 the host works beside the device, and only what does not fit there is. One server tells no traces, one those of 1 % of
 its requests, one all; they stand side by side and get the load in turns, round after round, in another order each time.
+
+What it costs without a server, which a busy machine disturbs less, is benchmarks/span_cost.py's to say.
 
 Printed and written for each: CPU microseconds per output token by role, tokens per second, and both against the server
 without traces: the median over rounds of the difference within a round.
