@@ -31,6 +31,7 @@ from services.executor.watchdog import Watchdog
 from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import ExitCode, Stop
+from services.process import leave as leave_process
 from services.stages import Stages
 from services.tracing.execution import ExecutionTraces
 from services.tracing.startup import OwnStart
@@ -86,6 +87,7 @@ def run(config: Config, index: int) -> int:
     finally:
         done.set()
     if bond is not None:
+        leave_process(Role.EXECUTOR, index, config.run)
         logging.shutdown()
         os._exit(ExitCode.ORDERLY)  # what torch does at its end may wait for members that have ended
     return ExitCode.ORDERLY
