@@ -35,6 +35,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # from the launcher's start to readiness
     chat: bool  # the model has a chat template
     locked: bool  # clients need a key
+    replicas: int = 1  # each with a cache and slots of its own, which blocks and max_num_seqs are of one
 
     @property
     def tokens(self) -> int:
@@ -64,6 +65,7 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         seconds=seconds,
         chat=chat,
         locked=bool(config.api.api_key or config.api.api_key_file),
+        replicas=config.model.data_parallel_size,
     )
 
 
@@ -91,6 +93,8 @@ def banner(facts: Serving) -> list[str]:
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }
+    if facts.replicas > 1:
+        rows["replicas"] = f"{facts.replicas}, each with as large a cache and as many requests"
     lines = ["", f"Penstock listens on {facts.url}"]
     lines += [f"  {name:<12} {value}" for name, value in rows.items()]
     lines += ["", "Try it:" + (f" (with the key in ${KEY_VARIABLE})" if facts.locked else ""), f"  {curl(facts)}", ""]

@@ -41,6 +41,12 @@ def test_it_says_where_what_and_how_much():
     assert curl(FACTS) in text
 
 
+def test_replicas_are_told_of_where_there_are_several():
+    assert "replicas" not in "\n".join(banner.banner(FACTS))
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, replicas=4)))
+    assert "replicas     4, each with as large a cache" in text
+
+
 @given(blocks=st.integers(1, 1 << 20), size=st.integers(1, 256), length=st.integers(2, 1 << 20))
 def test_so_many_of_full_length_fit(blocks, size, length):
     facts = msgspec.structs.replace(FACTS, blocks=blocks, block_size=size, max_model_len=length, max_num_seqs=4096)
