@@ -23,7 +23,7 @@ def order(spans: list[Span]) -> list[tuple[int, Span]]:
     """Depth and span, children behind their parents in the order of their beginnings."""
     by_parent: dict[str, list[Span]] = {}
     ids = {span["id"] for span in spans}
-    for span in sorted(spans, key=lambda span: (span["start"], -span["end"])):
+    for span in sorted(spans, key=lambda span: (span["start"], span["end"])):
         by_parent.setdefault(span["parent"] if span["parent"] in ids else "", []).append(span)
 
     def below(parent: str, depth: int) -> list[tuple[int, Span]]:
@@ -47,7 +47,7 @@ def svg(spans: list[Span]) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for number, (role, color) in enumerate(COLORS.items()):
-        x = 12 + 130 * number
+        x = 12 + 150 * number
         parts.append(f'<rect x="{x}" y="12" width="12" height="12" rx="2" fill="{color}"/>')
         parts.append(f'<text x="{x + 18}" y="22" fill="#333">penstock-{role}</text>')
     for row, (depth, span) in enumerate(rows):
