@@ -57,7 +57,7 @@ def network(folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE)
     spec = read_spec(folder)
     model = build(spec, dtype, torch.device(device), 1024, group=group)
     load(model, folder, "auto", 0)
-    return model, spec
+    return model, model.spec
 
 
 class Engine:
@@ -93,6 +93,7 @@ class Engine:
                 max_model_len=cell.max_model_len,
                 max_num_seqs=cell.max_num_seqs,
                 graphs=every_graph(cell, spec) if cell.graphs else None,
+                step_tokens=cell.budget,
                 group=group,
             ),
             drafter,
@@ -115,6 +116,9 @@ class Engine:
                 speculation=SpeculationOptions(
                     method="draft_model" if cell.own_drafts else "none", num_speculative_tokens=max(1, cell.own_drafts)
                 ),
+                stages=group.stages,
+                ahead=max(1, cell.depth - group.stages + 1),
+                piece=32,
                 epoch=1,
             )
         )
