@@ -31,8 +31,9 @@ def figures(role: str = "executor", index: int = 0, incarnation: int = 1, time: 
 
 def test_every_process_tells_its_vitals(tmp_path: Path) -> None:
     process.count_start(process.starts_file(tmp_path, "tokenizer", 2))
-    vitals = Vitals(ME, tmp_path)
-    vitals.lag.observe(0.0007)
+    lag = Histogram(LAG)
+    lag.observe(0.0007)
+    vitals = Vitals(ME, tmp_path, lag)
     sheet = vitals.sheet()
     add_link(sheet, "text", [PortStatistics(2, 10, 20, 300, 400, 5, 6)], 7)
     told = sheet.figures(ME, 1e9)
