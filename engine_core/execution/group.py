@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on, and before
-
 
 @dataclass(frozen=True)
 class Group:
@@ -114,7 +112,8 @@ class Group:
     def _gather(self, own: Tensor) -> Tensor:
         """Every rank's tensor, stacked in the order of ranks: `[ranks, *own.shape]`."""
         parts = own.new_empty(self.size * len(own), *own.shape[1:])
-        gather_into(parts, own, group=self.ranks)
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from 2.13 on, and before
+        gather(parts, own, group=self.ranks)
         return parts.view(self.size, *own.shape)
 
 
