@@ -123,8 +123,11 @@ CPU = "penstock_process_cpu_seconds_total"
 def test_one_scrape_has_the_figures_of_every_process(several: Server) -> None:
     with closing(connection(several)) as one:
         ask(one, 4)
-        found = until(one, lambda found: found.get(("penstock_engine_queue_seconds_count", "", ""), 0) > 0)
-        assert sum(name == CPU for name, _, _ in found) == APIS + TOKENIZERS + 2
+        found = until(
+            one,
+            lambda found: found.get(("penstock_engine_queue_seconds_count", "", ""), 0) > 0
+            and sum(name == CPU for name, _, _ in found) == APIS + TOKENIZERS + 2,
+        )
     names = {name for name, _, _ in found}
     for metric in METRICS:
         suffix = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_count", Kind.GAUGE: ""}[metric.kind]
