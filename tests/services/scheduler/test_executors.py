@@ -64,3 +64,21 @@ def test_two_of_one_index_are_our_mistake():
     group.add(peer(0), said(), 1.0)
     with pytest.raises(AssertionError):
         group.add(peer(0), said(), 1.0)
+
+
+def test_the_answering_executor_is_known_by_its_place_in_the_group():
+    """Of the second replica's two stages of two ranks: numbers 4 to 7, of which 6 samples."""
+    group = Executors(4, 7, 0.0, answering=2)
+    peers = [peer(index) for index in (6, 4, 7, 5)]
+    for at, one in enumerate(peers):
+        group.add(one, said(device="NVIDIA H200"), float(at))
+    assert group.answering == (peers[0],)
+    assert group.devices == "4 x NVIDIA H200"
+
+
+def test_one_executor_answers_itself():
+    group = Executors(1, 7, 0.0)
+    one = peer()
+    group.add(one, said(), 1.0)
+    assert group.answering == (one,)
+    assert group.devices == "cpu"
