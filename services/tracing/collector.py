@@ -26,8 +26,6 @@ from services.tracing.settings import GRPC, GRPC_MODULE, Settings
 from services.tracing.span import Span, Value
 from services.tracing.tracer import Undelivered
 
-SCOPE = InstrumentationScope("penstock", VERSION)
-SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 KINDS: Mapping[Kind, SpanKind] = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER}
 
 
@@ -50,6 +48,7 @@ class OtlpCollector:
     ) -> None:
         self._exporter = exporter_of(settings) if exporter is None else exporter
         self._resource = Resource.create(dict(resource))
+        self._scope = InstrumentationScope("penstock", VERSION)
         self._clock = clock
         self._reasons = Reasons()
         logger = logging.getLogger("opentelemetry")
@@ -59,7 +58,7 @@ class OtlpCollector:
     def export(self, spans: Sequence[Span]) -> None:
         """Hand spans over; blocks up to the exporter's timeout. Raises Undelivered."""
         self._reasons.last = ""
-        if self._exporter.export([readable(span, self._resource, self._clock) for span in spans]) is not (
+        if self._exporter.export([readable(span, self._resource, self._scope, self._clock) for span in spans]) is not (
             SpanExportResult.SUCCESS
         ):
             raise Undelivered(self._reasons.last or "it took nothing")
@@ -78,16 +77,16 @@ def exporter_of(settings: Settings) -> SpanExporter:
     return exporter
 
 
-def readable(span: Span, resource: Resource, clock: Clock) -> ReadableSpan:
+def readable(span: Span, resource: Resource, scope: InstrumentationScope, clock: Clock) -> ReadableSpan:
     """A span as OpenTelemetry's exporters take it."""
-    trace = int(trace_of(span.parent), 16)
+    trace, sampled = int(trace_of(span.parent), 16), TraceFlags(TraceFlags.SAMPLED)
     state = TraceState.from_header([span.parent.tracestate]) if span.parent.tracestate else None
     above = span_of(span.parent)
     events = [Event(event.name, dict(event.attributes), clock.nanoseconds(event.time)) for event in span.events]
     return ReadableSpan(
         span.name,
-        SpanContext(trace, int(span.id, 16), is_remote=False, trace_flags=SAMPLED, trace_state=state),
-        SpanContext(trace, int(above, 16), is_remote=span.remote, trace_flags=SAMPLED) if above else None,
+        SpanContext(trace, int(span.id, 16), is_remote=False, trace_flags=sampled, trace_state=state),
+        SpanContext(trace, int(above, 16), is_remote=span.remote, trace_flags=sampled) if above else None,
         resource,
         dict(span.attributes),
         events,
@@ -96,10 +95,11 @@ def readable(span: Span, resource: Resource, clock: Clock) -> ReadableSpan:
         status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error or None),
         start_time=clock.nanoseconds(span.start),
         end_time=clock.nanoseconds(span.end),
-        instrumentation_scope=SCOPE,
+        instrumentation_scope=scope,
     )
 
 
 def context_of(context: TraceContext) -> SpanContext:
     """That of a span which one of ours links to."""
-    return SpanContext(int(trace_of(context), 16), int(span_of(context), 16), is_remote=True, trace_flags=SAMPLED)
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    return SpanContext(int(trace_of(context), 16), int(span_of(context), 16), is_remote=True, trace_flags=flags)

@@ -5,7 +5,7 @@ Source: OpenTelemetry semantic conventions, "Generative AI spans", kind "inferen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ from services.tracing.span import Event, Facts, Span
 from services.tracing.tracer import Tracer
 
 MOST_PROMPTS = 32  # of one operation that are told one by one
-REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
+REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
 UNTRACED = TraceContext()
 
 

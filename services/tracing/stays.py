@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from engine_core.scheduling.history import Stay
 from services.tracing import names
@@ -10,7 +10,11 @@ from services.tracing.context import Ids
 from services.tracing.span import Event, Facts, Span
 
 MOST_CHUNKS = 128  # of a prompt that are told one by one
-EVENTS = {"preempted": names.PREEMPTED, "restarted": names.RESTARTED, "abort": names.ABORTED}  # by how a stay ends
+EVENTS: Mapping[str, str] = {
+    "preempted": names.PREEMPTED,
+    "restarted": names.RESTARTED,
+    "abort": names.ABORTED,
+}  # by how a stay ends
 ERRORS = ("error", "grammar", "unavailable")
 
 
