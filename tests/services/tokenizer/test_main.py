@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from engine_core.text.columns import pack, unpack
-from protocol.config import ModelConfig
+from protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
 from protocol.links import TEXT, TOKENS, Role, shared_hash
 from protocol.messages import (
     Abort,
@@ -36,6 +36,7 @@ from protocol.messages import (
     Tokenized,
 )
 from services.notify import NoticeSocket
+from services.tokenizer.main import placement_of
 from services.wire import Port, Self
 from tests.engine_core.text.vocabularies import tokenizer, write_folder
 
@@ -197,3 +198,17 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "caching", "replicas", "chains"),
+    [("prefix", True, 2, True), ("prefix", False, 2, False), ("prefix", True, 1, False), ("round_robin", True, 2, False)],
+)
+def test_prefixes_count_where_they_are_cached(policy: str, caching: bool, replicas: int, chains: bool) -> None:
+    config = Config(
+        model=ModelConfig(data_parallel_size=replicas, block_size=32),
+        tokenizer=TokenizerConfig(placement=policy),
+        scheduler=SchedulerConfig(enable_prefix_caching=caching),
+    )
+    made = placement_of(config)
+    assert (made.chains, len(made.replicas), made.block_size) == (chains, replicas, 32)
