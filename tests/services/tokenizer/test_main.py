@@ -202,7 +202,12 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "caching", "replicas", "chains"),
-    [("prefix", True, 2, True), ("prefix", False, 2, False), ("prefix", True, 1, False), ("round_robin", True, 2, False)],
+    [
+        ("prefix", True, 2, True),
+        ("prefix", False, 2, False),
+        ("prefix", True, 1, False),
+        ("round_robin", True, 2, False),
+    ],
 )
 def test_prefixes_count_where_they_are_cached(policy: str, caching: bool, replicas: int, chains: bool) -> None:
     config = Config(
