@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
+from engine_core.text.columns import unpack
 from engine_core.text.prompts import Prepared
 from protocol.messages import Rejected, SubmitText, TokenBatch, TraceContext
 from services.tracing import names
@@ -64,8 +63,8 @@ class TextTraces:
         answers = self._answers
         if not answers:
             return
-        ids = np.frombuffer(batch.ids, np.int64).tolist()
-        counts = np.frombuffer(batch.counts, np.int32).tolist()
+        ids = unpack("q", batch.ids)
+        counts = unpack("i", batch.counts)
         for number, count, finish in zip(ids, counts, batch.finish, strict=True):
             answer = answers.get(number)
             if answer is None:

@@ -1,5 +1,5 @@
-"""One stage of a pipeline is killed under streams of all kinds: its group begins anew, and each stream ends with exactly
-its own tokens. Two stages over gloo, the embedded model."""
+"""One stage of a pipeline is killed under streams of all kinds: its group begins anew, and each stream ends with
+exactly its own tokens. Two stages over gloo, the embedded model."""
 
 from __future__ import annotations
 
