@@ -5,28 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.chaos.leftovers import at_rest, ended
+from tests.e2e.chaos.groups import STREAMS, TOKENS, calm, disturbed, executors
+from tests.e2e.chaos.leftovers import ended
 from tests.e2e.chaos.streams import Answer, answers, bodies, marks
-from tests.e2e.server import Server, descendants, serving
+from tests.e2e.server import Server, serving
 
-STREAMS = 16
-TOKENS = 16
 RANKS = ("--tensor-parallel-size", "2", "--device", "cpu", "--max-num-seqs", "32")
-
-
-def executors(server: Server) -> list[int]:
-    """Pids by rank."""
-    found = {}
-    for pid in descendants(server.process.pid):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"executor" in words:
-            found[next(word for word in words if word.startswith(b"--index="))] = pid
-    return [found[index] for index in sorted(found)]
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> list[Answer]:
-    found = answers(server.url, bodies(STREAMS, TOKENS))
-    at_rest(server)
-    return found
-
-
-def disturbed(server: Server, undisturbed: Sequence[Answer], number: int, rank: int) -> None:
-    """Send a signal to one rank in a run of all streams."""
-    total = sum(len(ids) for answer in undisturbed for ids in answer.tokens.values())
-
-    def disturb(_: int) -> None:
-        os.kill(executors(server)[rank], number)
-
-    found = answers(server.url, bodies(STREAMS, TOKENS), marks(1, total, 1), disturb)
-    for expected, answer in zip(undisturbed, found, strict=True):
-        assert answer.said == expected.said
-        assert answer.error is None
-        assert answer.done == 1
-    at_rest(server)
-    print(f"\nrank {rank}, signal {number}: the longest pause {max(answer.longest_pause for answer in found):.1f} s")
+    return calm(server)
 
 
 def test_both_ranks_are_shown(server: Server) -> None:

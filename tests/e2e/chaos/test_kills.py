@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos.crowd import Ask, Heard, crowd, play
+from tests.e2e.chaos.crowd import Ask, Heard, calm, crowd, play
 from tests.e2e.chaos.leftovers import Holding, at_rest, ended, holdings, nothing_kept
 from tests.e2e.server import Server, descendants, serving
 
@@ -40,9 +40,7 @@ def asks() -> list[Ask]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server, asks: list[Ask]) -> list[Heard]:
-    found = asyncio.run(play(server.url, asks, {}))
-    assert all(heard.status == 200 and heard.error is None and heard.usage for heard in found)
-    return found
+    return calm(server.url, asks)
 
 
 def pids(server: Server, role: str) -> list[int]:

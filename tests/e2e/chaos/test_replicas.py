@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.chaos.crowd import Ask, Heard, crowd, play
+from tests.e2e.chaos.crowd import Ask, Heard, calm, crowd, play
 from tests.e2e.chaos.leftovers import at_rest, ended
 from tests.e2e.chaos.test_kills import pids
 from tests.e2e.server import Server, serving
@@ -42,9 +42,7 @@ def asks() -> list[Ask]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server, asks: list[Ask]) -> list[Heard]:
-    found = asyncio.run(play(server.url, asks, {}))
-    assert all(heard.status == 200 and heard.error is None and heard.usage for heard in found)
-    return found
+    return calm(server.url, asks)
 
 
 def back(server: Server) -> list[int]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.chaos.leftovers import at_rest, ended
-from tests.e2e.chaos.streams import Answer, answers, bodies
-from tests.e2e.chaos.test_group import STREAMS, TOKENS, disturbed, executors
+from tests.e2e.chaos.groups import calm, disturbed, executors
+from tests.e2e.chaos.leftovers import ended
+from tests.e2e.chaos.streams import Answer
 from tests.e2e.server import Server, serving
 
 STAGES = ("--pipeline-parallel-size", "2", "--device", "cpu", "--max-num-seqs", "32")
@@ -25,9 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> list[Answer]:
-    found = answers(server.url, bodies(STREAMS, TOKENS))
-    at_rest(server)
-    return found
+    return calm(server)
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.long)])
