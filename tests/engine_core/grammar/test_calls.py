@@ -69,7 +69,7 @@ def test_calls_among_text(dialect: Dialect) -> None:
     assert not accepts(form, written(dialect, "h", {}))
 
 
-@pytest.mark.parametrize("calls", sorted(UNTYPED))
+@pytest.mark.parametrize("calls", sorted(UNTYPED, key=str))
 def test_values_in_elements(calls: CallFormat) -> None:
     properties: Any = {
         "text": {"type": "string", "description": "any"}, "word": {"type": "string", "enum": ["red", "blue"]},
@@ -85,7 +85,7 @@ def test_values_in_elements(calls: CallFormat) -> None:
         assert not accepts(form, write([("f", arguments)]))
 
 
-@pytest.mark.parametrize("calls", sorted(UNTYPED))
+@pytest.mark.parametrize("calls", sorted(UNTYPED, key=str))
 @pytest.mark.parametrize("value", [{"type": "string", "pattern": "^a"}, {"type": ["string", "null"], "minLength": 2},
                                    {"$ref": "#/$defs/x"}])  # fmt: skip
 def test_a_strict_string_that_elements_cannot_hold(calls: CallFormat, value: Any) -> None:
