@@ -84,4 +84,5 @@ def test_a_small_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     off, kept = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("off", "rate_1.0"))
     assert [one["batch"] for one in off["figures"]] == [1, 2]
     assert all(one["switched_off_tpot_ms"] is None and one["drafts"] == 0 for one in off["figures"])
-    assert all(one["accepted"] == one["drafts"] > 0 for one in kept["figures"])
+    assert all(one["accepted"] == one["drafts"] for one in kept["figures"])
+    assert any(one["drafts"] for one in kept["figures"]), "whether drafts pay at a batch is measured, here as anywhere"
