@@ -78,7 +78,6 @@ REASONS: Mapping[str, str] = {
 }
 
 WITHOUT_EFFECT: tuple[str, ...] = (
-    "user",
     "metadata",
     "store",
     "service_tier",

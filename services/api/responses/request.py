@@ -164,7 +164,6 @@ REFUSALS: Mapping[str, tuple[object, ...]] = {
     **CHAT_NAMES,
 }
 WITHOUT_EFFECT = (
-    "user",
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
