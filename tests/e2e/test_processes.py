@@ -154,7 +154,7 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
         (("--prot", "80"), 2, "--port"),
         (("--block-size", "0"), 2, "--block-size"),
         (("--max-num-batched-tokens", "8"), 2, "--max-num-seqs"),
-        (("--tensor-parallel-size", "2"), 2, "--tensor-parallel-size"),
+        (("--tensor-parallel-size", "3"), 2, "--tensor-parallel-size"),
         (("--max-model-len", "1000000"), 2, "--max-model-len"),
         (("--kv-cache-memory", "4096"), 2, "--kv-cache-memory"),
         (("--model", "no/such/folder/here"), 3, "no/such/folder/here"),

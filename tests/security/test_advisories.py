@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from engine_core.kv.identity import IDENTITY_BYTES, extend, root
 from engine_core.loading.checkpoint import find_files
-from protocol.config import ApiConfig, Config, check, fields
+from protocol.config import ApiConfig, Config, ExecutorConfig, check, fields
 from protocol.errors import ConfigError, ModelError
 from protocol.links import LINKS, TEXT, Link, address, decoder
 from protocol.messages import SubmitText, request_id
@@ -37,6 +37,7 @@ from services.api.messages.request import CountRequest, MessageRequest
 from services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.api.responses.request import ResponseRequest
 from services.api.scoring import RerankRequest, ScoreRequest
+from services.executor.membership import ONE_HOST
 from services.rundir import prepared
 from services.wire import Port, Self
 from tests.rules.source import ROOT, product
@@ -110,8 +111,10 @@ def test_nothing_listens_beyond_this_machine_by_default(tmp_path: Path) -> None:
     assert ApiConfig().host == "127.0.0.1"
     for link in LINKS:
         assert address(link, tmp_path, 0).startswith(f"ipc://{tmp_path}/")
-    bound = [source.module for source in product() if '"tcp://' in source.text or "'tcp://" in source.text]
-    assert bound == []
+    named = {source.module for source in product() if '"tcp://' in source.text or "'tcp://" in source.text}
+    assert named == {"protocol.config", "protocol.groups", "services.executor.rendezvous"}, "which --rendezvous names"
+    assert ExecutorConfig().rendezvous == "", "members of a group meet over a socket file, and talk over loopback"
+    assert ONE_HOST == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def test_the_sockets_are_nobody_elses(tmp_path: Path) -> None:

@@ -66,7 +66,6 @@ def test_a_start() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("bench",), 2, "the commands are"),
         (("bench", "nothing"), 2, "'bench nothing' is not allowed"),
         (("bench", "start", "--runs", "0"), 2, "--runs"),
         (("bench", "offline", "--rate", "3"), 2, "--rate"),
@@ -84,3 +83,9 @@ def test_a_mistake_is_one_line(words: tuple[str, ...], code: int, said: str) -> 
 def test_lengths_and_words() -> None:
     assert (length("8"), length("8:16")) == ((8, 8), (8, 16))
     assert said(Progress(finished=1, failed=2, events=30, open=3), 2.0) == "3 open, 2 failed, 15 tok/s so far"
+
+
+def test_without_a_word_it_says_what_there_is() -> None:
+    done = penstock("bench")
+    assert done.returncode == 0
+    assert all(f"\n  {name} " in done.stdout for name in ("serve", "offline", "start"))

@@ -61,12 +61,13 @@ def test_members_of_a_life(tmp_path: Path, ranks: int, stages: int, tcp: bool) -
             process.kill()
             process.join()
     answering = (stages - 1) * ranks
+    firsts = [stage * ranks for stage in range(stages)]
     for index, (rank, stage, answers, total, joined, tokens, least, multicast) in enumerate(found):
         assert (rank, stage, answers) == (index % ranks, index // ranks, index == answering)
         mine = [stage * ranks + at for at in range(ranks)]
         assert total == [sum(1.0 + at for at in mine)]
         assert joined == [[float(at) for at in mine]]
-        assert tokens == [answering, answering + 10]
+        assert tokens == [firsts[stage], firsts[stage] + 10]
         assert least == 3
         assert multicast == "0"
 
