@@ -67,14 +67,7 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     """
     began = time.monotonic()
     stages = stages if stages is not None else Stages()
-    device = choose_device(config.executor.device, index, hosts=bool(config.executor.rendezvous))
-    if config.model.batch_invariant and device.type == "cpu":
-        raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
-    if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) // groups.executors(config.model)
-        torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
-    else:
-        torch.cuda.set_device(device)
+    device = take_device(config, index)
     stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
@@ -112,14 +105,14 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
             reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
             journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
         stages.begin("compiling kernels")
-        compile_steps(model, options, step_tokens(config.model, device), draft, processes)
+        compile_steps(model, options, options.step_tokens, draft, processes)
     runner, shape = make_runner(config, model, spec, options, draft, stages)
     warm = warm_up(config, runner, stages)
     ready = ExecutorReady(
         epoch=0,
         blocks=runner.options.blocks,
         block_size=options.block_size,
-        step_tokens=step_tokens(config.model, device),
+        step_tokens=options.step_tokens,
         mask_places=runner.mask_places,
         draft_tokens=0 if draft is None else draft.tokens,
         device=device_name(device),
@@ -128,6 +121,25 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
     )
+    log_loaded(ready, options, shape, draft)
+    return Engine(runner, ready, warm)
+
+
+def take_device(config: Config, index: int) -> torch.device:
+    """The device of executor number `index`, made this process's own. Raises ConfigError."""
+    device = choose_device(config.executor.device, index, hosts=bool(config.executor.rendezvous))
+    if config.model.batch_invariant and device.type == "cpu":
+        raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0)) // groups.executors(config.model)
+        torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
+    else:
+        torch.cuda.set_device(device)
+    return device
+
+
+def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:
+    """One line with what the memory went to."""
     journal.info(
         log,
         "loaded",
@@ -141,7 +153,6 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
         seconds=round(ready.load_seconds, 2),
         **({} if draft is None else draft_figures(draft, options, shape)),
     )
-    return Engine(runner, ready, warm)
 
 
 def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> dict[str, float]:

@@ -9,7 +9,8 @@ import enum
 
 from engine_core.text.parsers.call_object import CallObject, Stage
 from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import BLANKS, FreeText, Lead
+from engine_core.text.parsers.prose import Prose
+from engine_core.text.parsers.scanning import BLANKS, Lead
 from protocol.messages import Piece
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -27,15 +28,14 @@ class Place(enum.Enum):
 class HermesParser:
     """As `engine_core.text.parsers.output.CallParser`."""
 
-    __slots__ = ("_call", "_lead", "_mark", "_place", "_text", "_trailing")
+    __slots__ = ("_call", "_lead", "_mark", "_place", "_prose")
 
     def __init__(self) -> None:
         self._place = Place.TEXT
-        self._text = FreeText(OPENING)
+        self._prose = Prose(OPENING)
         self._lead = Lead()  # behind a marker, or behind a call
         self._mark = ""  # as much of the closing marker as has come
         self._call = CallObject()
-        self._trailing = False  # nothing but blanks since a call
 
     @property
     def open(self) -> bool:
@@ -61,20 +61,16 @@ class HermesParser:
         """As `CallParser.flush`."""
         match self._place:
             case Place.TEXT:
-                held = self._text.release()
-                return [] if self._trailing and not held.strip(BLANKS) else content(held)
+                return self._prose.flush()
             case Place.CALL if self._call.stage is not Stage.HEAD:
                 return content(self._call.held.strip(BLANKS))
             case Place.CLOSE:
                 return []
             case _:
-                return content(self._text.blanks + OPENING + self._lead.held + self._call.held)
+                return content(self._prose.blanks + OPENING + self._lead.held + self._call.held)
 
     def _free(self, text: str, out: list[Piece]) -> str:
-        given, rest = self._text.push(text)
-        if given:
-            out += content(given)
-            self._trailing = False
+        rest = self._prose.push(text, out)
         if rest is None:
             return ""
         self._place, self._lead, self._call = Place.OPEN, Lead(), CallObject()
@@ -98,8 +94,9 @@ class HermesParser:
 
     def _no_call(self, out: list[Piece]) -> None:
         """The marker and what was held behind it are content."""
-        out += content(self._text.blanks + OPENING + self._lead.held + self._call.held)
-        self._place, self._trailing = Place.TEXT, False
+        out += content(self._prose.blanks + OPENING + self._lead.held + self._call.held)
+        self._place = Place.TEXT
+        self._prose.resume(called=False)
 
     def _close(self, text: str) -> str:
         """Behind the object stands the closing marker; where it does not, what stands there is text."""
@@ -107,5 +104,6 @@ class HermesParser:
         if len(rest) < len(CLOSING) and CLOSING.startswith(rest):
             self._mark = rest
             return ""
-        self._place, self._trailing = Place.TEXT, True
+        self._place = Place.TEXT
+        self._prose.resume(called=True)
         return rest[len(CLOSING) :] if rest.startswith(CLOSING) else self._lead.held + rest

@@ -12,7 +12,8 @@ import re
 
 from engine_core.text.parsers.call_object import CallObject, Stage
 from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import BLANKS, FreeText, Lead, ValueEnd
+from engine_core.text.parsers.prose import Prose
+from engine_core.text.parsers.scanning import BLANKS, Lead, ValueEnd
 from protocol.messages import Piece, PieceKind
 
 MARKER = "[TOOL_CALLS]"
@@ -35,18 +36,17 @@ class Place(enum.Enum):
 class MistralParser:
     """As `engine_core.text.parsers.output.CallParser`."""
 
-    __slots__ = ("_before", "_call", "_end", "_lead", "_listed", "_name", "_place", "_text", "_trailing")
+    __slots__ = ("_before", "_call", "_end", "_lead", "_listed", "_name", "_place", "_prose")
 
     def __init__(self) -> None:
         self._place = Place.TEXT
-        self._text = FreeText(MARKER)
+        self._prose = Prose(MARKER)
         self._before = ""  # what goes out as content unless a call follows
         self._lead = Lead()
         self._name = ""
         self._call = CallObject()
         self._listed = False
         self._end = ValueEnd()
-        self._trailing = False  # nothing but blanks since a call
 
     @property
     def open(self) -> bool:
@@ -75,8 +75,7 @@ class MistralParser:
         """As `CallParser.flush`."""
         match self._place:
             case Place.TEXT:
-                held = self._text.release()
-                return [] if self._trailing and not held.strip(BLANKS) else content(held)
+                return self._prose.flush()
             case Place.CALL if self._call.stage is not Stage.HEAD:
                 return content(self._call.held.strip(BLANKS))
             case Place.CALL:
@@ -87,13 +86,10 @@ class MistralParser:
                 return content(self._before + self._lead.held + self._name)
 
     def _free(self, text: str, out: list[Piece]) -> str:
-        given, rest = self._text.push(text)
-        if given:
-            out += content(given)
-            self._trailing = False
+        rest = self._prose.push(text, out)
         if rest is None:
             return ""
-        self._before = self._text.blanks + MARKER
+        self._before = self._prose.blanks + MARKER
         self._go(Place.OPEN)
         return rest
 
@@ -121,7 +117,8 @@ class MistralParser:
                 self._go(Place.ITEM)
                 return rest[1:]
             case Place.BEHIND, "]":
-                self._place, self._trailing = Place.TEXT, True
+                self._place = Place.TEXT
+                self._prose.resume(called=True)
                 return rest[1:]
             case _:
                 self._no_call("" if self._place is Place.BEHIND else self._before, out)
@@ -130,7 +127,8 @@ class MistralParser:
     def _no_call(self, before: str, out: list[Piece]) -> None:
         held = self._call.held if self._place is Place.CALL else self._name
         out += content(before + self._lead.held + held)
-        self._place, self._trailing = Place.TEXT, False
+        self._place = Place.TEXT
+        self._prose.resume(called=False)
 
     def _take(self, text: str, out: list[Piece]) -> str:
         rest = self._call.push(text, out)
@@ -139,7 +137,8 @@ class MistralParser:
         elif self._call.stage is Stage.DONE and self._listed:
             self._go(Place.BEHIND)
         elif self._call.stage is Stage.DONE:
-            self._place, self._trailing = Place.TEXT, True
+            self._place = Place.TEXT
+            self._prose.resume(called=True)
         return rest
 
     def _named(self, text: str, out: list[Piece]) -> str:
@@ -165,5 +164,6 @@ class MistralParser:
         out.append(Piece(PieceKind.ARGUMENTS, given))
         if end < 0:
             return ""
-        self._place, self._trailing = Place.TEXT, True
+        self._place = Place.TEXT
+        self._prose.resume(called=True)
         return text[end:]

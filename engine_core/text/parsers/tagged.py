@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import BLANKS, FreeText
+from engine_core.text.parsers.prose import Prose
 from engine_core.text.parsers.values import Kinds, value_of
 from protocol.messages import Piece, PieceKind
 
@@ -50,7 +50,7 @@ class Place(enum.Enum):
 class TaggedParser:
     """As `engine_core.text.parsers.output.CallParser`. `kinds`: of each function's parameters."""
 
-    __slots__ = ("_held", "_kinds", "_place", "_read", "_size", "_tail", "_text", "_trailing")
+    __slots__ = ("_held", "_kinds", "_place", "_prose", "_read", "_size", "_tail")
 
     open = False  # a call goes out whole
 
@@ -58,11 +58,10 @@ class TaggedParser:
         self._read = read
         self._kinds = kinds
         self._place = Place.TEXT
-        self._text = FreeText(OPENING)
+        self._prose = Prose(OPENING)
         self._held: list[str] = []  # a call as far as it has come, but for the tail
         self._size = 0  # of the call, tail included
         self._tail = ""  # its last characters, which may be the beginning of the marker
-        self._trailing = False  # nothing but blanks since a call
 
     def push(self, text: str) -> list[Piece]:
         """As `CallParser.push`."""
@@ -74,15 +73,11 @@ class TaggedParser:
     def flush(self) -> list[Piece]:
         """As `CallParser.flush`."""
         if self._place is Place.CALL:
-            return content(self._text.blanks + OPENING + "".join(self._held) + self._tail)
-        held = self._text.release()
-        return [] if self._trailing and not held.strip(BLANKS) else content(held)
+            return content(self._prose.blanks + OPENING + "".join(self._held) + self._tail)
+        return self._prose.flush()
 
     def _free(self, text: str, out: list[Piece]) -> str:
-        given, rest = self._text.push(text)
-        if given:
-            out += content(given)
-            self._trailing = False
+        rest = self._prose.push(text, out)
         if rest is None:
             return ""
         self._place, self._held, self._tail, self._size = Place.CALL, [], "", 0
@@ -103,10 +98,11 @@ class TaggedParser:
         call = self._read(body) if at >= 0 else None
         marker = CLOSING if at >= 0 else ""
         if call is None:
-            out += content(self._text.blanks + OPENING + body + marker)
+            out += content(self._prose.blanks + OPENING + body + marker)
         else:
             out += (Piece(PieceKind.CALL, call[0]), Piece(PieceKind.ARGUMENTS, self._arguments(call)))
-        self._place, self._trailing = Place.TEXT, call is not None
+        self._place = Place.TEXT
+        self._prose.resume(called=call is not None)
         return text[end + len(marker) - len(self._tail) :]
 
     def _arguments(self, call: Written) -> str:
