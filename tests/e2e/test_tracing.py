@@ -12,7 +12,6 @@ import os
 import secrets
 import select
 import signal
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -226,28 +225,25 @@ def test_a_start_is_a_trace_of_all_processes(traced: Server, sink: Collector) ->
 
 
 def test_a_preempted_request(traced: Server, sink: Collector) -> None:
-    """Requests that end early teach the scheduler to expect little; then two come that take all they may."""
+    """Requests that end early teach the scheduler to expect little; then one comes whose two choices, which keep step
+    with each other, take all they may: more than there is."""
     early = {"prompt": "x", "max_tokens": 80, "n": 64, "logit_bias": {str(EOS): 100}}
     for _ in range(2):
         Ask(traced, "/v1/completions", early, flags="00").read()
-    asks: list[Ask] = []
-    threads = [threading.Thread(target=lambda n=n: asks.append(Ask(traced, "/v1/completions", stream(80, seed=n))))
-               for n in range(2)]  # fmt: skip
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    readers = [threading.Thread(target=ask.read) for ask in asks]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    found = [sink.trace(ask.trace, has("decode", "execute decode", "detokenize")) for ask in asks]
-    (spans,) = [spans for spans in found if "preempted" in events(spans)]
+    ask = Ask(traced, "/v1/completions", stream(80, n=2, seed=1))
+    ask.read()
+
+    def told(spans: list[Span]) -> int:
+        return sum(span["attributes"]["penstock.output.tokens"] for span in named(spans, "decode"))
+
+    wanted = has("execute decode", "detokenize")
+    spans = sink.trace(ask.trace, lambda spans: wanted(spans) and told(spans) >= 160)
     check_tree(spans)
-    assert len(named(spans, "decode")) >= 2
-    assert len(named(spans, "queue")) >= 2
-    assert sum(span["attributes"]["penstock.output.tokens"] for span in named(spans, "decode")) == 80
+    assert told(spans) == 160
+    preempted = [span for span in named(spans, "decode") if "preempted" in events([span])]
+    assert preempted
+    assert len(named(spans, "decode")) == 2 + len(preempted)
+    assert len(named(spans, "queue")) == 2 + len(preempted)
 
 
 def test_a_collector_that_hangs_or_fails_disturbs_nobody(traced: Server, sink: Collector) -> None:
