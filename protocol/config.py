@@ -16,8 +16,11 @@ from typing import Annotated
 import msgspec
 
 from protocol import limits
+from protocol.addresses import HostAddress, check_apart, read_address
 from protocol.errors import ConfigError
-from protocol.groups import check_groups, check_rendezvous
+from protocol.groups import MOST_EXECUTORS, check_groups
+from protocol.links import ports_of
+from protocol.parts import check_parts
 from protocol.speculation import WITH_MODEL, read_speculative
 
 
@@ -247,11 +250,44 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                "from this one on; empty: a file of the run directory",
                metavar="tcp://HOST:PORT"),
     ] = ""
+    first_executor: Annotated[
+        int,
+        Option("number of this host's first executor, whose GPU is the first one; `penstock serve` counts them itself",
+               0, MOST_EXECUTORS - 1),
+    ] = 0
+
+
+class LinksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the links between processes. Hosts may spell an address differently, so no hash is made of them."""
+
+    scheduler_address: Annotated[
+        str,
+        Option("where schedulers listen, each at two ports from this one on, so that processes of other hosts reach "
+               "them; empty: socket files of the run directory",
+               metavar="tcp://HOST:PORT"),
+    ] = ""
+    tokenizer_address: Annotated[
+        str,
+        Option("where tokenizers listen, each at a port from this one on; empty: socket files of the run directory",
+               metavar="tcp://HOST:PORT"),
+    ] = ""
+    link_keys: Annotated[
+        str,
+        Option("file that `penstock keys` made, the same on every host: who does not have it is refused; needed "
+               "wherever hosts meet",
+               metavar="FILE"),
+    ] = ""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of running itself, the same for every process."""
+    """Options of running itself, the same for every process of a host."""
 
+    parts: Annotated[
+        str,
+        Option("processes that `penstock serve` starts on this host, like api,tokenizer,scheduler,executor:0-3 here "
+               "and executor:4-7 on another; may be repeated; empty: all",
+               several=True, metavar="PARTS"),
+    ] = ""
     run_dir: Annotated[str, Option("directory of socket files, made with mode 0700; empty: a temporary one")] = ""
     drain_timeout: Annotated[
         float, Option("seconds that running requests get to finish after SIGTERM or Ctrl-C", 0.0, 3600.0)
@@ -291,6 +327,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokenizer: TokenizerConfig = TokenizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    links: LinksConfig = LinksConfig()
     run: RunConfig = RunConfig()
     trace: TraceConfig = TraceConfig()
 
@@ -354,13 +391,33 @@ def check(config: Config) -> Config:
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )
     check_groups(model)
-    check_rendezvous(config.executor.rendezvous)
+    check_links(config)
+    check_parts(config)
     drafts = read_speculative(config.scheduler.speculative_config)
     if drafts.method in WITH_MODEL and model.pipeline_parallel_size > 1:
         why = f"drafts of {drafts.method} need the whole model on each executor; ngram serves with several stages"
         raise ConfigError("--pipeline-parallel-size", model.pipeline_parallel_size, why)
     check_listening(config.api)
     return config
+
+
+def check_links(config: Config) -> None:
+    """Raise ConfigError for what is no address, for ports that two options want, and where hosts would meet without
+    keys: nothing that crosses a network does so in the clear, or with somebody who was not asked."""
+    replicas, links = config.model.data_parallel_size, config.links
+    tokenizers = max(1, config.tokenizer.tokenizer_processes)
+    given = (
+        ("--scheduler-address", links.scheduler_address, replicas * ports_of("scheduler")),
+        ("--tokenizer-address", links.tokenizer_address, tokenizers * ports_of("tokenizer")),
+        ("--rendezvous", config.executor.rendezvous, replicas),
+    )
+    wanted: dict[str, tuple[HostAddress, int]] = {}
+    for option, text, ports in given:
+        if text:
+            wanted[option] = read_address(option, text, ports), ports
+            if not links.link_keys:
+                raise ConfigError(option, text, "it needs --link-keys, a file that `penstock keys FILE` makes")
+    check_apart(wanted)
 
 
 def check_listening(api: ApiConfig) -> None:

@@ -6,7 +6,6 @@ are numbered replica by replica, stage by stage, rank by rank. Scheduler number 
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,6 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from protocol.config import ModelConfig
 
-ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 MOST_EXECUTORS = 512  # processes of one server; each opens a few descriptors at its scheduler
 
 
@@ -60,13 +58,6 @@ def members(replica: int, model: ModelConfig) -> range:
 def answering(replica: int, model: ModelConfig) -> int:
     """Number of the executor that samples, and answers its scheduler: the first rank of the last stage."""
     return number(Place(replica, model.pipeline_parallel_size - 1, 0), model)
-
-
-def check_rendezvous(where: str) -> None:
-    """Raise ConfigError for what is no address of a host and a port."""
-    found = ADDRESS.fullmatch(where)
-    if where and not (found and 0 < int(found[1]) < 1 << 16):
-        raise ConfigError("--rendezvous", where, "it must be like tcp://10.0.0.1:29500")
 
 
 def check_groups(model: ModelConfig) -> None:

@@ -11,9 +11,11 @@ import enum
 import secrets
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from protocol.addresses import read_address
 from protocol.figures import Census
 from protocol.messages import (
     Abort,
@@ -31,6 +33,9 @@ from protocol.messages import (
     Tokenized,
 )
 from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from protocol.config import LinksConfig
 
 PROTOCOL_VERSION = 1
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoders raise on bytes of no message
@@ -149,9 +154,28 @@ STEPS = Link(
 LINKS: tuple[Link, ...] = (TEXT, TOKENS, STEPS)
 
 
-def address(link: Link, run_dir: Path, index: int) -> str:
-    """Where binder number `index` of the link listens: a socket file in the 0700 run directory."""
-    return f"ipc://{run_dir}/{link.name}-{index}.sock"
+def ports_of(binder: str) -> int:
+    """How many links one process of this role binds, and so how many ports it needs where it has an address."""
+    return sum(link.binder == binder for link in LINKS)
+
+
+def address(link: Link, run_dir: Path, index: int, links: LinksConfig | None = None) -> str:
+    """Where binder number `index` of the link listens: a port of its role's address where that is given, those of one
+    process side by side in the order of the table; else a socket file in the 0700 run directory.
+
+    Raises ConfigError for an address that is none."""
+    given = given_address(link, links)
+    if not given:
+        return f"ipc://{run_dir}/{link.name}-{index}.sock"
+    names = [each.name for each in LINKS if each.binder is link.binder]
+    return str(read_address(f"--{link.binder}-address", given).after(index * len(names) + names.index(link.name)))
+
+
+def given_address(link: Link, links: LinksConfig | None) -> str:
+    """The option that says at which host the link's binders are; empty where they are on this machine."""
+    if links is None:
+        return ""
+    return links.scheduler_address if link.binder is Role.SCHEDULER else links.tokenizer_address
 
 
 def identity(role: Role, index: int, incarnation: int) -> bytes:

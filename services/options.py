@@ -25,6 +25,7 @@ TITLES: Mapping[str, str] = {
     "tokenizer": "tokenizer processes",
     "scheduler": "scheduler process",
     "executor": "executor processes",
+    "links": "links between processes of several hosts (the same for every process)",
     "run": "running",
     "trace": "tracing (the same for every process)",
 }
@@ -100,7 +101,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def known_flags() -> list[str]:
-    known = ["--config", "--index", "--help"]
+    known = ["--config", "--index", "--local-index", "--help"]
     for field in fields():
         known += [field.flag, *field.option.aliases]
         if field.type is bool:

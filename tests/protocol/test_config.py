@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import Config, Field, check, check_value, fields, number
+from protocol.config import (
+    Config,
+    ExecutorConfig,
+    Field,
+    LinksConfig,
+    ModelConfig,
+    TokenizerConfig,
+    check,
+    check_value,
+    fields,
+    number,
+)
 from protocol.errors import ConfigError
 
 BOUNDED = [field for field in fields() if field.option.low is not None]
@@ -133,3 +144,67 @@ def test_bounds_are_written_in_full():
 def test_secrets_have_a_variable():
     secret = {field.variable for field in fields() if field.option.secret}
     assert secret == {"PENSTOCK_API_KEY", "PENSTOCK_SSL_KEYFILE_PASSWORD"}
+
+
+ADDRESSES = ("--scheduler-address", "--tokenizer-address", "--rendezvous")
+
+
+def with_address(flag: str, where: str, keys: str = "link.key", **others: msgspec.Struct) -> Config:
+    """A server of which one kind of process has an address."""
+    name = flag[2:].replace("-", "_")
+    if name == "rendezvous":
+        parts = {"executor": ExecutorConfig(rendezvous=where), "links": LinksConfig(link_keys=keys)}
+    else:
+        parts = {"links": LinksConfig(**{name: where, "link_keys": keys})}
+    return msgspec.structs.replace(Config(), **parts, **others)
+
+
+@pytest.mark.parametrize("flag", ADDRESSES)
+@pytest.mark.parametrize("where", ["tcp://10.0.0.1:29500", "tcp://node-1.example:1", "tcp://[fd00::1]:65000"])
+def test_addresses_of_hosts_with_keys_are_allowed(flag, where):
+    config = with_address(flag, where)
+    assert check(config) is config
+
+
+@pytest.mark.parametrize("flag", ADDRESSES)
+@pytest.mark.parametrize(
+    "where", ["10.0.0.1:29500", "tcp://10.0.0.1:0", "tcp://h:65536", "tcp://fd00::1:80", "tcp://*:1"]
+)
+def test_what_is_no_address_is_refused(flag, where):
+    with pytest.raises(ConfigError, match=f"{flag}: .* it must be like tcp://"):
+        check(with_address(flag, where))
+
+
+@pytest.mark.parametrize("flag", ADDRESSES)
+@pytest.mark.parametrize("where", ["tcp://127.0.0.1:29500", "tcp://node-1:29500"])
+def test_hosts_do_not_meet_without_keys(flag, where):
+    """Not on loopback either: other users are there."""
+    with pytest.raises(ConfigError, match="it needs --link-keys, a file that `penstock keys FILE` makes"):
+        check(with_address(flag, where, keys=""))
+
+
+def test_keys_alone_are_allowed():
+    check(msgspec.structs.replace(Config(), links=LinksConfig(link_keys="link.key")))
+
+
+@pytest.mark.parametrize(
+    ("flag", "last", "others"),
+    [
+        ("--scheduler-address", 65535 - 1, {}),
+        ("--scheduler-address", 65535 - 7, {"model": ModelConfig(data_parallel_size=4)}),
+        ("--tokenizer-address", 65535 - 2, {"tokenizer": TokenizerConfig(tokenizer_processes=3)}),
+        ("--rendezvous", 65535 - 3, {"model": ModelConfig(data_parallel_size=4)}),
+    ],
+)
+def test_every_process_has_its_ports(flag, last, others):
+    """Two per scheduler, one per tokenizer, one per replica's executors."""
+    check(with_address(flag, f"tcp://h:{last}", **others))
+    with pytest.raises(ConfigError, match="65535 is the last"):
+        check(with_address(flag, f"tcp://h:{last + 1}", **others))
+
+
+def test_no_port_is_for_two():
+    links = LinksConfig(scheduler_address="tcp://h:5000", tokenizer_address="tcp://h:5002", link_keys="k")
+    check(msgspec.structs.replace(Config(), links=links))
+    with pytest.raises(ConfigError, match=r"--tokenizer-address: .* --scheduler-address has 5002"):
+        check(msgspec.structs.replace(Config(), links=links, model=ModelConfig(data_parallel_size=2)))

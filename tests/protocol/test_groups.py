@@ -14,7 +14,6 @@ from protocol.groups import (
     Place,
     answering,
     check_groups,
-    check_rendezvous,
     executors,
     group_size,
     members,
@@ -105,17 +104,3 @@ def test_there_may_be_several_stages(stages: int) -> None:
 
 def test_a_server_has_a_bounded_number_of_executors() -> None:
     assert executors(sized(64, 8, 1)) == MOST_EXECUTORS
-
-
-@pytest.mark.parametrize("where", ["", "tcp://10.0.0.1:29500", "tcp://node-1.example:1", "tcp://[fd00::1]:65535"])
-def test_addresses_where_hosts_meet(where: str) -> None:
-    check_rendezvous(where)
-
-
-@pytest.mark.parametrize(
-    "where",
-    ["10.0.0.1:29500", "tcp://10.0.0.1", "tcp://10.0.0.1:0", "tcp://h:65536", "tcp://fd00::1:80", "tcp://a/b:1"],
-)
-def test_what_is_no_address_is_refused(where: str) -> None:
-    with pytest.raises(ConfigError, match="--rendezvous"):
-        check_rendezvous(where)

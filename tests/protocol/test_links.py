@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import links
-from protocol.config import Config, ModelConfig
-from protocol.links import LINKS, STEPS, TEXT, TOKENS, Role, address, identity, new_incarnation, shared_hash
+from protocol.config import Config, LinksConfig, ModelConfig
+from protocol.errors import ConfigError
+from protocol.links import (
+    LINKS,
+    STEPS,
+    TEXT,
+    TOKENS,
+    Role,
+    address,
+    identity,
+    new_incarnation,
+    ports_of,
+    shared_hash,
+)
 from protocol.messages import Abort, EngineStatus, Rejected
 
 
@@ -48,6 +60,35 @@ def test_addresses_are_socket_files_of_their_own():
     found = {address(link, run_dir, index) for link in LINKS for index in range(3)}
     assert len(found) == 9
     assert address(STEPS, run_dir, 0) == "ipc:///run/penstock/steps-0.sock"
+
+
+def test_the_ports_of_an_address_are_dealt_in_the_tables_order():
+    links = LinksConfig(scheduler_address="tcp://10.0.0.1:7000", tokenizer_address="tcp://[fd00::1]:8000")
+    assert (ports_of(Role.SCHEDULER), ports_of(Role.TOKENIZER), ports_of(Role.API)) == (2, 1, 0)
+    run_dir = Path("/run/penstock")
+    assert [address(TOKENS, run_dir, index, links) for index in range(2)] == [
+        "tcp://10.0.0.1:7000",
+        "tcp://10.0.0.1:7002",
+    ]
+    assert [address(STEPS, run_dir, index, links) for index in range(2)] == [
+        "tcp://10.0.0.1:7001",
+        "tcp://10.0.0.1:7003",
+    ]
+    assert [address(TEXT, run_dir, index, links) for index in range(2)] == [
+        "tcp://[fd00::1]:8000",
+        "tcp://[fd00::1]:8001",
+    ]
+
+
+def test_a_link_without_an_address_stays_on_its_machine():
+    links = LinksConfig(scheduler_address="tcp://h:7000")
+    assert address(TEXT, Path("/run/penstock"), 0, links) == "ipc:///run/penstock/text-0.sock"
+    assert address(STEPS, Path("/run/penstock"), 0, LinksConfig()) == "ipc:///run/penstock/steps-0.sock"
+
+
+def test_an_address_that_is_none_is_told_by_its_option():
+    with pytest.raises(ConfigError, match="--tokenizer-address"):
+        address(TEXT, Path("/run/penstock"), 0, LinksConfig(tokenizer_address="h:1"))
 
 
 @given(

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from engine_core.kv.identity import IDENTITY_BYTES, extend, root
 from engine_core.loading.checkpoint import find_files
-from protocol.config import ApiConfig, Config, ExecutorConfig, check, fields
+from protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, check, fields
 from protocol.errors import ConfigError, ModelError
 from protocol.links import LINKS, TEXT, Link, address, decoder
 from protocol.messages import SubmitText, request_id
@@ -112,7 +112,8 @@ def test_nothing_listens_beyond_this_machine_by_default(tmp_path: Path) -> None:
     for link in LINKS:
         assert address(link, tmp_path, 0).startswith(f"ipc://{tmp_path}/")
     named = {source.module for source in product() if '"tcp://' in source.text or "'tcp://" in source.text}
-    assert named == {"protocol.config", "protocol.groups", "services.executor.rendezvous"}, "which --rendezvous names"
+    assert named == {"protocol.addresses", "protocol.config", "services.executor.rendezvous"}, "which options name"
+    assert Config().links == LinksConfig(scheduler_address="", tokenizer_address="", link_keys="")
     assert ExecutorConfig().rendezvous == "", "members of a group meet over a socket file, and talk over loopback"
     assert ONE_HOST == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 

@@ -133,6 +133,8 @@ def values():
         option = field.option
         if option.choices:
             strategy: st.SearchStrategy[object] = st.sampled_from(option.choices)
+        elif option.metavar == "tcp://HOST:PORT":
+            strategy = st.sampled_from(("", "tcp://10.0.0.1:2000", "tcp://[::1]:2000", "tcp://node:3000"))
         elif field.type is bool:
             strategy = st.booleans()
         elif field.type is int:
