@@ -18,7 +18,7 @@ from types import FrameType
 
 from protocol.config import RunConfig
 from protocol.links import Role
-from services import journal
+from services import journal, rundir
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ def enter(role: Role, index: int, options: RunConfig) -> None:
     journal.setup(f"{role}-{index}", options.log_level, options.log_format)
     follow_parent(DEATH_SIGNAL[role])
     if options.run_dir:
+        os.environ[rundir.SHARED] = options.run_dir
         count_start(starts_file(Path(options.run_dir), role, index))
 
 

@@ -17,11 +17,12 @@ from protocol.links import LINKS
 PREFIX = "penstock-"
 TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone
 SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
+SHARED = "PENSTOCK_SHARED_DIR"  # a process of a role sets it for itself: the directory, for parts that see no options
 LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 # Of processes that could not remove them.
-LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new")
+LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new", "*.silent")
 RESPONSES = "responses"  # the folder of those that are kept as long as the server runs
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 

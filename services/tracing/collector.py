@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -26,22 +27,32 @@ from services.tracing.settings import GRPC, GRPC_MODULE, Settings
 from services.tracing.span import Span, Value
 from services.tracing.tracer import Undelivered
 
+EXPORTERS = "opentelemetry.exporter.otlp.proto"
+LOGGERS = (
+    f"{EXPORTERS}.http.trace_exporter", f"{EXPORTERS}.grpc.exporter", f"{EXPORTERS}.grpc.trace_exporter",
+    "opentelemetry.exporter.otlp.common.http",
+)  # fmt: skip  # of exporters, which complain of every attempt
 KINDS: Mapping[Kind, SpanKind] = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER}
 
 
-class Reasons(logging.Handler):
-    """Keeps the last thing that an exporter logged, for the one line that is written of it now and then."""
+class Reasons(logging.Filter):
+    """Keeps the last thing that the exporter of one thread logged, for the one line that is written of it now and then,
+    and keeps it out of the log. A program that hosts us may have exporters of its own: what they log passes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last = ""
+        self._thread = threading.get_ident()
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self._thread:
+            return True
         self.last = record.getMessage()
+        return False
 
 
 class OtlpCollector:
-    """A collector that speaks OTLP. `clock` turns the spans' times into wall time."""
+    """A collector that speaks OTLP, for the thread that makes it. `clock` turns the spans' times into wall time."""
 
     def __init__(
         self, settings: Settings, resource: Mapping[str, Value], clock: Clock, exporter: SpanExporter | None = None
@@ -51,9 +62,8 @@ class OtlpCollector:
         self._scope = InstrumentationScope("penstock", VERSION)
         self._clock = clock
         self._reasons = Reasons()
-        logger = logging.getLogger("opentelemetry")
-        logger.addHandler(self._reasons)
-        logger.propagate = False
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(self._reasons)
 
     def export(self, spans: Sequence[Span]) -> None:
         """Hand spans over; blocks up to the exporter's timeout. Raises Undelivered."""
@@ -65,7 +75,8 @@ class OtlpCollector:
 
     def close(self) -> None:
         self._exporter.shutdown()
-        logging.getLogger("opentelemetry").removeHandler(self._reasons)
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(self._reasons)
 
 
 def exporter_of(settings: Settings) -> SpanExporter:

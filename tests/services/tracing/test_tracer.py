@@ -15,8 +15,9 @@ from protocol.links import Role
 from services.catalogue import EVERY_PROCESS
 from services.census import LAG, Vitals
 from services.tracing.clock import Clock
+from services.tracing.silence import Silence
 from services.tracing.span import Span
-from services.tracing.tracer import PATIENCE, Tracer, Undelivered, tracer_of
+from services.tracing.tracer import HANGS, LAST_WORDS, LATE, PATIENCE, Tracer, Undelivered, tracer_of
 from services.wire import Self
 from tests.services.tracing.tracing import SAMPLED, Bench, Kept, settings
 
@@ -90,12 +91,16 @@ def test_what_a_collector_does_not_take_is_lost_and_counted(caplog: pytest.LogCa
         told(tracer, 12)
         tracer.close(30)
     stand = tracer.statistics()
-    assert stand.delivered == 0
-    assert stand.dropped + stand.waiting == 12
-    assert stand.dropped >= 5
+    assert (stand.delivered, stand.dropped, stand.waiting) == (0, 12, 0)
     lines = [record for record in caplog.records if record.getMessage() == "traces_not_delivered"]
     assert len(lines) == 1, "a line now and then, not one for each export"
     assert lines[0].__dict__["fields"]["reason"] == "connection refused"
+    assert sum(fields["dropped"] for fields in lost(caplog)) == 12 - sum(way.exports), "what the end did not try"
+
+
+def lost(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """What was logged of spans that an end has lost."""
+    return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "traces_lost"]
 
 
 def test_an_end_does_not_wait_for_a_collector_that_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,18 +111,69 @@ def test_an_end_does_not_wait_for_a_collector_that_is_stuck(caplog: pytest.LogCa
     threading.Event().wait(PATIENCE + 0.05)
     with caplog.at_level(logging.WARNING):
         tracer.close(3600.0)
-    assert "traces_lost" in [record.getMessage() for record in caplog.records]
+    assert [(fields["dropped"], fields["reason"]) for fields in lost(caplog)] == [(1, HANGS)]
     way.gate.set()
 
 
-def test_an_end_waits_for_its_limit_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_waits_for_its_limit_alone_and_counts_what_it_lost(caplog: pytest.LogCaptureFixture) -> None:
     way = Gated()
-    tracer = Tracer(settings(delay=3600.0), {}, Clock(0), way)
+    tracer = Tracer(settings(batch=2, delay=3600.0), {}, Clock(0), way)
     told(tracer, 1)
+    tracer.finish()
+    assert way.entered.wait(60)
+    told(tracer, 4)
     with caplog.at_level(logging.WARNING):
-        tracer.close(0.05)
-    assert "traces_lost" in [record.getMessage() for record in caplog.records]
+        tracer.close(0.0)
+        tracer.close(0.0)
+    assert [(fields["dropped"], fields["reason"]) for fields in lost(caplog)] == [(5, LATE)], "once"
     way.gate.set()
+    tracer.close(60.0)  # the thread ends by itself, and what it was about is not counted a second time
+    stand = tracer.statistics()
+    assert (stand.told, stand.delivered, stand.dropped, stand.waiting) == (5, 0, 5, 0)
+    assert way.exports == [1], "it was given up: the rest is not sent"
+
+
+class Waits:
+    """Instead of a tracer's thread: notes how long its end would wait for it, and stays alive."""
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    def join(self, limit: float) -> None:
+        self.limits.append(limit)
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def ended(silence: Silence, spans: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds that the end of a process with so many unsent spans waits for a collector that hangs."""
+    way, waits = Gated(), Waits()
+    tracer = Tracer(settings(delay=3600.0), {}, Clock(0), way, silence)
+    thread = tracer._thread
+    told(tracer, spans)
+    tracer.finish()
+    assert way.entered.wait(60) if spans else True
+    with monkeypatch.context() as patched:
+        patched.setattr(tracer, "_thread", waits)
+        tracer.close()
+    way.gate.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    (limit,) = waits.limits
+    return limit
+
+
+def test_of_a_server_whose_collector_hangs_one_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.tracing.tracer.PATIENCE", 3600.0)  # however slow this machine is
+    waits = [ended(Silence(tmp_path), 3, monkeypatch) for _ in range(4)]
+    assert waits == [LAST_WORDS, 0.0, 0.0, 0.0]
+    assert ended(Silence(tmp_path / "another"), 3, monkeypatch) == LAST_WORDS
+
+
+def test_where_nothing_is_lost_nobody_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended(Silence(tmp_path), 0, monkeypatch) == LAST_WORDS
+    assert not Silence(tmp_path).known()
 
 
 def test_spans_of_many_threads_are_all_told() -> None:
@@ -139,6 +195,7 @@ def test_the_sdk_is_not_imported_where_nothing_is_told() -> None:
     import sys
 
     script = "import services.api.main, services.scheduler.main, services.tokenizer.main, services.launch, sys\n"
+    script += "import services.llm.llm, services.llm.async_llm\n"
     script += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
