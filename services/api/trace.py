@@ -7,10 +7,7 @@ from starlette.types import Scope
 
 from protocol.messages import TraceContext
 from services.api import exchange
-from services.tracing.context import TRACEPARENT
-
-MAX_TRACEPARENT = 128
-MAX_TRACESTATE = 512  # bytes that a participant has to carry on; a longer one is left out
+from services.tracing.context import given
 
 
 def trace_context(scope: Scope) -> TraceContext:
@@ -27,12 +24,7 @@ def client_context(scope: Scope) -> TraceContext:
             parents.append(value.decode("latin-1").strip())
         elif name == b"tracestate":
             states.append(value.decode("latin-1").strip())
-    if len(parents) != 1 or len(parents[0]) > MAX_TRACEPARENT or not TRACEPARENT.fullmatch(parents[0]):
-        return TraceContext()
-    if parents[0].startswith("00") and len(parents[0]) != 55:
-        return TraceContext()
-    state = ",".join(states)
-    return TraceContext(parents[0], state if len(state) <= MAX_TRACESTATE and state.isascii() else "")
+    return given(parents[0], ",".join(states)) if len(parents) == 1 else TraceContext()
 
 
 def response_header(context: TraceContext) -> tuple[bytes, bytes]:

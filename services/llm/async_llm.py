@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,7 @@ from services.llm.engine import Engine
 from services.llm.keywords import configured
 from services.llm.outputs import RequestOutput
 from services.llm.params import RequestOutputKind, SamplingParams
-from services.llm.prompts import Order, PromptForm, chat_order, listed, orders
+from services.llm.prompts import Order, PromptForm, chat_order, listed, orders, traced
 
 
 class AsyncLLM:
@@ -27,7 +28,7 @@ class AsyncLLM:
 
     def __init__(self, model: str = "", **options: object) -> None:
         self._engine = Engine(configured(model, options))
-        self._end = weakref.finalize(self, self._engine.host.end)
+        self._end = weakref.finalize(self, self._engine.end)
         self._counter = 0
 
     @property
@@ -51,26 +52,33 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The outputs of one prompt as it grows, the last one `finished`. Leaving the loop early aborts the request.
+        It is part of the trace that `trace_headers` name (`traceparent`, `tracestate`), else of the caller's.
 
         Raises RequestError when it is refused or fails.
         """
         (only,) = listed([prompt])
         (order,) = orders([only], sampling_params, self.model, [priority])
-        async for output in self._stream(order, request_id):
-            yield output
+        async with aclosing(self._stream(order, request_id, trace_headers)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def chat(
         self,
         messages: Sequence[Any],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As `generate`, of one conversation. `fields` are as those of `LLM.chat`."""
-        async for output in self._stream(chat_order(messages, sampling_params, self.model, **fields), request_id):
-            yield output
+        order = chat_order(messages, sampling_params, self.model, **fields)
+        async with aclosing(self._stream(order, request_id, trace_headers)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
@@ -106,8 +114,12 @@ class AsyncLLM:
     ) -> None:
         await self.close()
 
-    async def _stream(self, order: Order, name: str | None) -> AsyncIterator[RequestOutput]:
+    async def _stream(
+        self, order: Order, name: str | None, headers: Mapping[str, str] | None
+    ) -> AsyncGenerator[RequestOutput, None]:
         await self._engine.start()
+        if headers:
+            order = traced(order, headers)
         self._counter += 1
         kind = order.params.output_kind
         streaming = kind is not RequestOutputKind.FINAL_ONLY

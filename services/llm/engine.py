@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -22,16 +23,21 @@ from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
 from services.api.metrics import Timings
 from services.api.pipeline import Pipeline, PipelineStatistics
 from services.api.reply import Reply
-from services.api.served import served_model
+from services.api.served import ServedModel, served_model
 from services.launch import resolved
 from services.llm.host import Host
 from services.llm.outputs import Gathering
 from services.llm.params import RequestOutputKind
 from services.llm.prompts import Order
 from services.sizing import sized, usable_cores
+from services.tracing.tracer import tracer_of
 from services.watch import Watch
 from services.wire import Arrival, Port, Self
 
+if TYPE_CHECKING:
+    from services.llm.calls import Calls
+
+PROGRAM = "llm"  # as which a program tells its traces
 INDEX = 0  # of the one api-role peer of an engine
 SPARE = 64  # open requests beyond two full batches
 LAST_WORDS = 3.0  # seconds that an engine which failed gets to say why
@@ -44,7 +50,12 @@ class Engine:
     def __init__(self, config: Config) -> None:
         config = resolved(sized(config, usable_cores()))
         self.model = served_model(config)
-        self.host = Host(config)
+        self._calls = calls_of(config, self.model)
+        with contextlib.ExitStack() as failing:
+            if self._calls is not None:
+                failing.callback(self._calls.close)
+            self.host = Host(config, more=self._calls.environment() if self._calls is not None else None)
+            failing.pop_all()
         self.config = self.host.config
         slots = config.model.data_parallel_size * config.model.max_num_seqs
         self.window = min(2 * slots + SPARE, config.api.max_queued_requests)
@@ -76,7 +87,8 @@ class Engine:
         Raises RequestError when it is refused, and the error that a process ended with.
         """
         async with self._room:
-            submit = msgspec.structs.replace(order.submit, id=self.pipeline.new_id(), stream=stream)
+            trace = order.submit.trace if self._calls is None else self._calls.context(order.submit.trace)
+            submit = msgspec.structs.replace(order.submit, id=self.pipeline.new_id(), stream=stream, trace=trace)
             reply = Reply(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
             while True:
                 try:
@@ -90,6 +102,9 @@ class Engine:
                 yield reply
             finally:
                 self.pipeline.drop(reply)
+                if not reply.ended:
+                    reply.leave()
+                reply.told(time.monotonic())
 
     def gathering(self, reply: Reply, order: Order, name: str, kind: RequestOutputKind) -> Gathering:
         return Gathering(
@@ -117,7 +132,15 @@ class Engine:
     async def close(self) -> None:
         """Abort what runs, say goodbye, and end every process."""
         self.disconnect()
-        await asyncio.get_running_loop().run_in_executor(None, self.host.end)
+        await asyncio.get_running_loop().run_in_executor(None, self.end)
+
+    def end(self) -> None:
+        """End every process, and tell the last traces. Safe to call twice."""
+        if self._calls is not None:
+            self._calls.finish()  # beside the processes, which do the same
+        self.host.end()
+        if self._calls is not None:
+            self._calls.close()
 
     def disconnect(self) -> None:
         """Close the links; what is open ends with an error. On the engine's loop."""
@@ -138,7 +161,8 @@ class Engine:
         self._started = loop.create_future()
         self._started.add_done_callback(retrieve)
         incarnation = new_incarnation()
-        me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model))
+        clock = None if self._calls is None else self._calls.clock
+        me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model), clock=clock)
         self._watches = [
             Watch(Port.connect(self._context, TEXT, me, self.host.directory, number))
             for number in range(self.config.tokenizer.tokenizer_processes)
@@ -147,6 +171,7 @@ class Engine:
         self._pipeline = Pipeline(
             self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
             replicas=self.config.model.data_parallel_size,
+            operations=self._calls.operations if self._calls is not None else None,
         )  # fmt: skip
         for watch in self._watches:
             watch.start(self._deliver)
@@ -177,6 +202,16 @@ class Engine:
     def _fail(self, error: Unavailable) -> None:
         self.pipeline.draining = True
         self.pipeline.fail_all(error)
+
+
+def calls_of(config: Config, model: ServedModel) -> Calls | None:
+    """None where no traces are told; then OpenTelemetry is not even imported. Raises ConfigError."""
+    tracer = tracer_of(config.trace, PROGRAM, INDEX)
+    if tracer is None:
+        return None
+    from services.llm.calls import Calls
+
+    return Calls(tracer, model.name)
 
 
 def retrieve(started: asyncio.Future[None]) -> None:

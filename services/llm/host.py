@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,9 +28,16 @@ SOCKET = "program.sock"
 
 
 class Host:
-    """A started engine or server. `notices` and `pidfd` turn readable when there is something to `hear`."""
+    """A started engine or server. `notices` and `pidfd` turn readable when there is something to `hear`. `more` stands
+    in its environment beside our own."""
 
-    def __init__(self, config: Config, command: str = "engine", entry: Path = ENTRY) -> None:
+    def __init__(
+        self,
+        config: Config,
+        command: str = "engine",
+        entry: Path = ENTRY,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         given = config.run.run_dir
         if given:
             self.directory = rundir.prepared(Path(given))
@@ -49,7 +57,7 @@ class Host:
             [sys.executable, str(entry), command, *options.arguments(self.config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=self._environment(),
+            env=self._environment() | dict(more or {}),
             start_new_session=True,  # Ctrl-C is the program's to answer
         )
         self.pid = self._process.pid

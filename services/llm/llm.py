@@ -18,7 +18,6 @@ from services.api.pooling import Vector
 from services.api.served import ServedModel
 from services.llm import batch, vectors
 from services.llm.engine import Engine
-from services.llm.host import Host
 from services.llm.keywords import configured
 from services.llm.outputs import RequestOutput
 from services.llm.prompts import Params, PromptForm, chat_order, conversations, listed, orders, shared_out
@@ -44,6 +43,9 @@ class LLM:
     `options` are those of `penstock serve`, by name. The links live on a thread of their own, so they stand however
     long the program computes in between, and nothing minds a loop that runs already. The processes end with `close()`,
     the `with` block, the object, or the program, however it ends.
+
+    With `otlp_endpoint` (or OpenTelemetry's OTEL_ variables) each request is a trace: a new one, or a part of the
+    caller's where a span of OpenTelemetry's API is current.
 
     Raises ConfigError and ModelError, and whatever a process that failed to start ended with.
     """
@@ -81,7 +83,7 @@ class LLM:
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A prompt is text, token ids, or a dict with `prompt` or `prompt_token_ids`
-        and, if wanted, `cache_salt` and `prediction`; `sampling_params` is one for all or one for each.
+        and, if wanted, `cache_salt`, `prediction` and `traceparent`; `sampling_params` is one for all or one for each.
 
         Raises RequestError for the first prompt that is refused or fails, which ends the others; with `return_errors`
         it stands in its own output instead.
@@ -239,5 +241,4 @@ def end(engine: Engine, loop: asyncio.AbstractEventLoop, thread: threading.Threa
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-    host: Host = engine.host
-    host.end()
+    engine.end()

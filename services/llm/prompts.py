@@ -21,18 +21,22 @@ from services.api.sampling import choices
 from services.api.served import ServedModel
 from services.api.submission import submission, with_own_seed
 from services.llm.params import SamplingParams, chat_request, completion_request, encoded
+from services.tracing import context
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt: `prompt` or `prompt_token_ids`. `prediction` is text that the output is expected to repeat."""
+    """One prompt: `prompt` or `prompt_token_ids`. `prediction` is text that the output is expected to repeat.
+    `traceparent` and `tracestate` name the trace that it belongs to, where they are valid (W3C Trace Context)."""
 
     prompt: str | None = None
     prompt_token_ids: list[TokenId] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
     prediction: str | None = None
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -147,9 +151,17 @@ class Draft:
             priority=priority,
             cache_salt=prompt.cache_salt or "",
             prediction=prompt.prediction or "",
+            trace=context.given(prompt.traceparent, prompt.tracestate),
             arrival=time.time(),
         )
         return Order(submit, prompt.prompt, self._params)
+
+
+def traced(order: Order, headers: Mapping[str, str]) -> Order:
+    """The order in the trace that `traceparent` and `tracestate` among the headers name, if they are valid."""
+    known = {name.lower(): value for name, value in headers.items()}
+    trace = context.given(known.get("traceparent", ""), known.get("tracestate", ""))
+    return msgspec.structs.replace(order, submit=msgspec.structs.replace(order.submit, trace=trace))
 
 
 def finished(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
@@ -182,4 +194,3 @@ def conversations(messages: Sequence[Any]) -> list[Sequence[Any]]:
     if messages and isinstance(messages[0], Mapping):
         return [messages]
     return list(messages)
-

@@ -19,6 +19,7 @@ from services.llm.engine import Engine
 from services.llm.params import SamplingParams, encoded
 from services.llm.prompts import Order, PromptForm, listed
 from services.meter import Meter
+from services.tracing import context
 
 NO_PARAMS = SamplingParams()
 
@@ -85,7 +86,8 @@ def prompt_submissions(
         if prompt.prediction is not None:
             raise InvalidRequest(f"{path}: a vector has no prediction", param=path, code="invalid_value")
         (text,) = texts_of(content, path, model, cut=bool(request.truncate_prompt_tokens))
-        submit = text_submission(request, model, text, path, TraceContext())
+        trace = context.given(prompt.traceparent, prompt.tracestate)
+        submit = text_submission(request, model, text, path, trace)
         found.append(msgspec.structs.replace(submit, cache_salt=prompt.cache_salt or ""))
     return found
 

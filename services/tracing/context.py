@@ -11,7 +11,18 @@ from protocol.messages import TraceContext
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 SAMPLED = "01"
 NOT_SAMPLED = "00"
+MAX_TRACEPARENT = 128
+MAX_TRACESTATE = 512  # bytes that a participant has to carry on; a longer one is left out
 RATIO_BITS = 64  # of a trace's id decide whether it is sampled, as OpenTelemetry's TraceIdRatioBased has it
+
+
+def given(parent: str, state: str = "") -> TraceContext:
+    """A context as it came from outside; empty when it is not valid, which is never an error."""
+    if len(parent) > MAX_TRACEPARENT or not TRACEPARENT.fullmatch(parent):
+        return TraceContext()
+    if parent.startswith("00") and len(parent) != 55:
+        return TraceContext()
+    return TraceContext(parent, state if len(state) <= MAX_TRACESTATE and state.isascii() else "")
 
 
 def trace_of(context: TraceContext) -> str:
@@ -27,6 +38,11 @@ def span_of(context: TraceContext) -> str:
 def beginning(trace: str) -> TraceContext:
     """What the first span of a trace stands under: nothing."""
     return TraceContext(f"00-{trace}")
+
+
+def begins(context: TraceContext) -> bool:
+    """Whether it is that of a trace which has no span yet."""
+    return bool(context.traceparent) and not span_of(context)
 
 
 def joined(trace: str, span: str, *, sampled: bool, state: str = "") -> TraceContext:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.messages import TraceContext
 from services.tracing import names
-from services.tracing.context import beginning, chosen, joined, span_of, trace_of, under
+from services.tracing.context import beginning, begins, chosen, joined, span_of, trace_of, under
 from services.tracing.names import Kind
 from services.tracing.span import Attributes, Span
 from services.tracing.tracer import Tracer
@@ -32,15 +32,21 @@ class Served:
         ))  # fmt: skip
 
 
-def served(tracer: Tracer, context: TraceContext) -> Served | None:
-    """The span of an exchange that came with `context`, or without one; None: it is not traced. Decided here, for
-    every process: by the client where it has decided and we follow, else by the share."""
+def decided(tracer: Tracer, context: TraceContext) -> TraceContext | None:
+    """What the first span of ours stands under, for what came with `context`, or without one; None: it is not traced.
+    Decided here, for every process: by the client where it has decided and we follow, else by the share."""
     sampling = tracer.settings.sampling
     if context.traceparent:
         wanted = context.sampled if sampling.follow else chosen(trace_of(context), sampling.ratio)
-        return Served(tracer, context, remote=True) if wanted else None
+        return context if wanted else None
     trace = tracer.ids.trace()
-    return Served(tracer, beginning(trace), remote=False) if chosen(trace, sampling.ratio) else None
+    return beginning(trace) if chosen(trace, sampling.ratio) else None
+
+
+def served(tracer: Tracer, context: TraceContext) -> Served | None:
+    """The span of an exchange that came with `context`, or without one; None: it is not traced."""
+    parent = decided(tracer, context)
+    return None if parent is None else Served(tracer, parent, remote=not begins(parent))
 
 
 def carried(context: TraceContext, span: Served | None) -> TraceContext:

@@ -12,7 +12,7 @@ import msgspec
 from protocol.errors import DeadlineExceeded, RequestError
 from protocol.messages import Finish, SubmitText, TraceContext
 from services.tracing import names
-from services.tracing.context import under
+from services.tracing.context import begins, under
 from services.tracing.span import Event, Facts, Span
 from services.tracing.tracer import Tracer
 
@@ -96,7 +96,7 @@ class Operation:
 
 
 class Operations:
-    """Makes the operations of one api process, whose model has this name."""
+    """Makes the operations of one api process or one program, whose model has this name."""
 
     def __init__(self, tracer: Tracer, model: str) -> None:
         self._tracer = tracer
@@ -104,7 +104,9 @@ class Operations:
 
     def begin(self, requests: Sequence[SubmitText], now: float) -> Operation | None:
         """None where they are not traced; they came together, so all are or none is."""
-        return Operation(self._tracer, requests, self._model, now) if requests[0].trace.sampled else None
+        trace = requests[0].trace
+        traced = trace.sampled or begins(trace)
+        return Operation(self._tracer, requests, self._model, now) if traced else None
 
 
 def operation_of(request: SubmitText) -> str:

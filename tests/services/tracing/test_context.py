@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import TraceContext
-from services.tracing.context import TRACEPARENT, Ids, beginning, chosen, joined, span_of, trace_of, under
+from services.tracing import context
+from services.tracing.context import TRACEPARENT, Ids, beginning, begins, chosen, joined, span_of, trace_of, under
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, UNSAMPLED
 
 
@@ -29,6 +30,16 @@ def test_what_begins_a_trace_has_no_parent() -> None:
     first = beginning(TRACE)
     assert (trace_of(first), span_of(first)) == (TRACE, "")
     assert under(first, PARENT).traceparent == SAMPLED.traceparent
+    assert begins(first)
+    assert not any(map(begins, (SAMPLED, UNSAMPLED, TraceContext())))
+
+
+def test_what_comes_from_outside_is_valid_or_nothing() -> None:
+    assert context.given(SAMPLED.traceparent, "a=1") == SAMPLED
+    assert context.given(SAMPLED.traceparent, "a=" + "x" * 511) == TraceContext(SAMPLED.traceparent)
+    assert context.given(SAMPLED.traceparent, "a=é") == TraceContext(SAMPLED.traceparent)
+    for wrong in ("", "x", SAMPLED.traceparent + "-more", SAMPLED.traceparent.upper(), f"00-{TRACE}", "x" * 9000):
+        assert context.given(wrong, "a=1") == TraceContext()
 
 
 def test_no_context_is_sampled_nowhere() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from protocol.messages import TraceContext
 from services.tracing import names
-from services.tracing.context import span_of, trace_of
-from services.tracing.exchange import carried, served
+from services.tracing.context import begins, span_of, trace_of
+from services.tracing.exchange import carried, decided, served
 from services.tracing.names import Kind
 from services.tracing.settings import Sampling
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, UNSAMPLED, Bench
@@ -30,10 +30,22 @@ def test_who_decides(sampling: Sampling, context: TraceContext, traced: bool) ->
     bench = Bench(sampling=sampling)
     span = served(bench.tracer, context)
     assert (span is not None) is traced
+    assert (decided(bench.tracer, context) is not None) is traced
     told = carried(context, span)
     assert told.sampled is traced
     if context.traceparent:
         assert trace_of(told) == TRACE, "the client's trace goes on, told or not"
+    bench.told()
+
+
+def test_what_came_goes_on_and_nothing_begins_a_trace() -> None:
+    bench = Bench()
+    assert decided(bench.tracer, SAMPLED) == SAMPLED
+    first, second = decided(bench.tracer, NONE), decided(bench.tracer, NONE)
+    assert first is not None
+    assert second is not None
+    assert begins(first)
+    assert trace_of(first) != trace_of(second)
     bench.told()
 
 

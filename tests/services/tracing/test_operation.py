@@ -9,10 +9,10 @@ import pytest
 from protocol.errors import DeadlineExceeded, Unavailable
 from protocol.messages import Finish, Pooling, Sampling, SubmitText, TraceContext
 from services.tracing import names
-from services.tracing.context import under
+from services.tracing.context import beginning, span_of, trace_of, under
 from services.tracing.operation import MOST_PROMPTS, Operation, Operations, Outcome, operation_of
 from services.tracing.span import Span
-from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, events
+from tests.services.tracing.tracing import SAMPLED, TRACE, UNSAMPLED, Bench, child_of, events
 
 
 def asked(number: int = 1, **given: Any) -> SubmitText:
@@ -128,3 +128,15 @@ def test_what_is_not_traced_has_no_operation(trace: TraceContext) -> None:
     assert operations.begin((asked(trace=trace),), 1.0) is None
     assert operations.begin((asked(),), 1.0) is not None
     assert bench.told() == []
+
+
+def test_one_that_begins_a_trace() -> None:
+    """A program's request, where there is no exchange above it."""
+    bench = Bench()
+    operation = Operations(bench.tracer, "demo").begin((asked(trace=beginning(TRACE)),), 1.0)
+    assert operation is not None
+    (request,) = operation.requests
+    operation.end(outcome(), 2.0)
+    (root,) = bench.told()
+    assert (span_of(root.parent), trace_of(root.parent)) == ("", TRACE)
+    assert (trace_of(request.trace), span_of(request.trace), request.trace.sampled) == (TRACE, root.id, True)
