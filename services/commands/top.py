@@ -1,17 +1,17 @@
 """`penstock top`: what a running server does, from its /health and /metrics, once or again and again.
 
-Processes are those that tell of themselves at /metrics, wherever they run, and what is on this machine beside them:
-those that load, or hang.
+Processes are those that tell of themselves at /metrics, wherever they run, and what of the same server is on this
+machine beside them: those that load, or hang.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import select
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -24,13 +24,13 @@ from rich.text import Text
 from protocol.config import words
 from protocol.errors import ConfigError, LinkError
 from services.commands.client import Client, refusal
+from services.commands.local import Known, companions, local_processes
 from services.commands.target import DEFAULT
 from services.options import Effective
 from services.process import ExitCode
 
 SHORTEST = 0.1  # seconds between looks
 MEBIBYTE = 1 << 20
-PAGE = 4096  # bytes
 ENGINE = "penstock_engine_"
 FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_latency_seconds"
 LAG, PART = "penstock_loop_lag_seconds", "penstock_step_part_seconds"
@@ -105,12 +105,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     prompt_rate: float  # tokens per second
     output_rate: float
     step_rate: float
-    step_ms: float
+    step_ms: float  # of a replica
     parts_ms: dict[str, float]  # mean time of a step's parts
-    idle: float  # share of the time in which the device ran no step
+    idle: float  # share of the time in which a device ran no step
     request_rate: float
     preemptions: int
-    epoch: int
+    epoch: int  # the latest
     first_token_ms: dict[str, float]
     inter_token_ms: dict[str, float]
     parts: dict[str, bool]
@@ -133,12 +133,14 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     if namespace.json and not namespace.once:
         raise ConfigError("--json", True, "it goes with --once")
     key = next(iter(words(effective.config.api.api_key)), "")
+    run_dir = os.path.abspath(effective.config.run.run_dir) if effective.config.run.run_dir else ""
     with Client(namespace.url, key) as client:
         before = look(client)
         if namespace.once:
             select.select([], [], [], interval)
-            return told(view(before, look(client), processes(effective)), sys.stdout, as_json=namespace.json)
-        return watch(client, before, interval, effective)
+            after = look(client)
+            return told(view(before, after, silent(after, run_dir)), sys.stdout, as_json=namespace.json)
+        return watch(client, before, interval, run_dir)
 
 
 def seconds(text: str) -> float:
@@ -151,10 +153,10 @@ def seconds(text: str) -> float:
     return found
 
 
-def watch(client: Client, before: Look, interval: float, effective: Effective) -> int:
+def watch(client: Client, before: Look, interval: float, run_dir: str) -> int:
     """Show looks one after another. Ctrl-C is the orderly end."""
     console = Console()
-    shown = view(before, before, processes(effective))
+    shown = view(before, before, silent(before, run_dir))
     try:
         with Live(drawn(shown), console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
@@ -164,7 +166,7 @@ def watch(client: Client, before: Look, interval: float, effective: Effective) -
                 except LinkError as error:
                     live.update(Group(drawn(shown), Text(f"\n{error}", style="red")), refresh=True)
                     continue
-                shown = view(before, after, processes(effective))
+                shown = view(before, after, silent(after, run_dir))
                 live.update(drawn(shown), refresh=True)
                 before = after
     except KeyboardInterrupt:
@@ -204,6 +206,8 @@ def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
     blocks = after.total(f"{ENGINE}blocks")
     idle, free = after.total(f"{ENGINE}blocks_idle"), after.total(f"{ENGINE}blocks_free")
     steps = rate(f"{ENGINE}step_total")
+    replicas = len(after.matching(f"{ENGINE}step_total"))
+    idle_shares = after.matching(f"{ENGINE}device_idle_ratio")
     running = after.total(f"{ENGINE}running")
     parts = after.health.get("parts") or {}
     tokenizer = parts.get("tokenizer") or {}
@@ -220,12 +224,12 @@ def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
         prompt_rate=rate(f"{ENGINE}prompt_tokens_total"),
         output_rate=rate(f"{ENGINE}output_tokens_total"),
         step_rate=steps,
-        step_ms=1000 / steps if steps and running and before.total(f"{ENGINE}running") else 0.0,
+        step_ms=1000 * replicas / steps if steps and running and before.total(f"{ENGINE}running") else 0.0,
         parts_ms=parts_of(before, after),
-        idle=max(after.matching(f"{ENGINE}device_idle_ratio"), default=0.0),
+        idle=sum(idle_shares) / len(idle_shares) if idle_shares else 0.0,
         request_rate=rate(f"{ENGINE}finished_total"),
         preemptions=int(after.total(f"{ENGINE}preemptions_total")),
-        epoch=int(after.total(f"{ENGINE}epoch")),
+        epoch=int(max(after.matching(f"{ENGINE}epoch"), default=0.0)),
         first_token_ms=percentiles(before.buckets(FIRST), after.buckets(FIRST)),
         inter_token_ms=percentiles(before.buckets(GAP), after.buckets(GAP)),
         parts={
@@ -315,37 +319,15 @@ def quantile(counts: list[tuple[float, float]], share: float) -> float:
     return low
 
 
-def processes(effective: Effective, proc: Path = Path("/proc")) -> tuple[Process, ...]:
-    """Processes of Penstock servers on this machine, of this user's that may be seen; none where the server is
-    elsewhere. With --run-dir only those that were started with it."""
-    found = []
-    for path in proc.glob("[0-9]*"):
-        try:
-            arguments = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            pages = int((path / "statm").read_text().split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-        role, run_dir = role_of(arguments), effective.config.run.run_dir
-        if role and (not run_dir or value_of("--run-dir", arguments) == run_dir):
-            found.append(Process(role, value_of("--index", arguments) or "0", int(path.name), pages * PAGE))
-    return tuple(sorted(found, key=lambda process: (process.role, process.index, process.pid)))
-
-
-def value_of(flag: str, arguments: list[str]) -> str:
-    """What stands behind a flag on a command line, with a space or a `=` between."""
-    for place, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            return value if equals else "".join(arguments[place + 1 : place + 2])
-    return ""
-
-
-def role_of(arguments: list[str]) -> str:
-    """The role that a command line starts, or nothing."""
-    for place, word in enumerate(arguments[:-1]):
-        if Path(word).name in ("penstock", "penstock.py"):
-            return arguments[place + 1] if arguments[place + 1] in ("api", "tokenizer", "scheduler", "executor") else ""
-    return ""
+def silent(look: Look, run_dir: str) -> tuple[Process, ...]:
+    """Processes of the same server that this machine knows of, with a run directory those that were started with it;
+    none where the server is elsewhere."""
+    starts = look.by("penstock_process_start_time_seconds", "role", "index")
+    names = look.by("penstock_process_info", "role", "index", "pid")
+    known = [Known(role, index, int(pid), starts.get((role, index), 0.0)) for role, index, pid in names]
+    found = local_processes()
+    here = [one for one in found if one.run_dir == run_dir] if run_dir else companions(found, known)
+    return tuple(Process(one.role, one.index, one.pid, one.resident_bytes) for one in here)
 
 
 def drawn(found: View) -> Group:

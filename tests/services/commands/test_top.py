@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 
 from protocol.errors import ConfigError
-from services import cli
 from services.commands import top
-from services.commands.top import Look, Process, percentiles, processes, role_of, seconds, told, view
-from services.options import effective, parse
+from services.commands.top import Look, Process, percentiles, seconds, told, view
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
 
@@ -110,18 +107,18 @@ def test_percentiles_are_of_what_is_new() -> None:
     assert percentiles({}, {0.01: 0.0, float("inf"): 5.0}) == {"p50": 10.0, "p99": 10.0}  # no bound above is known
 
 
-def test_processes_by_their_command_lines(tmp_path: Path) -> None:
-    for pid, line in (("7", "python|/x/penstock.py|api|--index=2|"), ("8", "/opt/penstock|executor|--run-dir|/r|"),
-                      ("9", "vim|penstock.md|api|")):  # fmt: skip
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cmdline").write_bytes(line.replace("|", "\0").encode())
-        (tmp_path / pid / "statm").write_text("1000 256 3")
-    (tmp_path / "10").mkdir()  # it ended meanwhile
-    every = effective(parse(cli.parser_of("top"), []), {})
-    one = effective(parse(cli.parser_of("top"), ["--run-dir", "/r"]), {})
-    assert processes(every, tmp_path) == (Process("api", "2", 7, 1 << 20), Process("executor", "0", 8, 1 << 20))
-    assert [process.role for process in processes(one, tmp_path)] == ["executor"]
-    assert role_of(["python", "-m", "pytest", "api", ""]) == ""
+def test_replicas_are_one_server() -> None:
+    """Totals are sums, what each has is a mean."""
+    before, after = looked(10.0), looked(12.0, 3.0)
+    labelled = []
+    for look in (before, after):
+        samples = {(name, (("replica", replica),)): value for (name, _), value in look.samples.items()
+                   for replica in ("0", "1")}  # fmt: skip
+        samples |= {("penstock_engine_device_idle_ratio", (("replica", str(n)),)): 0.5 * n for n in (0, 1)}
+        labelled.append(Look(look.time, look.health, samples))
+    found = view(labelled[0], labelled[1], ())
+    assert (found.output_rate, found.step_rate, found.running) == (400, 100, 6)
+    assert (found.step_ms, found.epoch, found.idle) == (20.0, 7, 0.25)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])
@@ -151,7 +148,6 @@ def test_what_is_refused(server: Server) -> None:
 
 def test_it_is_shown_again_and_again(server: Server) -> None:
     """Until Ctrl-C; a pipe gets every view."""
-    effective_options = effective(parse(cli.parser_of("top"), []), {})
     views = 0
 
     def interrupted(*_: object) -> list[object]:
@@ -164,5 +160,5 @@ def test_it_is_shown_again_and_again(server: Server) -> None:
     patch = pytest.MonkeyPatch()
     with top.Client(server.url, "open") as client, patch.context() as patched:
         patched.setattr(top.select, "select", interrupted)
-        assert top.watch(client, top.look(client), 1.0, effective_options) == 0
+        assert top.watch(client, top.look(client), 1.0, "") == 0
     assert views == 3
