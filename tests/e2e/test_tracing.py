@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 
+from services.tracing.tracer import LATE
 from tests.e2e.collector import Collector, Span, collecting
-from tests.e2e.server import Server, serving
+from tests.e2e.server import LIMIT, Server, serving
 
 KINDS = {f"penstock-{role}" for role in ("api", "tokenizer", "scheduler", "executor")}
 PARENT = "b7ad6b7169203331"
@@ -29,6 +30,7 @@ HELLO = [{"role": "user", "content": "Hello there, how are you?"}]
 NESTING = 2_000_000  # nanoseconds by which a child may seem to begin before its parent
 SMALL = ("--max-model-len", "96", "--kv-cache-memory", str(9 * 196608), "--device", "cpu", "--trace-tokens", "8")
 EOS = 4089
+TRIES = 4  # to catch an answer in its middle
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,20 @@ def events(spans: list[Span]) -> list[str]:
     return [event["name"] for span in spans for event in span["events"]]
 
 
+def until(found: Callable[[], list[Span]]) -> list[Span]:
+    """What is found, once it is."""
+    deadline = time.monotonic() + LIMIT
+    while not (spans := found()):
+        assert time.monotonic() < deadline
+        select.select([], [], [], 0.05)
+    return spans
+
+
+def written(spans: list[Span]) -> int:
+    """Tokens, in all stays."""
+    return sum(span["attributes"]["penstock.output.tokens"] for span in named(spans, "decode"))
+
+
 def check_tree(spans: list[Span]) -> None:
     """One root below the client's span, nobody without a parent, nobody before their parent."""
     by_id = {span["id"]: span for span in spans}
@@ -118,7 +134,7 @@ def test_a_streamed_chat_is_one_trace_of_all_kinds_of_processes(traced: Server, 
     assert [event["attributes"]["penstock.tokens"] for event in decode["events"][1:]] == [9, 17, 25, 33]
     order = [named(spans, name)[0]["start"] for name in ("tokenize", "queue", "prefill", "decode")]
     assert order == sorted(order)
-    assert f"trace_id={ask.trace}" in traced.log.read_text()
+    traced.logged(f"trace_id={ask.trace}")
 
 
 def test_steps_link_to_the_requests_in_them(traced: Server, sink: Collector) -> None:
@@ -129,11 +145,7 @@ def test_steps_link_to_the_requests_in_them(traced: Server, sink: Collector) -> 
     def linked() -> list[Span]:
         return [span for span in sink.spans() if ask.trace in [link["trace"] for link in span["links"]]]
 
-    deadline = time.monotonic() + 60
-    while not linked():
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.05)
-    step = linked()[0]
+    step = until(linked)[0]
     assert (step["name"], step["resource"]["service.name"], step["parent"]) == ("step", "penstock-scheduler", "")
     assert step["attributes"]["penstock.step.rows"] >= 1
     assert step["attributes"]["penstock.blocks.total"] == 8  # and one that is scratch
@@ -144,12 +156,16 @@ def test_steps_link_to_the_requests_in_them(traced: Server, sink: Collector) -> 
 
 
 def test_a_client_that_leaves(traced: Server, sink: Collector) -> None:
-    ask = Ask(traced, "/v1/completions", stream(80))
-    ask.answer.read(10)
-    ask.connection.sock.close()
-    ask.answer.close()
-    spans = sink.trace(ask.trace, has("decode", "execute decode"))
-    check_tree(spans)
+    """In the middle of an answer; it leaves another one as well if this machine had written all of the first."""
+    for _ in range(TRIES):
+        ask = Ask(traced, "/v1/completions", stream(80))
+        ask.answer.read(10)
+        ask.connection.sock.close()
+        ask.answer.close()
+        spans = sink.trace(ask.trace, has("decode", "execute decode"))
+        check_tree(spans)
+        if written(spans) < 80:
+            break
     assert {"aborted", "client left"} <= set(events(spans))
     assert named(spans, "text_completion penstock-demo")[0]["attributes"]["error.type"] == "client_left"
 
@@ -213,10 +229,11 @@ def test_what_the_client_does_not_sample_is_not_told(traced: Server, sink: Colle
 
 
 def test_a_start_is_a_trace_of_all_processes(traced: Server, sink: Collector) -> None:
-    (launcher,) = [span for span in sink.spans() if span["name"] == "start launcher"]
-    spans = [span for span in sink.spans() if span["trace"] == launcher["trace"]]
+    wanted = {"start launcher", *(f"start {kind[9:]}-0" for kind in KINDS)}
+    (launcher,) = until(lambda: [span for span in sink.spans() if span["name"] == "start launcher"])
+    spans = sink.trace(launcher["trace"], lambda spans: wanted <= {span["name"] for span in spans})
     starts = {span["name"]: span for span in spans if span["name"].startswith("start ")}
-    assert set(starts) == {"start launcher", *(f"start {kind[9:]}-0" for kind in KINDS)}
+    assert set(starts) == wanted
     assert {span["parent"] for name, span in starts.items() if name != "start launcher"} == {launcher["id"]}
     stages = [span["name"] for span in spans if span["parent"] == starts["start executor-0"]["id"]]
     assert {"importing", "loading weights", "making the KV cache", "capturing graphs"} <= set(stages)
@@ -232,14 +249,10 @@ def test_a_preempted_request(traced: Server, sink: Collector) -> None:
         Ask(traced, "/v1/completions", early, flags="00").read()
     ask = Ask(traced, "/v1/completions", stream(80, n=2, seed=1))
     ask.read()
-
-    def told(spans: list[Span]) -> int:
-        return sum(span["attributes"]["penstock.output.tokens"] for span in named(spans, "decode"))
-
     wanted = has("execute decode", "detokenize")
-    spans = sink.trace(ask.trace, lambda spans: wanted(spans) and told(spans) >= 160)
+    spans = sink.trace(ask.trace, lambda spans: wanted(spans) and written(spans) >= 160)
     check_tree(spans)
-    assert told(spans) == 160
+    assert written(spans) == 160
     preempted = [span for span in named(spans, "decode") if "preempted" in events([span])]
     assert preempted
     assert len(named(spans, "decode")) == 2 + len(preempted)
@@ -260,20 +273,25 @@ def test_a_collector_that_hangs_or_fails_disturbs_nobody(traced: Server, sink: C
 
 
 def test_an_executor_that_is_killed_is_part_of_the_trace(traced: Server, sink: Collector) -> None:
-    executor = traced.children()["executor"]
-    ask = Ask(traced, "/v1/completions", stream(80))
-    ask.answer.read(1)
-    os.kill(executor, signal.SIGKILL)
-    ask.read()
-    spans = sink.trace(ask.trace, has("decode", "decode", "execute decode", "detokenize"))
-    check_tree(spans)
+    """In the middle of an answer; so is its successor if all of the first had been written."""
+    wanted = has("execute decode", "detokenize")
+    for _ in range(TRIES):
+        traced.healthy()
+        executor = traced.children()["executor"]
+        ask = Ask(traced, "/v1/completions", stream(80))
+        ask.answer.read(1)
+        os.kill(executor, signal.SIGKILL)
+        ask.read()
+        spans = sink.trace(ask.trace, lambda spans: wanted(spans) and written(spans) >= 80)
+        check_tree(spans)
+        if len(named(spans, "decode")) > 1:
+            break
     first, second = named(spans, "decode")
     assert events([first])[-1] == "restarted"
     again = [span for span in named(spans, "prefill") if span["start"] >= first["end"]]
     assert again, "what had been written is computed again"
     assert second["attributes"]["penstock.end"] == "length"
-    tokens = [span["attributes"]["penstock.output.tokens"] for span in (first, second)]
-    assert sum(tokens) == 80
+    assert written(spans) == 80
 
 
 def test_a_server_ends_in_time_although_its_collector_hangs(traced: Server, sink: Collector) -> None:
@@ -281,9 +299,15 @@ def test_a_server_ends_in_time_although_its_collector_hangs(traced: Server, sink
     sink.answers(hang=True)
     Ask(traced, "/v1/completions", stream(3)).read()
     traced.process.send_signal(signal.SIGTERM)
-    assert traced.process.wait(60) == 0
+    assert traced.process.wait(LIMIT) == 0
     sink.answers(status=200)
-    assert traced.log.read_text().count("traces_not_delivered") <= 10, "a line now and then"
+    log = traced.log.read_text()
+    assert log.count("traces_not_delivered") <= 10, "a line now and then"
+    lost = [line.split() for line in log.splitlines() if "traces_lost" in line]
+    processes = [words[2] for words in lost]
+    assert processes
+    assert len(set(processes)) == len(processes), "one line of each that lost some"
+    assert log.count(LATE) <= 1, "one process waited, and those that ended after it did not"
 
 
 @pytest.mark.skipif("JAEGER_QUERY_URL" not in os.environ, reason="no Jaeger: set JAEGER_QUERY_URL and JAEGER_OTLP_URL")
