@@ -19,7 +19,11 @@ from engine_core.grammar.guide import Guide
 from engine_core.grammar.masks import MaskStore
 from engine_core.grammar.tokens import GrammarTokens
 from engine_core.loading import load
+from engine_core.loading.checkpoint import stored_names
 from engine_core.loading.heads import load_head
+from engine_core.models.decoder import Decoder
+from engine_core.models.draft_spec import DraftSpec, read_draft
+from engine_core.models.eagle import EagleHead
 from engine_core.models.registry import build
 from engine_core.models.spec import read_spec
 from engine_core.scheduling.options import SchedulingOptions
@@ -27,6 +31,7 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.statistics import SchedulerStatistics
 from engine_core.speculation.options import SpeculationOptions
 from protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from protocol.speculation import WITH_MODEL
 from protocol.steps import StepMasks, StepPlan
 
 MAX_MODEL_LEN = 1024
@@ -97,23 +102,29 @@ class Engine:
         self.cell = cell
         self._group = group
         self._tokens = tokens
-        self._model = build(read_spec(folder), torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group)
+        whole, drafting = read_spec(folder), None
+        draft_format = draft_format or load_format
+        if cell.method in WITH_MODEL:
+            assert draft is not None
+            names = stored_names(draft) if cell.method == "eagle" and draft_format != "dummy" else None
+            drafting = read_draft(cell.method, draft, whole, names)
+        self._model = build(whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group, draft=drafting)
         self._spec = self._model.spec
         load(self._model, folder, load_format, 0)
         self._draft: Draft | None = None
-        draft_format = draft_format or load_format
-        if cell.method == "draft_model":
-            assert draft is not None
-            spec = read_spec(draft)
-            drafter = build(spec, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
-            load(drafter, draft, draft_format, 1)
-            self._draft = Draft(drafter, spec, cell.draft_tokens)
-        if cell.method == "eagle":
-            assert draft is not None
-            head = load_head(draft, self._model, MAX_MODEL_LEN, draft_format, 1)
-            self._draft = Draft(head, head.spec.layers, cell.draft_tokens)
+        if drafting is not None and draft is not None:
+            self._draft = Draft(None, drafting.layers, cell.draft_tokens, taps=drafting.taps)
+            if group.ends:
+                self._draft = dataclasses.replace(self._draft, model=self._drafter(drafting, draft, draft_format))
         self.scheduled: SchedulerStatistics | None = None  # of the last batch
         self.masked: Masked | None = None
+
+    def _drafter(self, spec: DraftSpec, folder: Path, load_format: str) -> Decoder | EagleHead:
+        if spec.head is not None:
+            return load_head(folder, self._model, MAX_MODEL_LEN, load_format, 1, spec.head)
+        drafter = build(spec.layers, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+        load(drafter, folder, load_format, 1)
+        return drafter
 
     def answer(self, asks: list[Ask]) -> dict[Key, Answer]:
         """Every choice's output, all requests submitted at once."""

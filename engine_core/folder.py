@@ -61,13 +61,13 @@ def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -
     return fetch(model, revision, wanted)
 
 
-def resolve_draft(model: str) -> Path:
+def resolve_draft(model: str, wanted: tuple[str, ...] = FETCHED) -> Path:
     """The folder of a draft model or a head, as `resolve` finds it, or one of the embedded model's by its name."""
     if model in (EMBEDDED_DRAFT, EMBEDDED_EAGLE) and not Path(model).is_dir():
         from engine_core.embedded import draft_folder, eagle_folder
 
         return draft_folder() if model == EMBEDDED_DRAFT else eagle_folder()
-    return resolve(model)
+    return resolve(model, wanted=wanted)
 
 
 def fetch(model: str, revision: str, wanted: tuple[str, ...] = FETCHED) -> Path:

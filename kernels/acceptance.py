@@ -11,13 +11,15 @@ is the row's last. The output is then wrong.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.random import acceptance_words
-from kernels.sampling_tables import NO_DRAFT, PENALTIES, Entries, SlotHistory, SlotSampling
+from kernels.sampling_tables import NO_DRAFT, OWN_DRAFT, PENALTIES, Entries, SlotHistory, SlotSampling
 
 REJECTED = -2  # the token of an entry behind a draft that was not drawn; as in protocol/steps.py
 
@@ -69,6 +71,15 @@ def accept_entries(
         places = torch.from_numpy(slots[penalised]).long(), torch.from_numpy(new[penalised]).long()
         history.counts.index_put_(places, history.counts.new_tensor(2), accumulate=True)
     known[slots] = positions + 1  # the deepest of a slot's comes last
+
+
+def marked_entries(tokens: Tensor, entries: Entries) -> Entries:
+    """The entries for a further `accept` of tokens that it has marked already, elsewhere: it keeps the same ones.
+
+    Drafts need not be known here: each is what the token before it says, unless the token behind is REJECTED.
+    """
+    drafts = torch.where(tokens.roll(-1) == REJECTED, OWN_DRAFT, tokens)
+    return replace(entries, drafts=drafts)
 
 
 def kept_at_rate(entries: Entries, sampling: SlotSampling, history: SlotHistory, rate: float) -> NDArray[np.bool_]:

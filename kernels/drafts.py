@@ -28,6 +28,26 @@ def read_drafts(entries: Entries, history: SlotHistory) -> Entries:
     return replace(entries, drafts=own_drafts(entries, history))
 
 
+def standing_drafts(slots: Tensor, count: int, history: SlotHistory) -> Tensor:
+    """The `count` tokens behind the known ones of each slot: int32 [slots named, count]. slots: int64."""
+    return history.tokens[slots[:, None], draft_places(slots, count, history)]
+
+
+def place_drafts(drafts: Tensor, slots: Tensor, history: SlotHistory) -> None:
+    """Have drafts stand behind the known tokens of their slots, as if they had been made here.
+
+    drafts: int32 [slots named, count]. slots: int64, each named once. What is past a row's end is lost.
+    """
+    places = draft_places(slots, drafts.shape[1], history)
+    history.tokens.index_put_((slots[:, None], places), drafts)
+
+
+def draft_places(slots: Tensor, count: int, history: SlotHistory) -> Tensor:
+    """Where drafts stand in their slots' rows; those past the end at the last place. # int64 [slots named, count]"""
+    behind = torch.arange(count, device=slots.device)
+    return (history.known[slots, None] + behind).clamp_(max=history.tokens.shape[1] - 1)
+
+
 def own_drafts(entries: Entries, history: SlotHistory) -> Tensor:
     """The reference of `read_drafts`: int32 [entries]."""
     drafts = entries.drafts.numpy()

@@ -37,6 +37,11 @@ def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
     return 2 * spec.layers * block_size * spec.kv_heads * spec.head_dim * item_bytes
 
 
+def drafting_bytes(layers: ModelSpec, block_size: int, item_bytes: int, *, states: bool) -> int:
+    """What drafting by these layers adds to a block: keys and values, and of an EAGLE head the `states` it reads."""
+    return block_bytes(layers, block_size, item_bytes) + states * block_size * layers.hidden * item_bytes
+
+
 def cpu_blocks(shape: CacheShape, available: int) -> int:
     """Blocks on a CPU without --kv-cache-memory: an eighth of the available memory, at most 4 GiB and at most what the
     slots could use."""

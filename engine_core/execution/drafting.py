@@ -22,30 +22,35 @@ from engine_core.execution.graphs import GraphSizes
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.padding import fitted
 from engine_core.execution.pages import kv_pages
-from engine_core.execution.rows import HostRows, entry_columns, input_columns, step_inputs
+from engine_core.execution.rows import Column, HostRows, entry_columns, input_columns, step_inputs
 from engine_core.execution.sampler import Sampler
 from engine_core.execution.slots import SlotTable
 from engine_core.execution.transfer import Upload
 from engine_core.models.eagle import EagleHead
 from engine_core.models.spec import ModelSpec
+from kernels.drafts import standing_drafts
 from kernels.gather import InputRows
 from kernels.sampling_tables import Entries
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft model, or an EAGLE head of the model itself, and the most drafts that it makes for a row."""
+    """A draft model, or an EAGLE head of the model itself, and the most drafts that it makes for a row.
 
-    model: Network | EagleHead
+    It is the last stage's of a pipeline; the others are told what it makes, and what it wants to hear of their layers.
+    """
+
+    model: Network | EagleHead | None  # None: a stage before the last
     spec: ModelSpec
     tokens: int
     weight_bytes: int = 0
+    taps: tuple[int, ...] = ()  # layers at whose beginning a head hears the residual stream
 
 
 class Drafting:
     """The draft model over the slots and its own pages. Nothing waits for the device.
 
-    Each member of a group has all of the draft model; one samples, so that all have the same drafts.
+    Each rank of the last stage has all of the draft model; one samples, so that all have the same drafts.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Drafting:
         sizes: GraphSizes | None,
         group: Group = ALONE,
     ) -> None:
+        assert draft.model is not None, "the last stage drafts"
         assert not isinstance(draft.model, EagleHead), "a head is attached first"
         self._slots = slots
         self._upload = upload
@@ -106,13 +112,10 @@ class Drafting:
             if left > 1:
                 states = self._forward.run(turn, 1, longest)
 
-    def told(self, rows: DraftRows) -> Tensor:
-        """The drafts of the told rows: int32 [told rows, turns]."""
-        history = self._slots.history
-        (slots,) = self._upload.send((rows.told.astype(np.int64),))
-        behind = torch.arange(rows.turns, device=self._upload.device)
-        places = (history.known[slots, None] + behind).clamp_(max=history.tokens.shape[1] - 1)
-        return history.tokens[slots].gather(1, places)
+    def made(self, slots: Column, turns: int) -> Tensor:
+        """The drafts that stand behind these slots' tokens: int32 [slots named, turns]."""
+        (places,) = self._upload.send((slots.astype(np.int64),))
+        return standing_drafts(places, turns, self._slots.history)
 
     def _send_turn(self, rows: HostRows) -> tuple[InputRows, Entries]:
         inputs, entries = input_columns(rows), entry_columns(rows, None)

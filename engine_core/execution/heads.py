@@ -10,16 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
-from engine_core.execution.capacity import block_bytes
+from engine_core.execution.capacity import drafting_bytes
 from engine_core.execution.drafting import Draft
 from engine_core.execution.pages import Pages, zeros
-from engine_core.models.decoder import Decoder
 from engine_core.models.eagle import EagleHead
 from kernels.attention import AttentionBatch
 from kernels.states import state_places
+
+
+class TappedNetwork(Protocol):
+    """A model that a head may listen to: a decoder, or the last stage of one."""
+
+    def forward_tapped(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBatch,
+        cache: Sequence[Pages],
+        taps: Sequence[int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Hidden states of the step's tokens, and the residual stream as each layer of `taps` finds it:
+        [tokens, hidden] each."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,26 +55,27 @@ class StatePages:
         return len(self.lines) - 1
 
 
-def attach(head: EagleHead, blocks: int, block_size: int, known: Tensor) -> tuple[WatchedModel, PagedHead]:
-    """The head's target and the head, over the same states. known: int32 [slots], tokens that each slot has."""
-    target = head.target
+def attach(
+    head: EagleHead, model: TappedNetwork, blocks: int, block_size: int, known: Tensor
+) -> tuple[WatchedModel, PagedHead]:
+    """The head's target, as the runner has it, and the head, over the same states. known: int32 [slots], tokens that
+    each slot has."""
     shape = (blocks + 1) * block_size + 1, head.spec.layers.hidden
-    pages = StatePages(zeros(shape, target.dtype, known.device), known, block_size)
-    return WatchedModel(target, head, pages), PagedHead(head, pages)
+    pages = StatePages(zeros(shape, head.target.dtype, known.device), known, block_size)
+    return WatchedModel(model, head, pages), PagedHead(head, pages)
 
 
 def draft_block_bytes(draft: Draft, block_size: int, item_bytes: int) -> int:
-    """What drafting adds to a block: keys and values, and of a head the states that it reads."""
-    found = block_bytes(draft.spec, block_size, item_bytes)
-    if isinstance(draft.model, EagleHead):
-        found += block_size * draft.spec.hidden * item_bytes
-    return found
+    """What drafting adds to a block of an executor that does it."""
+    if draft.model is None:
+        return 0
+    return drafting_bytes(draft.spec, block_size, item_bytes, states=isinstance(draft.model, EagleHead))
 
 
 class WatchedModel:
     """The model a head drafts for, as the runner wants one: it leaves its states where the head finds them."""
 
-    def __init__(self, model: Decoder, head: EagleHead, pages: StatePages) -> None:
+    def __init__(self, model: TappedNetwork, head: EagleHead, pages: StatePages) -> None:
         self._model = model
         self._head = head
         self._pages = pages

@@ -5,6 +5,10 @@ tokens of every step into its slots, in the order of the steps. It does so as la
 their way while the stage runs steps that need none of them, and are taken before the first one that does, or that
 gives one of their slots to somebody else. No more than `stages` steps are on their way before a further one begins.
 
+A draft model drafts on the last stage, where tokens are known first. What it makes behind a step comes back behind the
+step's tokens in the same way, and stands in every stage's slots as it does where it was made. A head that listens to
+layers of other stages finds what they have heard beside the hidden states.
+
 Nothing here is part of a graph. On a GPU what is sent and received goes by streams of its own, and the step's stream
 waits for nothing but what it needs. On a CPU a stage waits where it needs something.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -22,14 +27,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_core.execution.draft_rows import DraftRows
 from engine_core.execution.forward import Network
 from engine_core.execution.group import Group
 from engine_core.execution.pages import Pages
 from engine_core.execution.rows import HostRows, entry_columns
 from engine_core.execution.transfer import Upload
 from engine_core.models.decoder import Decoder
-from kernels.acceptance import accept
+from kernels.acceptance import accept, marked_entries
 from kernels.attention import AttentionBatch
+from kernels.drafts import place_drafts
 from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 
@@ -40,6 +47,7 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     received: int  # steps whose hidden states came
     told: int  # steps whose tokens were sent
     taken: int  # steps whose tokens were taken over
+    drafted: int  # steps behind which drafts were sent or taken over
 
 
 @dataclass(frozen=True)
@@ -52,36 +60,54 @@ class Sent:
 
 @dataclass(frozen=True)
 class Awaited:
-    """Tokens of a step that this stage has run: int32 [entries]."""
+    """Tokens of a step that this stage has run, int32 [entries], or drafts made behind it, int32 [rows, turns]."""
 
-    step: int
-    rows: HostRows
+    number: int  # in the order in which they come
+    rows: HostRows  # of the step, or of one turn of the drafting
     tokens: Tensor
     work: dist.Work
+    drafts: bool = False
 
 
 class StageModel:
     """One stage's layers as the runner wants a model. What the stage before has made stands in `inbox` when it runs;
-    what it makes for the next one it leaves in `outbox`, so that graphs find both where they were."""
+    what it makes for the next one it leaves in `outbox`, so that graphs find both where they were.
 
-    def __init__(self, model: Decoder, tokens: int) -> None:
-        group, shape = model.placement.group, (2, tokens, model.spec.hidden)
-        device = model.placement.device
+    taps: layers of the whole model at whose beginning a head on the last stage hears the residual stream.
+    """
+
+    def __init__(self, model: Decoder, tokens: int, taps: Sequence[int] = ()) -> None:
+        group, hidden = model.placement.group, model.spec.hidden
+        memory = partial(torch.zeros, dtype=model.dtype, device=model.placement.device)
+        heard = [sum(tap < layer for tap in taps) for layer in (model.first, model.first + len(model.blocks))]
         self._model = model
-        self.inbox = None if group.begins else torch.zeros(shape, dtype=model.dtype, device=device)
-        self.outbox = None if group.ends else torch.zeros(shape, dtype=model.dtype, device=device)
+        self._taps = tuple(taps)
+        self.inbox = None if group.begins else memory(2 + heard[0], tokens, hidden)
+        self.outbox = None if group.ends else memory(2 + heard[1], tokens, hidden)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
     ) -> Tensor:
         """Hidden states of the step's tokens: [tokens, hidden]; before the last stage nobody may read them."""
+        return self.forward_tapped(input_ids, positions, attention, cache, self._taps)[0]
+
+    def forward_tapped(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBatch,
+        cache: Sequence[Pages],
+        taps: Sequence[int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and what every stage up to this one has heard: [tokens, hidden] each."""
+        assert tuple(taps) == self._taps, "every stage listens for the same head"
         count = len(input_ids)
         stream = None if self.inbox is None else self.inbox[:, :count]
-        found = self._model.forward(input_ids, positions, attention, cache, stream)
+        found, tapped = self._model.forward_tapped(input_ids, positions, attention, cache, taps, stream)
         if self.outbox is None:
-            return found
+            return found, tapped
         self.outbox[:, :count] = found
-        return found[1]
+        return found[1], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocabulary], of the last stage."""
@@ -102,28 +128,27 @@ class Pipeline:
         self._sampling = sampling
         self._history = history
         self._upload = upload
-        self._sampled: NDArray[np.int64] = np.zeros(slots, np.int64)  # last step that samples for each slot
+        self._last: NDArray[np.int64] = np.zeros(slots, np.int64)  # number of what came last for each slot
         self._awaited: deque[Awaited] = deque()
         self._sent: deque[Sent] = deque()  # must stand until they have arrived
         self._aside: torch.cuda.Stream | None = None  # what is received waits for no step
         if upload.device.type == "cuda":
             self._aside = torch.cuda.Stream(upload.device)  # type: ignore[no-untyped-call]
-        self._step = self._passed = self._received = self._told = self._taken = 0
+        self._number = self._passed = self._received = self._told = self._taken = self._drafted = 0
 
     def begin(self, starting: Sequence[int]) -> None:
         """A further step begins, in which these slots are given to others: their tokens must have been taken."""
-        self._step += 1
-        self._take(int(self._sampled[list(starting)].max(initial=0)))
-        while len(self._awaited) >= self._group.stages:
-            self._take(self._awaited[0].step)
+        self._take(int(self._last[list(starting)].max(initial=0)))
+        while sum(not awaited.drafts for awaited in self._awaited) >= self._group.stages:
+            self._take(self._awaited[0].number)
 
     def receive(self, rows: HostRows) -> None:
         """Before the forward pass of a step with these rows: what it reads."""
-        self._take(int(self._sampled[rows.slots].max(initial=0)))
+        self._take(int(self._last[rows.slots].max(initial=0)))
         inbox = self._model.inbox
         if inbox is None:
             return
-        shape = 2, rows.tokens, inbox.shape[2]
+        shape = len(inbox), rows.tokens, inbox.shape[2]
         with torch.cuda.stream(self._aside):  # of None: nothing happens
             stream = inbox.new_empty(shape)
             work = self._group.receive(stream)
@@ -147,33 +172,60 @@ class Pipeline:
         self._keep(own, self._group.tell(own))
         self._told += 1
 
+    def tell_drafts(self, drafts: Tensor) -> None:
+        """The last stage has drafted behind the step: int32 [rows, turns]."""
+        self._keep(drafts, self._group.tell(drafts))
+        self._drafted += 1
+
     def await_tokens(self, rows: HostRows) -> None:
         """Another stage has run a step that samples."""
-        with torch.cuda.stream(self._aside):
-            tokens = torch.empty(rows.entries, dtype=torch.int32, device=self._upload.device)
-            work = self._group.tell(tokens)
-        self._awaited.append(Awaited(self._step, rows, tokens, work))
-        self._sampled[rows.entry_slots] = self._step
+        self._await((rows.entries,), rows, drafts=False)
+
+    def await_drafts(self, rows: DraftRows) -> None:
+        """Another stage has run a step behind which the last one drafts."""
+        if rows.turns:
+            self._await((rows.turn.rows, rows.turns), rows.turn, drafts=True)
 
     def settle(self) -> None:
         """Take all that is on its way, and see off what was sent: nobody asks for either again."""
-        self._take(self._step)
+        self._take(self._number)
         while self._sent:
             self._sent.popleft().work.wait()
 
     def statistics(self) -> PipelineStatistics:
-        return PipelineStatistics(self._passed, self._received, self._told, self._taken)
+        return PipelineStatistics(self._passed, self._received, self._told, self._taken, self._drafted)
 
-    def _take(self, step: int) -> None:
-        """Have the slots take over the tokens of all steps up to one."""
-        while self._awaited and self._awaited[0].step <= step:
+    def _await(self, shape: tuple[int, ...], rows: HostRows, *, drafts: bool) -> None:
+        with torch.cuda.stream(self._aside):
+            tokens = torch.empty(shape, dtype=torch.int32, device=self._upload.device)
+            work = self._group.tell(tokens)
+        self._number += 1
+        self._awaited.append(Awaited(self._number, rows, tokens, work, drafts))
+        self._last[rows.entry_slots] = self._number
+
+    def _take(self, number: int) -> None:
+        """Have the slots take over all that comes up to a number."""
+        while self._awaited and self._awaited[0].number <= number:
             awaited = self._awaited.popleft()
             awaited.work.wait()
             if self._aside is not None:
                 awaited.tokens.record_stream(torch.cuda.current_stream(awaited.tokens.device))
-            entries = Entries(*self._upload.send(entry_columns(awaited.rows, None)))
-            accept(awaited.tokens, entries, self._sampling, self._history)
-            self._taken += 1
+            if awaited.drafts:
+                self._take_drafts(awaited)
+            else:
+                self._take_tokens(awaited)
+
+    def _take_tokens(self, awaited: Awaited) -> None:
+        entries = Entries(*self._upload.send(entry_columns(awaited.rows, None)))
+        if awaited.rows.depth.any():
+            entries = marked_entries(awaited.tokens, entries)
+        accept(awaited.tokens, entries, self._sampling, self._history)
+        self._taken += 1
+
+    def _take_drafts(self, awaited: Awaited) -> None:
+        (slots,) = self._upload.send((awaited.rows.slots.astype(np.int64),))
+        place_drafts(awaited.tokens, slots, self._history)
+        self._drafted += 1
 
     def _keep(self, tensor: Tensor, work: dist.Work) -> None:
         """What was sent stays until it has arrived. The oldest has: behind it tokens came back of later steps."""
@@ -182,9 +234,10 @@ class Pipeline:
             self._sent.popleft().work.wait()
 
 
-def staged(model: Network, group: Group, tokens: int) -> StageModel | None:
-    """The model as a stage of a pipeline, for steps of at most so many tokens; None: it is whole."""
+def staged(model: Network, group: Group, tokens: int, taps: Sequence[int] = ()) -> StageModel | None:
+    """The model as a stage of a pipeline, for steps of at most so many tokens, in which a head hears the layers `taps`;
+    None: it is whole."""
     if group.stages == 1:
         return None
-    assert isinstance(model, Decoder), "no drafts are made behind stages"
-    return StageModel(model, tokens)
+    assert isinstance(model, Decoder), "the layers of one stage"
+    return StageModel(model, tokens, taps)

@@ -37,6 +37,9 @@ def compile_steps(
 
 def shallow_draft(draft: Draft, model: Decoder) -> Draft:
     """The same with one layer of each kind, beside the model with one of each kind."""
+    draft = replace(draft, taps=(0,) * len(draft.taps))
+    if draft.model is None:
+        return draft
     if isinstance(draft.model, EagleHead):
         return replace(draft, model=draft.model.over(model))
     assert isinstance(draft.model, Decoder)

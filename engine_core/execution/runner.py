@@ -99,22 +99,24 @@ class Runner:
         self._slots = SlotTable(self.sizes, self._upload, group.stages)
         cache = kv_pages(rank_spec(spec, group.size), options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
-        if draft is not None and isinstance(draft.model, EagleHead):
-            assert draft.model.target is model, "a head drafts for its own model"
-            model, head = attach(draft.model, options.blocks, options.block_size, history.known)
-            draft = replace(draft, model=head)
         self._pipeline: Pipeline | None = None  # one stage exchanges nothing
-        if (stage := staged(model, group, options.step_tokens)) is not None:
-            assert draft is None, "no drafts are made behind stages"
+        whole = model
+        if (stage := staged(model, group, options.step_tokens, () if draft is None else draft.taps)) is not None:
             self._pipeline = Pipeline(stage, group, self.sizes.scratch + 1, sampling, history, self._upload)
             model = stage
+        if draft is not None and isinstance(draft.model, EagleHead):
+            assert draft.model.target is whole, "a head drafts for its own model"
+            model, head = attach(
+                draft.model, stage or draft.model.target, options.blocks, options.block_size, history.known
+            )
+            draft = replace(draft, model=head)
         self._model = model
         self._forward = Forward(model, history, self._slots.block_tables, cache)
         rate = options.synthetic_acceptance
         self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
         self._draft_tokens = 0 if draft is None else draft.tokens
         self._drafting: Drafting | None = None
-        if draft is not None:
+        if draft is not None and draft.model is not None:
             self._drafting = Drafting(
                 draft, self._slots, options.blocks, options.dtype, self._upload, options.graphs, group
             )
@@ -266,14 +268,19 @@ class Runner:
         rows = launched.drafts
         if rows is None:
             return launched
-        assert self._drafting is not None, "a plan is trusted"
+        if self._drafting is None:
+            assert self._pipeline is not None, "a plan is trusted"
+            self._pipeline.await_drafts(rows)
+            return launched
         began = self._mark()
         self._drafting.run(rows)
         ended = self._mark()
+        if self._pipeline is not None and rows.turns:
+            self._pipeline.tell_drafts(self._drafting.made(rows.turn.slots, rows.turns))
         launched = replace(launched, drafted=None if began is None or ended is None else (began, ended))
         if not len(rows.told):
             return launched
-        told = self._drafting.told(rows)
+        told = self._drafting.made(rows.told, rows.turns)
         (fetched,), done = self._download.fetch([told])
         return replace(
             launched,

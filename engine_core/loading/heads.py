@@ -12,21 +12,31 @@ from engine_core.loading.checkpoint import read_checkpoint, stored_names
 from engine_core.loading.dummy import fill_random
 from engine_core.models.decoder import Decoder
 from engine_core.models.eagle import EagleHead
-from engine_core.models.head_spec import read_head
+from engine_core.models.head_spec import HeadSpec, read_head
 from protocol.errors import ModelError
 
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
 LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)$")
 
 
-def load_head(folder: Path, target: Decoder, length: int, load_format: str = "auto", seed: int = 0) -> EagleHead:
+def load_head(
+    folder: Path,
+    target: Decoder,
+    length: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    spec: HeadSpec | None = None,
+) -> EagleHead:
     """The head in `folder` for a target, with its weights; the format is auto, safetensors or dummy (random).
 
-    length: of the longest sequence. Raises ModelError naming the file and the key or the tensor: no EAGLE head, one for
+    length: of the longest sequence. spec: of the head, which must have been read where the target is but the last stage
+    of a model. Raises ModelError naming the file and the key or the tensor: no EAGLE head, one for
     another model; a tensor missing, truncated, of a wrong shape or type, unknown, pickled.
     """
     dummy = load_format == "dummy"
-    head = EagleHead(read_head(folder, target.spec, None if dummy else stored_names(folder)), target, length)
+    if spec is None:
+        spec = read_head(folder, target.spec, None if dummy else stored_names(folder))
+    head = EagleHead(spec, target, length)
     if dummy:
         fill_random(head.destinations(), seed)
         return head

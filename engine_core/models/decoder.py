@@ -86,26 +86,34 @@ class Block:
 
 class Decoder:
     """A model that is ready for its weights, or what one stage of a pipeline has of it. `length` is the longest
-    sequence it will be asked for; `spec` has the stage's layers alone, whose first is the model's layer `first`."""
+    sequence it will be asked for; `spec` has the stage's layers alone, whose first is the model's layer `first`. With
+    an EAGLE `head` behind it the last stage has the embedding, too."""
 
     def __init__(
-        self, spec: ModelSpec, attentions: Sequence[Attention], placement: Placement, length: int, first: int = 0
+        self,
+        spec: ModelSpec,
+        attentions: Sequence[Attention],
+        placement: Placement,
+        length: int,
+        first: int = 0,
+        *,
+        head: bool = False,
     ) -> None:
         self.spec = spec
         self.placement = placement
         self.first = first
         group = placement.group
-        looked_up = group.begins or (group.ends and (spec.tied or spec.headless))
+        looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
         self.embedding = Embedding(spec, placement) if looked_up else None
         self.blocks = tuple(
             Block(spec, attention, placement, layer_mlp(spec, layer, placement))
             for layer, attention in enumerate(attentions)
         )
         self.norm = Norm(spec.hidden, spec.norm_eps, placement) if group.ends else None
-        head = (vocabulary("lm_head", spec.vocab_size, placement),)
+        output = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A model without one has logits of its input embedding: for steps on trial alone, text is refused.
         own_head = group.ends and not (spec.tied or spec.headless)
-        self.head = Linear(head, spec.hidden, placement, bias=False) if own_head else None
+        self.head = Linear(output, spec.hidden, placement, bias=False) if own_head else None
         self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
 
     def forward(
@@ -133,22 +141,26 @@ class Decoder:
         taps: Sequence[int],
         stream: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first."""
+        """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first. Taps
+        are counted in the whole model; of a stage's, what stages before it have heard stands behind the stream's first
+        two lines, and so does it in what goes on."""
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
         residual: Tensor | None = None
+        tapped: list[Tensor] = []
         if stream is None:
             assert self.embedding is not None, "the first stage"
             delta = self.embedding.forward(input_ids)
         else:
-            delta, residual = stream.unbind()
-        rotation = gather_rotation(self.rope, positions)
-        tapped, group = [], self.placement.group
-        for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True)):
+            delta, residual, *tapped = stream.unbind()
+        rotation, group = gather_rotation(self.rope, positions), self.placement.group
+        for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if layer in taps:
                 tapped += [delta if residual is None else group.sum(delta.clone()) + residual] * taps.count(layer)
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
-        return (torch.stack((delta, residual)) if self.norm is None else self.norm.add(delta, residual)[0]), tapped
+        if self.norm is None:
+            return torch.stack((delta, residual, *tapped)), tapped
+        return self.norm.add(delta, residual)[0], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden] -> [rows, vocab]`, of all ranks: on a GPU in the model's type, elsewhere in fp32."""

@@ -215,7 +215,7 @@ class EagleHead:
         """
         attention = replace(attention, invariant=attention.invariant or self._placement.invariant)
         rotation = gather_rotation(self._rope, positions)
-        assert self.target.embedding is not None, "heads draft for whole models"
+        assert self.target.embedding is not None, "a last stage with a head has it, too"
         embedded = self.target.embedding.forward(input_ids)
         return self._head.forward(embedded, states, rotation, attention, cache)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine_core.execution.estimate import weights
 from engine_core.models.config_file import ConfigFile, read_json
 from engine_core.models.spec import ModelSpec, decoder_spec
 
@@ -87,3 +88,15 @@ def read_taps(file: ConfigFile, target: ModelSpec) -> tuple[int, ...]:
     if len(set(taps)) != DEPTHS or list(taps) != sorted(taps):
         raise file.error(key, f"three different layers, ascending, are expected; without the key they are {taps}")
     return tuple(taps)
+
+
+def head_weights(spec: HeadSpec) -> int:
+    """Numbers in all tensors of a head, as `models.eagle` lays them out; its target's are not among them."""
+    layers, hidden = spec.layers, spec.layers.hidden
+    blocks = weights(layers) - weights(layers.part(()))
+    joined = 2 if spec.version == FIRST else DEPTHS
+    found = blocks + joined * hidden * hidden + hidden * spec.fc_bias
+    if spec.version == FIRST:
+        return found - hidden  # the first layer has one norm
+    wider = hidden * (layers.heads + 2 * layers.kv_heads) * layers.head_dim  # attention reads embedding and state
+    return found + wider + 2 * hidden + spec.vocabulary * hidden

@@ -7,6 +7,7 @@ import torch
 from engine_core.execution.group import ALONE, Group
 from engine_core.models.attention import SelfAttention
 from engine_core.models.decoder import Decoder
+from engine_core.models.draft_spec import DraftSpec
 from engine_core.models.layers import Placement
 from engine_core.models.spec import ModelSpec
 from engine_core.models.stages import stage_layers
@@ -21,15 +22,16 @@ def build(
     group: Group = ALONE,
     invariant: bool = False,
     expert_parallel: bool = False,
+    draft: DraftSpec | None = None,
 ) -> Decoder:
     """A model without its weights (`loading.load` fills them), for sequences of up to `length` tokens.
 
     In a group it holds the share of a rank: heads, MLP width, vocabulary, if `expert_parallel` whole experts instead of
-    the experts' width.
+    the experts' width. `draft` is what will draft for it, which a last stage leaves room for.
     With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
     placement = Placement(dtype, device, group, invariant, expert_parallel)
-    layers = stage_layers(spec, group.stages)[group.stage]
+    layers = stage_layers(spec, group.stages, draft, group.size)[group.stage]
     spec = spec.part(layers)
     attentions = [SelfAttention(spec, layer, placement) for layer in range(spec.layers)]
-    return Decoder(spec, attentions, placement, length, layers.start)
+    return Decoder(spec, attentions, placement, length, layers.start, head=draft is not None and draft.head is not None)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 
 from engine_core.execution.estimate import weights
+from engine_core.models.draft_spec import DraftSpec
 from engine_core.models.spec import ModelSpec
 from protocol.errors import ConfigError
 
 FLAG = "--pipeline-parallel-size"
 
 
-def stage_layers(spec: ModelSpec, stages: int) -> tuple[range, ...]:
+def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, ranks: int = 1) -> tuple[range, ...]:
     """The layers of each stage, so that the largest has as few weights as can be: with the embedding before the first
-    layer, the output embedding behind the last (a tied one stands in both places), and at least one layer each.
+    layer, the output embedding behind the last (a tied one stands in both places), what drafts there, which each of the
+    stage's `ranks` has as a whole, and at least one layer each.
 
     Raises ConfigError where there are fewer layers than stages.
     """
@@ -23,6 +25,9 @@ def stage_layers(spec: ModelSpec, stages: int) -> tuple[range, ...]:
     sizes = [weights(spec.part((layer,))) - frame for layer in range(spec.layers)]
     sizes[0] += embedding
     sizes[-1] += embedding if not spec.headless else 0
+    if draft is not None:
+        read_again = draft.head is not None and not (spec.tied or spec.headless)
+        sizes[-1] += ranks * draft.weights + embedding * read_again
     low, high = max(sizes), sum(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -45,9 +50,9 @@ def filled(sizes: list[int], most: int, stages: int) -> list[int]:
     return counts
 
 
-def stage_spec(spec: ModelSpec, stages: int, stage: int) -> ModelSpec:
+def stage_spec(spec: ModelSpec, stages: int, stage: int, draft: DraftSpec | None = None, ranks: int = 1) -> ModelSpec:
     """The model with the layers of one stage alone."""
-    return spec.part(stage_layers(spec, stages)[stage])
+    return spec.part(stage_layers(spec, stages, draft, ranks)[stage])
 
 
 def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
@@ -55,9 +60,10 @@ def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
     return held_weights(stage_spec(spec, stages, stage), begins=stage == 0, ends=stage == stages - 1)
 
 
-def held_weights(spec: ModelSpec, *, begins: bool, ends: bool) -> int:
-    """Numbers in the tensors of these layers, and of what stands before the first stage's and behind the last's."""
+def held_weights(spec: ModelSpec, *, begins: bool, ends: bool, head: bool = False) -> int:
+    """Numbers in the tensors of these layers, and of what stands before the first stage's and behind the last's, where
+    perhaps an EAGLE `head` reads the embedding; its own are not among them."""
     embedding, layers = spec.vocab_size * spec.hidden, weights(spec) - weights(spec.part(()))
-    looked_up = begins or (ends and (spec.tied or spec.headless))
+    looked_up = begins or (ends and (spec.tied or spec.headless or head))
     own_head = ends and not (spec.tied or spec.headless)
     return layers + embedding * (looked_up + own_head) + spec.hidden * ends

@@ -2,12 +2,14 @@
 
 Weights, bytes per token and blocks come from the formulas with which an executor makes its cache; see
 `engine_core.execution.estimate` for the rest, which an executor measures. Of several GPUs that share a model each has
-its share of weights and cache, and all of the logits; of several stages the one with the least room is told.
+its share of weights and cache, and all of the logits; of several stages the one with the least room is told. What
+drafts stands on the last stage, as a whole on each GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +17,16 @@ from pathlib import Path
 import msgspec
 
 from engine_core import folder
-from engine_core.execution.capacity import CacheShape, block_bytes, check_blocks, given_blocks, gpu_blocks
+from engine_core.execution.capacity import (
+    CacheShape,
+    block_bytes,
+    check_blocks,
+    drafting_bytes,
+    given_blocks,
+    gpu_blocks,
+)
 from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
+from engine_core.models.draft_spec import DraftSpec, read_draft
 from engine_core.models.shares import check_ranks, part_spec
 from engine_core.models.spec import ModelSpec, read_spec
 from engine_core.models.stages import held_weights, stage_spec
@@ -94,11 +104,10 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
 def plan(config: Config, gpu: str) -> Plan:
     """What the model of `config` takes of a GPU.
 
-    Raises ModelError for its folder; ConfigError for a GPU that is not known, a draft model, and what cannot fit.
+    Raises ModelError for its folder and that of a draft model; ConfigError for a GPU that is not known, and what cannot
+    fit.
     """
     total = gpu_bytes(gpu)
-    if (method := read_speculative(config.scheduler.speculative_config).method) in WITH_MODEL:
-        raise ConfigError("--speculative-config", method, "plan the model without it: a draft's share is not reckoned")
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
     spec = read_spec(path)
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
@@ -107,7 +116,8 @@ def plan(config: Config, gpu: str) -> Plan:
     step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype])
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
-    shares = [stage_share(config, spec, stage, step, total) for stage in range(stages)]
+    draft = planned_draft(config, spec)
+    shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
     share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
     shape, blocks = share.shape, share.blocks
     return Plan(
@@ -142,20 +152,38 @@ class Share(msgspec.Struct, frozen=True):
     other_bytes: int
 
 
-def stage_share(config: Config, spec: ModelSpec, stage: int, step: StepShape, total: int) -> Share:
+def planned_draft(config: Config, spec: ModelSpec) -> DraftSpec | None:
+    """What --speculative-config drafts with, by its config.json."""
+    asked = read_speculative(config.scheduler.speculative_config)
+    if asked.method not in WITH_MODEL:
+        return None
+    return read_draft(asked.method, folder.resolve_draft(asked.model, folder.CONFIG), spec, None)
+
+
+def stage_share(
+    config: Config, spec: ModelSpec, draft: DraftSpec | None, stage: int, step: StepShape, total: int
+) -> Share:
     """Raises ConfigError where it does not fit."""
     model, stages = config.model, config.model.pipeline_parallel_size
-    part = part_spec(stage_spec(spec, stages, stage), model.tensor_parallel_size)
+    ranks, ends = model.tensor_parallel_size, stage == stages - 1
+    part = part_spec(stage_spec(spec, stages, stage, draft, ranks), ranks)
+    drafting = draft if ends else None
+    sizes = model.block_size, step.item_bytes
+    beside = 0 if drafting is None else drafting_bytes(drafting.layers, *sizes, states=drafting.head is not None)
     shape = CacheShape(
-        block_bytes=block_bytes(part, model.block_size, step.item_bytes),
+        block_bytes=block_bytes(part, *sizes) + beside,
         block_size=model.block_size,
         max_model_len=step.max_model_len,
         max_num_seqs=model.max_num_seqs,
         length_given=bool(model.max_model_len),
     )
-    held = held_weights(part, begins=stage == 0, ends=stage == stages - 1) * step.item_bytes
+    head = drafting is not None and drafting.head is not None
+    held = held_weights(part, begins=stage == 0, ends=ends, head=head) * step.item_bytes
     other = taken_bytes(part, step) - weights(part) * step.item_bytes
     needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each has all logits
+    if drafting is not None:
+        held += drafting.weights * step.item_bytes
+        needed += step_bytes(drafting.layers, dataclasses.replace(step, max_model_len=0))  # over the same tables
     return Share(shape, planned_blocks(config, shape, total, held, other, needed, step.tokens), held, needed, other)
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine_core import folder, loading
 from engine_core.execution.drafting import Draft
+from engine_core.execution.group import Group
+from engine_core.loading.checkpoint import stored_names
 from engine_core.loading.heads import load_head
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
-from engine_core.models.spec import ModelSpec, read_spec
+from engine_core.models.draft_spec import DraftSpec, read_draft
+from engine_core.models.spec import ModelSpec
 from engine_core.text.codec import read_codec
 from protocol.config import Config
 from protocol.errors import ConfigError
@@ -20,27 +26,54 @@ from protocol.speculation import FLAG, WITH_MODEL, read_speculative
 OPTION = f"{FLAG} model"
 
 
-def load_draft(config: Config, model: Decoder, target: Path, length: int) -> Draft | None:
-    """What the executors draft with, in the model's type on its device; None without such a method.
+def find_draft(config: Config, target: Path, spec: ModelSpec, length: int) -> DraftSpec | None:
+    """What drafts for a model, itself in the folder `target`; None without such a method.
 
-    target: the model's folder. length: of the longest sequence. Raises ModelError for a wrong folder and for an EAGLE
-    head of another model, ConfigError for a draft model that does not go with the model.
+    length: of the longest sequence. Raises ModelError for a wrong folder and for an EAGLE head of another model,
+    ConfigError for a draft model that does not go with the model.
     """
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
         return None
     path = folder.resolve_draft(asked.model)
-    if asked.method == "eagle":
-        with torch.inference_mode():
-            head = load_head(path, model, length, config.model.load_format, config.model.seed + 1)
-        return Draft(head, head.spec.layers, asked.num_speculative_tokens, head.weight_bytes)
-    spec = read_spec(path)
-    check_draft(path, spec, target, model.spec, length)
+    names = stored_names(path) if asked.method == "eagle" and config.model.load_format != "dummy" else None
+    draft = read_draft(asked.method, path, spec, names)
+    if draft.head is None:
+        check_draft(path, draft.layers, target, spec, length)
+    return draft
+
+
+def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int) -> Draft | None:
+    """What this executor drafts with, in the model's type on its device; on a stage before the last without weights.
+
+    spec: as `find_draft` finds it. Raises ModelError for a tensor that is not as it should be.
+    """
+    if spec is None:
+        return None
+    asked = read_speculative(config.scheduler.speculative_config)
+    found = Draft(None, spec.layers, asked.num_speculative_tokens, taps=spec.taps)
     placement = model.placement
-    draft = registry.build(spec, placement.dtype, placement.device, length, invariant=placement.invariant)
+    if not placement.group.ends:
+        return found
+    path, load_format, seed = folder.resolve_draft(asked.model), config.model.load_format, config.model.seed + 1
     with torch.inference_mode():
-        loading.load(draft, path, config.model.load_format, config.model.seed + 1)
-    return Draft(draft, spec, asked.num_speculative_tokens, draft.weight_bytes)
+        if spec.head is not None:
+            head = load_head(path, model, length, load_format, seed, spec.head)
+            return replace(found, model=head, weight_bytes=head.weight_bytes)
+        draft = registry.build(spec.layers, placement.dtype, placement.device, length, invariant=placement.invariant)
+        loading.load(draft, path, load_format, seed)
+    return replace(found, model=draft, weight_bytes=draft.weight_bytes)
+
+
+def check_agreed(config: Config, spec: DraftSpec | None, group: Group) -> None:
+    """Raise ConfigError, on every member of the group, unless all have found the same: it decides who has which layers
+    and what one tells another, and each member was started with an option of its own."""
+    asked = read_speculative(config.scheduler.speculative_config)
+    own = zlib.crc32(msgspec.json.encode((asked.num_speculative_tokens, spec)))
+    least, most = group.least(own), -group.least(-own)
+    if not least == own == most:
+        text = config.scheduler.speculative_config
+        raise ConfigError(FLAG, text, "the executors of a group were started with different ones, or different folders")
 
 
 def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpec, length: int) -> None:

@@ -36,13 +36,15 @@ from engine_core.models.stages import stage_layers
 from protocol import groups
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.errors import ConfigError
+from protocol.links import Role
+from protocol.parts import parts_of
 from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady
 from services import journal, process
 from services.executor.compilers import compilers
-from services.executor.drafts import load_draft
+from services.executor.drafts import check_agreed, find_draft, load_draft
+from services.executor.handshake import Life
 from services.executor.membership import begin
-from services.executor.rendezvous import Life
 from services.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -71,24 +73,28 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
-    stage_layers(spec, config.model.pipeline_parallel_size)
-    check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
+    length = folder.model_length(spec, config.model)
+    drafting = find_draft(config, path, spec, length)
+    ranks = config.model.tensor_parallel_size
+    stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
+    check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
     group = ALONE
     if life is not None:
         stages.begin("meeting the other executors")
         group = begin(config, groups.place(index, config.model), life, device)
-    length = folder.model_length(spec, config.model)
+        check_agreed(config, drafting, group)
     dtype = choose_dtype(config.model.dtype, spec, device)
     with compilers(device) as processes:
         stages.begin("loading weights")
         model = registry.build(
             spec, dtype, device, length,
             group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
+            draft=drafting,
         )  # fmt: skip
         spec = model.spec  # of a stage's own layers
         with torch.inference_mode():
             loading.load(model, path, config.model.load_format, config.model.seed)
-        draft = load_draft(config, model, path, length)
+        draft = load_draft(config, drafting, model, length)
         options = RunnerOptions(
             device=device,
             dtype=dtype,
@@ -127,11 +133,11 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
 
 def take_device(config: Config, index: int) -> torch.device:
     """The device of executor number `index`, made this process's own. Raises ConfigError."""
-    device = choose_device(config.executor.device, index, hosts=bool(config.executor.rendezvous))
+    device = choose_device(config.executor.device, index - config.executor.first_executor)
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
     if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) // groups.executors(config.model)
+        cores = len(os.sched_getaffinity(0)) // max(1, len(parts_of(config).get(Role.EXECUTOR, ())))
         torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
     else:
         torch.cuda.set_device(device)
@@ -194,21 +200,22 @@ def warm_up(config: Config, runner: Runner, stages: Stages) -> tuple[tuple[int, 
     return tuple(took)
 
 
-def choose_device(option: str, index: int, *, hosts: bool = False) -> torch.device:
-    """The device of executor number `index`: of the GPUs that it sees the one of its number, or the only one where a
-    supervisor shows each its own. Of several `hosts` each has as many executors as it has GPUs.
+def choose_device(option: str, place: int) -> torch.device:
+    """The device of the executor at a place among its host's: of the GPUs that it sees the one of this number, or the
+    only one where a supervisor shows each its own.
 
     Raises ConfigError when a GPU is asked for and there is none for it, or when only some executors would have one.
     """
     count = torch.cuda.device_count() if option != "cpu" else 0
     if count == 0 and option != "cuda":
         return torch.device("cpu")
-    if index < count:
-        return torch.device("cuda", index)
-    if count and (hosts or (count == 1 and process.PARENT not in os.environ)):
-        return torch.device("cuda", index % count)
+    if place < count:
+        return torch.device("cuda", place)
+    if count == 1 and process.PARENT not in os.environ:
+        return torch.device("cuda", 0)
     found = f"{count} GPUs that torch {torch.__version__} can use"
-    raise ConfigError("--device", option, f"executor {index} finds {found}")
+    why = f"this host's executor {place}, counted from --first-executor, finds {found}"
+    raise ConfigError("--device", option, why)
 
 
 def default_threads(cores: int) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.acceptance import REJECTED, accept
+from kernels.acceptance import REJECTED, accept, marked_entries
 from kernels.acceptance_triton import accept_rows
 from kernels.random import ACCEPTANCE, philox
-from kernels.sampling_tables import NO_DRAFT
+from kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
 from protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, chi_square, scene
 
@@ -128,6 +128,23 @@ def test_random_steps(seed: int, device: str) -> None:
 def test_random_steps_at_a_rate(seed: int, rate: float, device: str) -> None:
     tokens, given, rows = random_step(seed)
     check(tokens, given, rows, device, rate)
+
+
+@pytest.mark.parametrize("rate", [None, 0.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_marked_tokens_are_taken_elsewhere_as_they_were_here(seed: int, rate: float | None, device: str) -> None:
+    """Without the drafts, and without the rate at which they were kept."""
+    tokens, given, rows = random_step(seed)
+    marked = check(tokens, given, rows, device, rate)
+    _, after = plainly(tokens, given, rows, rate)
+    for take, place in ((accept, "cpu"), (accept_rows, device)):
+        moved = given.on(place)
+        moved.entries.drafts.fill_(OWN_DRAFT)
+        found = torch.tensor(marked, dtype=torch.int32, device=place)
+        take(found, marked_entries(found, moved.entries), moved.sampling, moved.history)
+        assert found.tolist() == marked
+        for name in ("tokens", "known", "counts"):
+            assert torch.equal(getattr(moved.history, name).cpu(), getattr(after.history, name)), name
 
 
 def test_at_rate_one_every_draft_is_kept_whatever_was_drawn(device: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.drafts import read_drafts
+from kernels.drafts import place_drafts, read_drafts, standing_drafts
 from kernels.drafts_triton import drafts_of
 from kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
 from protocol import steps
@@ -69,6 +69,35 @@ def test_many_entries(device: str) -> None:
     moved = given.on(device)
     assert len(given.entries.drafts) > 128
     assert drafts_of(moved.entries, moved.history).tolist() == plainly(given)
+
+
+def test_drafts_stand_elsewhere_as_they_do_where_they_were_made() -> None:
+    made, told = drafted(4), drafted(4)
+    told.history.tokens.zero_()
+    slots = torch.tensor([5, 0, 3])
+    drafts = standing_drafts(slots, 4, made.history)
+    assert drafts.dtype == torch.int32
+    place_drafts(drafts, slots, told.history)
+    for slot in slots.tolist():
+        known = int(made.history.known[slot])
+        expected = made.history.tokens[slot, known : known + 4]
+        assert torch.equal(told.history.tokens[slot, known : known + 4], expected)
+        told.history.tokens[slot, known : known + 4] = 0
+    assert not told.history.tokens.any(), "nothing else was written"
+
+
+def test_drafts_past_the_rows_end_are_lost() -> None:
+    given = drafted(5)
+    length = given.history.tokens.shape[1]
+    given.history.known[:2] = torch.tensor([length - 2, length])
+    before = given.history.tokens.clone()
+    place_drafts(torch.tensor([[41, 42, 43], [51, 52, 53]], dtype=torch.int32), torch.tensor([0, 1]), given.history)
+    assert int(given.history.tokens[0, -2]) == 41
+    assert int(given.history.tokens[0, -1]) in (42, 43)
+    assert int(given.history.tokens[1, -1]) in (51, 52, 53)
+    before[:2, -2:] = given.history.tokens[:2, -2:]
+    assert torch.equal(given.history.tokens, before)
+    assert standing_drafts(torch.tensor([1]), 3, given.history).unique().numel() == 1
 
 
 def test_the_constant_is_the_protocols() -> None:

@@ -56,13 +56,7 @@ def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random head of the third version: it guesses nothing right."""
     spec = read_spec(demo_folder())
     assert spec.hidden != eagle_heads.HIDDEN
-    config = eagle_heads.head_config(
-        spec.vocab_size, True, hidden_size=spec.hidden, draft_vocab_size=512, head_dim=16,
-        eagle_aux_hidden_state_layer_ids=[1, 3, 5],
-    )  # fmt: skip
-    folder = eagle_heads.write_head(tmp_path_factory.mktemp("third"), config, {})
-    (folder / "model.safetensors").unlink()
-    return folder
+    return eagle_heads.listening_head(tmp_path_factory.mktemp("third"), spec)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=label)

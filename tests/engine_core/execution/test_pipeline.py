@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
+from torch import Tensor
 
 from engine_core import embedded, loading
+from engine_core.execution.drafting import Draft
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.pipeline import PipelineStatistics, StageModel, staged
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import trial_step
+from engine_core.loading.heads import load_head
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
+from engine_core.models.draft_spec import DraftSpec, read_draft
 from engine_core.models.spec import read_spec
 from protocol.messages import Pooling, Sampling
-from protocol.steps import NOBODY, SlotStart, StepPlan
+from protocol.steps import NOBODY, OWN_DRAFT, SlotStart, StepPlan
+from tests.engine_core.models.eagle_heads import listening_head
 from tests.ranks import Ranks, Size
 
 TWO: Size = (1, 2)
 FOLDER = embedded.demo_folder()
 PROMPT = list(range(40, 60))
 LENGTH = 64
+DRAFTS = 3
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +42,34 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     found.close()
 
 
-def model_of(group: Group) -> Decoder:
+def model_of(group: Group, draft: DraftSpec | None = None) -> Decoder:
     torch.set_num_threads(1)
-    model = registry.build(read_spec(FOLDER), torch.float32, torch.device("cpu"), LENGTH, group=group)
+    model = registry.build(read_spec(FOLDER), torch.float32, torch.device("cpu"), LENGTH, group=group, draft=draft)
     loading.load(model, FOLDER)
     return model
 
 
-def runner_of(group: Group) -> Runner:
-    model = model_of(group)
+def draft_of(method: str, folder: Path, spec: DraftSpec, model: Decoder) -> Draft:
+    """What this member drafts with: random weights for a head that hears three depths."""
+    found = Draft(None, spec.layers, DRAFTS, taps=spec.taps)
+    if not model.placement.group.ends:
+        return found
+    if method == "draft_model":
+        drafter = registry.build(spec.layers, torch.float32, torch.device("cpu"), LENGTH)
+        loading.load(drafter, folder)
+        return replace(found, model=drafter)
+    return replace(found, model=load_head(folder, model, LENGTH, "dummy" if spec.taps else "auto", 3, spec.head))
+
+
+def runner_of(group: Group, method: str = "", folder: Path = FOLDER) -> Runner:
+    spec = read_draft(method, folder, read_spec(FOLDER), None) if method else None
+    model = model_of(group, spec)
+    draft = None if spec is None else draft_of(method, folder, spec, model)
     options = RunnerOptions(
         device=torch.device("cpu"), dtype=torch.float32, blocks=16, block_size=16, max_model_len=LENGTH,
         max_num_seqs=4, group=group, step_tokens=64,
     )  # fmt: skip
-    return Runner(model, model.spec, options)
+    return Runner(model, model.spec, options, draft)
 
 
 def start(slot: int, *, pooling: Pooling | None = None, **sampling: int) -> SlotStart:
@@ -127,8 +150,71 @@ def reused(group: Group) -> tuple[list[int], PipelineStatistics]:
 def test_tokens_on_their_way_are_taken_before_their_slot_is_given_to_others(ranks: Ranks) -> None:
     (_, first), (tokens, last) = ranks.run(TWO, reused)
     assert tokens[0] == tokens[3] == tokens[4]
-    assert first == PipelineStatistics(passed=5, received=0, told=0, taken=5)
-    assert last == PipelineStatistics(passed=0, received=5, told=5, taken=0)
+    assert first == PipelineStatistics(passed=5, received=0, told=0, taken=5, drafted=0)
+    assert last == PipelineStatistics(passed=0, received=5, told=5, taken=0, drafted=0)
+
+
+def drafted(group: Group, method: str, folder: Path) -> tuple[list[tuple[list[int], list[int]]], Tensor, Tensor, int]:
+    """Tokens and drafts of each step; what the slot's row says in the end, and how far; drafts sent or taken."""
+    runner = runner_of(group, method, folder)
+    verifying = StepPlan(
+        step=0, epoch=1, drafts=ints(0, DRAFTS), draft_ids=ints(*[OWN_DRAFT] * DRAFTS),
+        drafting=ints(0, -1 - DRAFTS, 1 + DRAFTS, DRAFTS, 1),
+    )  # fmt: skip
+    plans = [
+        StepPlan(
+            step=1, epoch=1, starts=(start(0),), chunks=ints(0, 0, len(PROMPT), 1), microbatch=NOBODY,
+            drafting=ints(0, 0, len(PROMPT) + 1, DRAFTS, 1),
+        ),
+        structs.replace(verifying, step=2, decode_on=ints(0)),
+        *(structs.replace(verifying, step=step) for step in (3, 4, 5)),
+        StepPlan(step=6, epoch=1),
+    ]  # fmt: skip
+    found = []
+    for plan in plans:
+        result = runner.collect(runner.launch(plan))
+        found.append(
+            (np.frombuffer(result.token_ids, np.int32).tolist(), np.frombuffer(result.drafts, np.int32).tolist())
+        )
+    runner.reset()
+    history, pipeline = runner._slots.history, runner._pipeline
+    count = 0 if pipeline is None else pipeline.statistics().drafted
+    return found, history.tokens[0].clone(), history.known.clone(), count
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "listening"])
+def test_drafts_of_the_last_stage_are_those_of_a_whole_model(ranks: Ranks, method: str, tmp_path: Path) -> None:
+    """And stand in every stage's slots, as what became of them does."""
+    folder = {"draft_model": embedded.draft_folder, "eagle": embedded.eagle_folder}.get(method)
+    path = listening_head(tmp_path, read_spec(FOLDER)) if folder is None else folder()
+    given = "draft_model" if method == "draft_model" else "eagle", path
+    steps, row, known, _ = drafted(ALONE, *given)
+    (_, *first, taken), (said, *last, sent) = ranks.run(TWO, drafted, *given)
+    assert said == steps
+    assert all(len(drafts) == DRAFTS for _, drafts in steps[:-1])
+    assert sent == taken == len(steps) - 1
+    for found in first, last:
+        assert torch.equal(found[1][:-1], known[:-1])
+        assert torch.equal(found[0][: int(known[0])], row[: int(known[0])])
+
+
+def marked(group: Group) -> list[int]:
+    """Drafts of the host that are kept by chance, whatever the model says."""
+    model = model_of(group)
+    runner = Runner(model, model.spec, replace(runner_of(group).options, synthetic_acceptance=0.5))
+    plans = [prompt(1, 0), StepPlan(step=2, epoch=1, decode_on=ints(0), drafts=ints(0, 4), draft_ids=ints(*[5] * 4))]
+    plans += [StepPlan(step=step, epoch=1, drafts=ints(0, 4), draft_ids=ints(*[5] * 4)) for step in (3, 4, 5)]
+    for plan in plans:
+        runner.collect(runner.launch(plan))
+    runner.reset()
+    history = runner._slots.history
+    said: list[int] = history.tokens[0, : int(history.known[0])].tolist()
+    return said
+
+
+def test_every_stage_keeps_the_drafts_that_the_last_one_keeps(ranks: Ranks) -> None:
+    whole = marked(ALONE)
+    assert ranks.run(TWO, marked) == [whole, whole]
 
 
 def test_a_whole_model_is_no_stage() -> None:

@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from engine_core.models.spec import ModelSpec
+
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, EPS, THETA = 64, 4, 2, 16, 96, 1e-6, 10000.0
 KNOWN = 40  # tokens of the smaller vocabulary
 
@@ -87,6 +89,16 @@ def write_head(folder: Path, config: dict[str, Any], weights: Weights) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def listening_head(folder: Path, target: ModelSpec) -> Path:
+    """A head of the third version without tensors, for random ones: it hears three depths and guesses nothing right."""
+    config = head_config(
+        target.vocab_size, True, hidden_size=target.hidden, draft_vocab_size=512, head_dim=16,
+        eagle_aux_hidden_state_layer_ids=[1, 3, 5],
+    )  # fmt: skip
+    (write_head(folder, config, {}) / "model.safetensors").unlink()
     return folder
 
 

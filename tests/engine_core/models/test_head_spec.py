@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
-from engine_core.models.head_spec import FIRST, THIRD, read_head
+from engine_core.models import registry
+from engine_core.models.eagle import EagleHead
+from engine_core.models.head_spec import FIRST, THIRD, head_weights, read_head
 from engine_core.models.spec import ModelSpec, RopeSpec
 from protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import HIDDEN, KNOWN, first_weights, head_config, third_weights, write_head
@@ -91,3 +94,23 @@ def test_a_target_too_shallow_for_three_depths_is_told_the_key(tmp_path: Path) -
     shallow = msgspec.structs.replace(TARGET, layers=6)
     with pytest.raises(ModelError, match=r"eagle_aux_hidden_state_layer_ids.*\(2, 3, 3\)"):
         read_head(folder_of(tmp_path, True), shallow, None)
+
+
+@pytest.mark.parametrize(
+    ("third", "names", "more"),
+    [
+        (False, first_weights(), {}),
+        (False, first_weights(2, bias=True), {"num_hidden_layers": 2}),
+        (True, third_weights(VOCAB), {}),
+        (True, {name for name in third_weights(VOCAB) if name != "lm_head.weight"}, {"draft_vocab_size": VOCAB}),
+    ],
+)
+def test_a_heads_tensors_are_as_many_as_reckoned(third: bool, names: Any, more: Any, tmp_path: Path) -> None:
+    spec = read_head(folder_of(tmp_path, third, **more), TARGET, names)
+    target = registry.build(TARGET, torch.float32, torch.device("cpu"), 64)
+    floats = [
+        found.tensor.numel()
+        for found in EagleHead(spec, target, 64).destinations().values()
+        if found.tensor is not None and found.tensor.is_floating_point()
+    ]
+    assert head_weights(spec) == sum(floats)

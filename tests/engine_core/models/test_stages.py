@@ -9,8 +9,10 @@ from engine_core.execution.estimate import weights
 from engine_core.execution.group import Group
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
+from engine_core.models.draft_spec import DraftSpec
+from engine_core.models.head_spec import FIRST, HeadSpec
 from engine_core.models.spec import ModelSpec, read_spec
-from engine_core.models.stages import stage_layers, stage_spec, stage_weights
+from engine_core.models.stages import held_weights, stage_layers, stage_spec, stage_weights
 from protocol.errors import ConfigError
 
 FOLDER = embedded.demo_folder()
@@ -48,6 +50,29 @@ def test_embeddings_count_as_layers_do() -> None:
     first, *middle, last = [len(layers) for layers in stage_layers(spec_of(8, 1 << 16, tied=False), 4)]
     assert first == last == 1
     assert sum(middle) == 6
+
+
+def test_what_drafts_on_the_last_stage_counts_as_its_layers_do() -> None:
+    """A draft model of as many weights as two of the layers; and on each of two ranks, which have half of a layer."""
+    spec = spec_of(12, 16, tied=False)
+    draft = DraftSpec(layers=spec.part((0, 1)))
+    assert [len(layers) for layers in stage_layers(spec, 2)] == [6, 6]
+    assert [len(layers) for layers in stage_layers(spec, 2, draft)] == [7, 5]
+    assert [len(layers) for layers in stage_layers(spec, 2, draft, 2)] == [8, 4]
+
+
+def test_a_heads_embedding_counts_on_the_last_stage() -> None:
+    layers = spec_of(1, 16, tied=False)
+    head = DraftSpec(layers=layers, head=HeadSpec(version=FIRST, layers=layers))
+    wide, tied = (spec_of(12, 4096, tied=tied) for tied in (False, True))
+    (_, without), (_, beside) = stage_layers(wide, 2), stage_layers(wide, 2, head)
+    assert len(beside) < len(without)
+    for spec in (wide, tied):
+        model = registry.build(spec, torch.float32, CPU, 64, group=Group(stage=1, stages=2), draft=head)
+        assert model.spec.layers == len(stage_layers(spec, 2, head)[1])
+        assert model.embedding is not None
+        part = stage_spec(spec, 2, 1, head)
+        assert model.weight_bytes == 4 * held_weights(part, begins=False, ends=True, head=True)
 
 
 def test_more_stages_than_layers_are_refused() -> None:

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from engine_core.execution.capacity import block_bytes
+from engine_core.execution.estimate import StepShape, weights
+from engine_core.models.draft_spec import read_draft
 from engine_core.models.spec import read_spec
+from engine_core.models.stages import held_weights, stage_layers
 from protocol.errors import ConfigError
 from services import cli
 from services.commands import plan as planning
-from services.commands.plan import GPUS, gpu_bytes, lengths, plan
+from services.commands.plan import GPUS, gpu_bytes, lengths, plan, stage_share
 from services.options import effective, parse
 from tests.engine_core.execution.test_estimate import LLAMA_8B, QWEN_06B
+from tests.engine_core.models.eagle_heads import head_config, write_head
 
 GIB = 1 << 30
 
@@ -66,10 +70,48 @@ def test_what_cannot_fit_is_refused(tmp_path: Path) -> None:
         planned(folder, "--kv-cache-memory", str(140 * GIB))
 
 
-def test_a_draft_model_is_not_planned(tmp_path: Path) -> None:
-    asked = '{"method": "draft_model", "model": "x", "num_speculative_tokens": 4}'
-    with pytest.raises(ConfigError, match="not reckoned"):
-        planned(folder_of(tmp_path, QWEN_06B), "--speculative-config", asked)
+def beside(method: str, folder: Path) -> tuple[str, str]:
+    return "--speculative-config", json.dumps({"method": method, "model": str(folder)})
+
+
+def test_a_draft_model_takes_its_share(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("model", "draft")]
+    for folder, config in zip(folders, (LLAMA_8B, QWEN_06B), strict=True):
+        folder.mkdir()
+        folder_of(folder, config)
+    model, draft = folders
+    alone, drafting = planned(model, "--max-model-len", "4096"), beside("draft_model", draft)
+    found = planned(model, "--max-model-len", "4096", *drafting)
+    assert found.weight_bytes == alone.weight_bytes + 2 * weights(read_spec(draft))
+    assert found.kv_bytes_per_token * 16 == alone.kv_bytes_per_token * 16 + block_bytes(read_spec(draft), 16, 2)
+    assert found.step_bytes > alone.step_bytes
+    assert found.blocks < alone.blocks
+    assert found.parameters == alone.parameters
+    ranks = planned(model, "--max-model-len", "4096", "--tensor-parallel-size", "2", *drafting)
+    assert ranks.weight_bytes > found.weight_bytes / 2 + weights(read_spec(draft)) / 2, "each rank has all of it"
+
+
+def test_of_stages_the_last_one_drafts(tmp_path: Path) -> None:
+    """So it has fewer layers, and the blocks are those of the stage with the least room for them."""
+    folder = folder_of(tmp_path, LLAMA_8B)
+    head = write_head(tmp_path / "head", head_config(128256, hidden_size=4096, intermediate_size=14336,
+                                                     num_attention_heads=32, num_key_value_heads=8), {})  # fmt: skip
+    options = "--max-model-len", "4096", "--pipeline-parallel-size", "2"
+    config = effective(parse(cli.parser_of("plan"), [str(folder), *options]), {}).config
+    spec = read_spec(folder)
+    draft = read_draft("eagle", head, spec, None)
+    step = StepShape(8192, 256, 4096, 2)
+    first, last = (stage_share(config, spec, draft, stage, step, GPUS["h200"]) for stage in range(2))
+    without = stage_share(config, spec, None, 1, step, GPUS["h200"])
+    layers = [len(layers) for layers in stage_layers(spec, 2, draft)]
+    assert layers[0] > layers[1]
+    keys = 2 * 16 * 8 * 128 * 2
+    assert first.shape.block_bytes == keys * layers[0]
+    assert last.shape.block_bytes == keys * (layers[1] + 1) + 16 * 4096 * 2, "its own keys, and the states it reads"
+    shorter = len(stage_layers(spec, 2)[1]) - layers[1]
+    layer = held_weights(spec.part((0,)), begins=False, ends=False)
+    grown = last.weight_bytes - (without.weight_bytes - 2 * shorter * layer)
+    assert grown == 2 * (draft.weights + 128256 * 4096), "the head, and the embedding that it reads"
 
 
 @pytest.mark.parametrize(("name", "size"), [("H200", GPUS["h200"]), ("80GB", 80 * 10**9), ("22.5GiB", int(22.5 * GIB))])

@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from engine_core import folder
 from engine_core.embedded import demo_folder, draft_folder
+from engine_core.execution.group import ALONE, Group
+from engine_core.models import registry
 from engine_core.models.decoder import Decoder
 from engine_core.models.spec import read_spec
 from protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
 from protocol.errors import ConfigError, ModelError
-from services.executor.drafts import check_draft, load_draft
+from services.executor.drafts import check_agreed, check_draft, find_draft, load_draft
 from services.executor.start import start
 
 LENGTH = 256
+SPEC = read_spec(demo_folder())
 
 
-def config(model: str, tokens: int = 3) -> Config:
-    asked = {"method": "draft_model", "model": model, "num_speculative_tokens": tokens}
+def config(model: str, tokens: int = 3, method: str = "draft_model") -> Config:
+    asked = {"method": method, "model": model, "num_speculative_tokens": tokens}
     return Config(
         model=ModelConfig(max_num_seqs=4, max_model_len=LENGTH, max_num_batched_tokens=64),
         scheduler=SchedulerConfig(speculative_config=json.dumps(asked)),
@@ -61,7 +64,50 @@ def test_a_server_starts_with_the_embedded_draft_and_says_what_it_makes() -> Non
 
 def test_without_such_a_method_there_is_no_draft_model() -> None:
     target = Decoder.__new__(Decoder)  # nothing of it is looked at
-    assert load_draft(Config(), target, demo_folder(), LENGTH) is None
+    assert find_draft(Config(), demo_folder(), SPEC, LENGTH) is None
+    assert load_draft(Config(), None, target, LENGTH) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), [("draft_model", "penstock-demo-draft"), ("eagle", "penstock-demo-eagle")]
+)
+def test_the_last_stage_drafts(method: str, model: str) -> None:
+    asked = config(model, method=method)
+    found = find_draft(asked, demo_folder(), SPEC, LENGTH)
+    assert found is not None
+    first, last = (
+        load_draft(asked, found, registry.build(
+            SPEC, torch.float32, torch.device("cpu"), LENGTH, group=Group(stage=stage, stages=2), draft=found
+        ), LENGTH) for stage in range(2)
+    )  # fmt: skip
+    assert first is not None
+    assert last is not None
+    assert (first.model, first.weight_bytes) == (None, 0)
+    assert last.model is not None
+    assert last.weight_bytes == 4 * found.weights
+    assert (first.tokens, first.spec, first.taps) == (last.tokens, last.spec, last.taps)
+
+
+class Members(Group):
+    """A group in which another member says a number of its own."""
+
+    others: ClassVar[list[int]] = []
+
+    def least(self, number: int) -> int:
+        sign = 1 if number >= 0 else -1
+        return min([number, *(sign * other for other in self.others)])
+
+
+def test_members_must_agree_on_what_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config(folder.EMBEDDED_DRAFT)
+    found = find_draft(asked, demo_folder(), SPEC, LENGTH)
+    check_agreed(asked, found, ALONE)
+    check_agreed(asked, None, Members())
+    for other in (0, 1 << 33):
+        monkeypatch.setattr(Members, "others", [other])
+        with pytest.raises(ConfigError, match="started with different ones") as caught:
+            check_agreed(asked, found, Members())
+        assert caught.value.option == "--speculative-config"
 
 
 def test_the_embedded_draft_goes_with_the_embedded_model() -> None:

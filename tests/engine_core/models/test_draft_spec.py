@@ -1,0 +1,46 @@
+"""What drafts beside a model, told from its folder before there is a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine_core.embedded import demo_folder, draft_folder, eagle_folder
+from engine_core.execution.estimate import weights
+from engine_core.loading.checkpoint import stored_names
+from engine_core.models.draft_spec import DraftSpec, read_draft
+from engine_core.models.head_spec import FIRST, head_weights
+from engine_core.models.spec import read_spec
+from protocol.errors import ModelError
+from tests.engine_core.models.eagle_heads import head_config, write_head
+
+TARGET = read_spec(demo_folder())
+
+
+def test_a_draft_model_is_a_model() -> None:
+    found = read_draft("draft_model", draft_folder(), TARGET, None)
+    assert found == DraftSpec(layers=read_spec(draft_folder()))
+    assert found.weights == weights(read_spec(draft_folder()))
+    assert found.taps == ()
+
+
+def test_a_head_is_its_targets() -> None:
+    found = read_draft("eagle", eagle_folder(), TARGET, stored_names(eagle_folder()))
+    assert found.head is not None
+    assert found.head.version == FIRST
+    assert found.layers == found.head.layers
+    assert found.weights == head_weights(found.head)
+    assert found.taps == ()
+
+
+def test_a_head_that_listens(tmp_path: Path) -> None:
+    config = head_config(TARGET.vocab_size, True, hidden_size=TARGET.hidden, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+    assert read_draft("eagle", write_head(tmp_path, config, {}), TARGET, None).taps == (1, 3, 5)
+
+
+def test_what_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        read_draft("eagle", draft_folder(), TARGET, None)
+    with pytest.raises(ModelError):
+        read_draft("draft_model", tmp_path, TARGET, None)
