@@ -123,7 +123,7 @@ class Collector:
         request = urllib.request.Request(self.url + "/answers", json.dumps(how).encode(), method="POST")
         urllib.request.urlopen(request, timeout=30).close()
 
-    def trace(self, trace: str, done: Callable[[list[Span]], bool], limit: float = 60.0) -> list[Span]:
+    def trace(self, trace: str, done: Callable[[list[Span]], bool], limit: float = 120.0) -> list[Span]:
         """The spans of one trace, once `done` holds of them."""
         deadline = time.monotonic() + limit
         while True:

@@ -18,7 +18,7 @@ from typing import Any
 from services.notify import NoticeSocket
 
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
-START_LIMIT = 120.0  # seconds; a loaded two-core machine needs some of them
+LIMIT = 120.0  # seconds for anything that a test waits for; a loaded two-core machine needs some of them
 
 
 class Server:
@@ -32,49 +32,42 @@ class Server:
         self.start_seconds = seconds
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=LIMIT) as answer:
             return json.load(answer)
 
     def children(self) -> dict[str, int]:
         """Pid of every child process by its role, e.g. "scheduler"."""
         found = {}
         for pid in descendants(self.process.pid):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has ended meanwhile
+            words = command_line(pid)
             for role in (b"api", b"tokenizer", b"scheduler", b"executor"):
                 if role in words:
                     found[role.decode()] = pid
         return found
 
-    def logged(self, words: str, limit: float = 60.0) -> None:
-        """Wait until these words stand in the log."""
-        deadline = time.monotonic() + limit
-        while words not in self.log.read_text():
+    def logged(self, words: str, times: int = 1) -> None:
+        """Wait until these words stand in the log, so often."""
+        deadline = time.monotonic() + LIMIT
+        while self.log.read_text().count(words) < times:
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"{words!r} is not in the log:\n{self.log.read_text()}")
+                raise TimeoutError(f"{words!r} is not {times} times in the log:\n{self.log.read_text()}")
             select.select([], [], [], 0.02)
 
-    def healthy(self, limit: float = 60.0) -> None:
+    def healthy(self) -> None:
         """Wait until every part is there and requests are taken."""
-        deadline, trouble = time.monotonic() + limit, ""
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(self.url + "/health", timeout=30):
-                    return
-            except OSError as error:
-                trouble = str(error)
-            select.select([], [], [], 0.02)
-        raise TimeoutError(f"the server is not healthy: {trouble}")
+        self.until("/health", lambda _: True)
 
-    def until(self, path: str, done: Any, limit: float = 30.0) -> Any:
-        """The first answer of GET `path` for which `done(answer)` holds; asks again as soon as it has an answer."""
-        deadline = time.monotonic() + limit
+    def until(self, path: str, done: Any) -> Any:
+        """The first answer of GET `path` for which `done(answer)` holds; asks again as soon as it has an answer. One
+        that is no success, or that breaks off, is none yet."""
+        deadline, answer = time.monotonic() + LIMIT, None
         while True:
-            answer = self.get(path)
-            if done(answer):
-                return answer
+            try:
+                answer = self.get(path)
+                if done(answer):
+                    return answer
+            except OSError as error:
+                answer = error
             assert time.monotonic() < deadline, f"{path} stayed at {answer}"
             select.select([], [], [], 0.02)
 
@@ -91,11 +84,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> list[bytes]:
+    """The words that a process was started with; none once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 @contextmanager
 def serving(
     folder: Path, *arguments: str, model: str = "", entry: Path | None = None, apart: bool = False
 ) -> Iterator[Server]:
-    """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes over 30 s.
+    """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes too long.
 
     `entry` is run in place of penstock.py. `server.log` has all that it says, or with `apart` what it logs alone.
     """
@@ -116,7 +117,7 @@ def serving(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -130,7 +131,7 @@ def serving(
 
 def ready_url(notices: NoticeSocket, process: subprocess.Popen[bytes], log: Path) -> str:
     """Wait for READY=1 and return the address that came with it."""
-    deadline = time.monotonic() + START_LIMIT
+    deadline = time.monotonic() + LIMIT
     url = ""
     while True:
         select.select([notices], [], [], 0.5)
@@ -139,4 +140,4 @@ def ready_url(notices: NoticeSocket, process: subprocess.Popen[bytes], log: Path
             if notice.ready and url:
                 return url
         assert process.poll() is None, f"penstock serve ended with {process.returncode}:\n{log.read_text()}"
-        assert time.monotonic() < deadline, f"not ready after {START_LIMIT} s:\n{log.read_text()}"
+        assert time.monotonic() < deadline, f"not ready after {LIMIT} s:\n{log.read_text()}"

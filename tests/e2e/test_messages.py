@@ -18,7 +18,7 @@ TOOL: Any = {"name": "get_weather", "description": WEATHER["function"]["descript
 
 @pytest.fixture
 def claude(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -118,7 +118,7 @@ def test_tokens_are_counted(claude: anthropic.Anthropic) -> None:
 
 
 async def test_in_an_event_loop(server: Server) -> None:
-    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", timeout=60) as client:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", timeout=120) as client:
         async with client.messages.stream(
             model=MODEL, max_tokens=100, messages=[{"role": "user", "content": SUM}], extra_body={"temperature": 0}
         ) as stream:

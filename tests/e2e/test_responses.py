@@ -138,7 +138,7 @@ def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
 
 
 async def test_many_at_once(server: Server) -> None:
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=120) as client:
         asked = [client.responses.create(model=MODEL, input=f"What is {n} + 1?", temperature=0) for n in range(10, 18)]
         answers = await asyncio.gather(*asked)
         assert all(str(n) in answer.output_text for n, answer in zip(range(11, 19), answers, strict=True))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine_core.embedded import demo_folder
-from tests.e2e.server import Server
+from tests.e2e.server import LIMIT, Server
 
 MODEL = "penstock-demo"
 TEXTS = ["Tell me a story about a fox.", "What is 12 + 30?", "Hello", "The owl sat in a tree. " * 30]
@@ -53,7 +53,7 @@ def test_vectors_are_those_of_transformers_in_order_and_both_encodings(client: o
 
 
 def test_texts_and_their_token_ids_have_the_same_vectors(server: Server, client: openai.OpenAI) -> None:
-    ids = httpx.post(server.url + "/tokenize", json={"prompt": TEXTS[0]}).json()["tokens"]
+    ids = httpx.post(server.url + "/tokenize", json={"prompt": TEXTS[0]}, timeout=LIMIT).json()["tokens"]
     one, other = (vectors(client.embeddings.create(model=MODEL, input=given)) for given in (TEXTS[0], [ids]))
     assert np.allclose(one, other, atol=1e-5)
     assert np.allclose(vectors(client.embeddings.create(model=MODEL, input=ids)), one, atol=1e-5)
@@ -109,12 +109,12 @@ def test_many_requests_beside_chats(client: openai.OpenAI) -> None:
 
 def test_scores_are_cosines_and_ranks_follow_them(server: Server, client: openai.OpenAI) -> None:
     query, documents = TEXTS[0], ["What is 7 + 8?", "Tell me a short story about a fox.", TEXTS[0]]
-    scored = httpx.post(server.url + "/v1/score", json={"text_1": query, "text_2": documents}).json()
+    scored = httpx.post(server.url + "/v1/score", json={"text_1": query, "text_2": documents}, timeout=LIMIT).json()
     found = vectors(client.embeddings.create(model=MODEL, input=[query, *documents]))
     expected = [float(found[0] @ vector) for vector in found[1:]]
     assert [item["score"] for item in scored["data"]] == pytest.approx(expected, abs=1e-4)
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
         body = {"model": MODEL, "query": query, "documents": documents, "top_n": 2}
-        ranked = httpx.post(server.url + path, json=body).json()
+        ranked = httpx.post(server.url + path, json=body, timeout=LIMIT).json()
         order = sorted(range(3), key=lambda place: -expected[place])[:2]
         assert [result["index"] for result in ranked["results"]] == order
