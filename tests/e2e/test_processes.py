@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import Server, descendants, serving
+from tests.e2e.server import LIMIT, Server, descendants, serving
 
 LISTENS = "0A"  # state of a socket in proc(5), net/tcp
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,14 +32,14 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_gone(pids: list[int], limit: float = 20.0) -> None:
+def wait_gone(pids: list[int]) -> None:
     descriptors = []
     for pid in pids:
         try:
             descriptors.append(os.pidfd_open(pid))
         except ProcessLookupError:
             continue
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + LIMIT
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0], "a process is left over"
         os.close(descriptor)
@@ -83,19 +83,20 @@ def test_nothing_listens_on_a_network_but_the_api_on_this_machine(server: Server
 
 
 def test_it_says_what_a_newcomer_needs(server: Server) -> None:
-    text = server.log.read_text()
     for words in (server.url, "penstock-demo", "blocks of 16 tokens", "at most", "curl "):
-        assert words in text
+        server.logged(words)
 
 
 def test_idle_costs_next_to_nothing(server: Server) -> None:
-    """Under 2 % of one core in all; a machine that runs other tests beside them gets half as much again."""
-    server.until("/health", lambda health: health["engine"]["running"] == 0)
-    pids = [*descendants(server.process.pid), server.process.pid]
-    began, before = time.monotonic(), sum(map(cpu_seconds, pids))
-    select.select([], [], [], 3.0)
-    share = (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - began)
-    assert share < 0.03
+    """Under 2 % of one core in all; a machine that runs other tests beside them gets half as much again. What had to be
+    done before it is idle may take its time."""
+    deadline, shares = time.monotonic() + LIMIT, [1.0]
+    while shares[-1] >= 0.03:
+        assert time.monotonic() < deadline, shares
+        pids = [*descendants(server.process.pid), server.process.pid]
+        began, before = time.monotonic(), sum(map(cpu_seconds, pids))
+        select.select([], [], [], 3.0)
+        shares.append((sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - began))
 
 
 def test_sigterm_finishes_what_runs_and_leaves_nothing(tmp_path: Path) -> None:
@@ -103,14 +104,14 @@ def test_sigterm_finishes_what_runs_and_leaves_nothing(tmp_path: Path) -> None:
         pids = descendants(server.process.pid)
         body = {"prompt": "Once upon a time", "max_tokens": 150, "stream": True, "ignore_eos": True}
         lines = []
-        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=LIMIT) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
                 if len(lines) == 3:
                     server.process.send_signal(signal.SIGTERM)
         assert lines[-2] == "data: [DONE]"
         assert '"finish_reason":"length"' in lines[-4]
-        assert server.process.wait(30) == 0
+        assert server.process.wait(LIMIT) == 0
         wait_gone(pids)
         assert not list(server.run_dir.glob("*.sock"))
 
@@ -125,9 +126,9 @@ def test_a_dead_process_is_started_again(role: str, tmp_path: Path) -> None:
         after = server.children()
         assert {each for each in before if before[each] != after[each]} == {role}
         body = {"prompt": "Once upon a time", "max_tokens": 4}
-        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        assert httpx.post(server.url + "/v1/completions", json=body, timeout=LIMIT).status_code == 200
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(LIMIT) == 0
         wait_gone(list(after.values()))
         assert f"process_died process={role}-0" in server.log.read_text()
         assert not list(server.run_dir.glob("*.sock"))
@@ -135,7 +136,7 @@ def test_a_dead_process_is_started_again(role: str, tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_an_exit_code_too(server: Server) -> None:
     command = [sys.executable, "-m", "penstock", "serve", "--port", server.url.rpartition(":")[2]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 4
     assert "another process listens there" in done.stderr
 
@@ -162,7 +163,7 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
 )
 def test_a_wrong_option_is_one_line_and_an_exit_code(arguments: tuple[str, ...], code: int, words: str) -> None:
     command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == code
     assert words in done.stderr + done.stdout
     assert "Traceback" not in done.stderr + done.stdout

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.server import Server, descendants
+from tests.e2e.server import LIMIT, Server, descendants
 from tests.e2e.test_processes import wait_gone
 
 KEPT = frozenset(("lock", "crashes"))  # what an ended server leaves in its run directory
-CLOSING = 30.0  # seconds until connections of clients that are gone are closed
+CLOSING = 60.0  # seconds until connections of clients that are gone are closed
 GROWTH, SLACK = 1.1, 24 << 20  # of a process's memory, in bytes
 
 
@@ -46,9 +46,9 @@ def whole(health: dict[str, Any]) -> bool:
 
 
 def at_rest(server: Server) -> None:
-    """Wait until no request is left, no block is held and every process is there again."""
-    server.healthy()
-    server.until("/health", whole, limit=90)
+    """Wait until no request is left, no block is held and every process is there again, by a heartbeat from now on."""
+    asked = time.time()
+    server.until("/health", lambda health: whole(health) and health["engine"]["time"] > asked)
     server.until("/health", lambda health: health["capacity"]["unfinished_requests"] == 0)
 
 
@@ -70,6 +70,6 @@ def ended(server: Server) -> None:
     """The server ends in order, and nothing of it is left."""
     pids = descendants(server.process.pid)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(LIMIT) == 0
     wait_gone(pids)
     assert {path.name for path in server.run_dir.iterdir()} <= KEPT
