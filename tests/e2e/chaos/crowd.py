@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,13 +48,16 @@ class Heard:
     usage: tuple[int, int] | None = None
     error: Any = None
 
-    def take(self, answer: dict[str, Any]) -> None:
-        """One chunk of a stream, or all of an answer."""
+    def take(self, answer: dict[str, Any]) -> int:
+        """One chunk of a stream, or all of an answer; how many characters it brought."""
         self.error = answer.get("error", self.error)
+        brought = 0
         for choice in answer.get("choices", ()):
             index = choice["index"]
             said = choice.get("delta") or choice.get("message") or choice
-            self.text[index] = self.text.get(index, "") + (said.get("content") or said.get("text") or "")
+            text = said.get("content") or said.get("text") or ""
+            self.text[index] = self.text.get(index, "") + text
+            brought += len(text)
             if choice.get("finish_reason"):
                 assert index not in self.finish, "a choice ends once"
                 self.finish[index] = choice["finish_reason"]
@@ -63,6 +66,7 @@ class Heard:
             self.token_ids.setdefault(index, []).extend(choice.get("token_ids") or ())
         if answer.get("usage"):
             self.usage = (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"])
+        return brought
 
 
 def crowd(size: int) -> list[Ask]:
@@ -80,38 +84,44 @@ def crowd(size: int) -> list[Ask]:
     return asks
 
 
-async def ask(client: httpx.AsyncClient, request: Ask, event: Callable[[], None]) -> Heard:
-    """`event` is called for each chunk that comes."""
+async def ask(client: httpx.AsyncClient, request: Ask, came: Callable[[int], None]) -> Heard:
+    """`came` is called with the characters of each chunk that comes."""
     heard = Heard()
     try:
         async with client.stream("POST", request.path, json=request.body) as answer:
             heard.status = answer.status_code
             if not request.stream:
-                heard.take(json.loads(await answer.aread()))
-                event()
+                came(heard.take(json.loads(await answer.aread())))
                 return heard
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    heard.take(json.loads(line[6:]))
-                    event()
+                    came(heard.take(json.loads(line[6:])))
     except httpx.TransportError as error:
         heard.error = type(error).__name__
     return heard
 
 
 async def play(url: str, asks: list[Ask], moments: dict[int, Callable[[], None]]) -> list[Heard]:
-    """Ask all at once. What stands under a number in `moments` is done when so many chunks have come in all."""
-    seen = 0
+    """Ask all at once. What stands under a number in `moments` is done when so many characters have come in all.
 
-    def event() -> None:
+    How many chunks they come in is the machine's: deltas of a client that is late are merged.
+    """
+    seen, due = 0, sorted(moments)
+
+    def came(characters: int) -> None:
         nonlocal seen
-        seen += 1
-        if act := moments.get(seen):
-            act()
+        seen += characters
+        while due and due[0] <= seen:
+            moments[due.pop(0)]()
 
     limits = httpx.Limits(max_connections=len(asks))
     async with httpx.AsyncClient(base_url=url, timeout=150, limits=limits) as client:
-        return await asyncio.gather(*(ask(client, request, event) for request in asks))
+        return await asyncio.gather(*(ask(client, request, came) for request in asks))
+
+
+def characters(found: Sequence[Heard]) -> int:
+    """Of all that was said."""
+    return sum(len(text) for heard in found for text in heard.text.values())
 
 
 def calm(url: str, asks: list[Ask]) -> list[Heard]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos.crowd import Ask, Heard, calm, crowd, play
+from tests.e2e.chaos.crowd import Ask, Heard, calm, characters, crowd, play
 from tests.e2e.chaos.leftovers import Holding, at_rest, ended, holdings, nothing_kept
-from tests.e2e.server import Server, descendants, serving
+from tests.e2e.server import Server, command_line, descendants, serving
 
 STREAMS = 64
 KILLS = 2  # of each kind in the ordinary run
@@ -45,12 +45,8 @@ def undisturbed(server: Server, asks: list[Ask]) -> list[Heard]:
 
 def pids(server: Server, role: str) -> list[int]:
     """Of the processes of a role, in the order of their indices."""
-    found = []
-    for pid in descendants(server.process.pid):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if role.encode() in words[:4]:
-            found.append((words, pid))
-    return [pid for _, pid in sorted(found)]
+    found = [(command_line(pid), pid) for pid in descendants(server.process.pid)]
+    return [pid for words, pid in sorted(found) if role.encode() in words[:4]]
 
 
 class Strike:
@@ -66,9 +62,9 @@ class Strike:
         self.done = True
 
 
-def moment(role: str, seed: int) -> int:
-    """After how many chunks the blow falls."""
-    return random.Random(f"{role} {seed}").randint(1, 1500)
+def moment(role: str, seed: int, undisturbed: list[Heard], share: float = 0.6) -> int:
+    """After how many characters the blow falls, within this share of all."""
+    return random.Random(f"{role} {seed}").randint(1, int(characters(undisturbed) * share))
 
 
 def portions(total: int) -> list[list[int]]:
@@ -96,7 +92,7 @@ def check_api(server: Server, asks: list[Ask], undisturbed: list[Heard], seed: i
     """Connections of its clients break; the others hear everything, and what was computed for it ends."""
     at_rest(server)
     strike = Strike(server, "api", seed)
-    found = asyncio.run(play(server.url, asks, {random.Random(seed).randint(1, 800): strike}))
+    found = asyncio.run(play(server.url, asks, {moment("api", seed, undisturbed, 0.3): strike}))
     assert strike.done
     broken = [heard for heard in found if heard.error is not None]
     assert 0 < len(broken) < len(found)
@@ -111,7 +107,7 @@ def check_api(server: Server, asks: list[Ask], undisturbed: list[Heard], seed: i
 def test_nothing_is_lost_or_said_twice(
     server: Server, asks: list[Ask], undisturbed: list[Heard], role: str, seed: int
 ) -> None:
-    check(server, asks, undisturbed, {moment(role, seed): Strike(server, role, seed)})
+    check(server, asks, undisturbed, {moment(role, seed, undisturbed): Strike(server, role, seed)})
 
 
 @pytest.mark.parametrize("seed", range(KILLS))
@@ -137,7 +133,7 @@ def test_twenty_kills(tmp_path: Path, asks: list[Ask], undisturbed: list[Heard],
             if role == "api":
                 check_api(server, asks, undisturbed, seed)
             else:
-                check(server, asks, undisturbed, {moment(role, seed): Strike(server, role, seed)})
+                check(server, asks, undisturbed, {moment(role, seed, undisturbed): Strike(server, role, seed)})
         nothing_kept(server, before)
         ended(server)
 
@@ -152,7 +148,8 @@ def test_one_that_is_stopped_is_replaced(
     with serving(tmp_path, *PROCESSES) as server:
         before = settled(server, asks, undisturbed)
         for seed in seeds:
-            check(server, asks, undisturbed, {moment(role, seed): Strike(server, role, seed, signal.SIGSTOP)})
+            strike = Strike(server, role, seed, signal.SIGSTOP)
+            check(server, asks, undisturbed, {moment(role, seed, undisturbed): strike})
         nothing_kept(server, before)
         ended(server)
 
@@ -165,7 +162,7 @@ def test_a_tokenizer_and_the_scheduler_at_once(
     with serving(tmp_path, *PROCESSES) as server:
         before = settled(server, asks, undisturbed)
         for seed in seeds:
-            first = moment("both", seed)
+            first = moment("both", seed, undisturbed)
             kills = {first: Strike(server, "tokenizer", seed), first + 1: Strike(server, "scheduler", 0)}
             check(server, asks, undisturbed, kills)
         nothing_kept(server, before)
