@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -92,15 +93,17 @@ async def stream(url: str, body: dict[str, Any], progress: Progress) -> Answer:
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     answer, before = Answer(), 0.0
     try:
-        writer.write(head.encode() + f"Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
-        await writer.drain()
-        async for line in reader:
-            if line.startswith((b'{"error"', b"data: {")):
-                now = time.monotonic()
-                answer.longest_pause = max(answer.longest_pause, now - before if before else 0.0)
-                before = now
-                progress.add(answer.take(json.loads(line.removeprefix(b"data: "))))
-            answer.done += line.startswith(b"data: [DONE]")
+        with contextlib.suppress(ConnectionError):  # "[DONE]" is missing then
+            writer.write(head.encode() + f"Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+            await writer.drain()
+            async for line in reader:
+                if line.startswith((b'{"error"', b"data: {")):
+                    now = time.monotonic()
+                    answer.longest_pause = max(answer.longest_pause, now - before if before else 0.0)
+                    before = now
+                    progress.add(answer.take(json.loads(line.removeprefix(b"data: "))))
+                    await asyncio.sleep(0)  # lines that are here already would keep who waits for progress waiting
+                answer.done += line.startswith(b"data: [DONE]")
     finally:
         progress.running -= 1
         progress.add(0)
