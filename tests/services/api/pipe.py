@@ -47,6 +47,7 @@ from services.census import LAG, Vitals
 from services.sizing import sized
 from services.wire import Arrival, Joined, Left, Peer, PortStatistics, Self
 
+LIMIT = 60.0  # seconds, after which something has hung; a loaded machine needs some of them
 VOCABULARY = 1000
 MAX_MODEL_LEN = 512
 MODEL = ServedModel(
@@ -204,7 +205,8 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
 
 @asynccontextmanager
 async def client(parts: Service, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of the application, in this process; what takes 20 s has hung."""
+    """An HTTP client of the application, in this process."""
     transport = httpx.ASGITransport(application(parts), raise_app_exceptions=True)
-    async with asyncio.timeout(20), httpx.AsyncClient(transport=transport, base_url="http://api", **options) as found:
+    asking = httpx.AsyncClient(transport=transport, base_url="http://api", **options)
+    async with asyncio.timeout(LIMIT), asking as found:
         yield found

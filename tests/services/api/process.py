@@ -19,7 +19,7 @@ from protocol.messages import Message
 from services.notify import NoticeSocket
 from services.watch import Watch
 from services.wire import Arrival, Joined, Left, Peer, Port, Self
-from tests.services.api.pipe import status
+from tests.services.api.pipe import LIMIT, status
 
 MODEL_FILE: Mapping[str, object] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -54,7 +54,7 @@ class Tokenizer:
         """Wait for messages until `done`."""
         while not done():
             self.news.clear()
-            await asyncio.wait_for(self.news.wait(), 20)
+            await asyncio.wait_for(self.news.wait(), LIMIT)
 
     def of(self, kind: type[Message]) -> list[Message]:
         return [message for message in self.sent if isinstance(message, kind)]
@@ -100,7 +100,7 @@ class Api:
         self.process.send_signal(number)
 
     async def ended(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), LIMIT)
 
 
 def model(run_dir: Path) -> ModelConfig:
@@ -119,7 +119,7 @@ async def api(run_dir: Path, *arguments: str, index: int = 0, ready: bool = True
     log = run_dir / f"api-{index}.log"
     process = await start(run_dir, log, "--index", str(index), *arguments, notify=str(notices.path))
     try:
-        url = await asyncio.wait_for(listening_url(notices, process, log, ready=ready), 60)
+        url = await asyncio.wait_for(listening_url(notices, process, log, ready=ready), 2 * LIMIT)
         yield Api(process, url, log)
     finally:
         if process.returncode is None:

@@ -19,14 +19,13 @@ from services.api.connection import Connection
 from services.api.frames import Frames
 from services.api.reply import Choice, Reply
 from services.api.service import Service
-from tests.services.api.pipe import FakePort, Row, batch, service, silent
+from tests.services.api.pipe import LIMIT, FakePort, Row, batch, service, silent
 
 BODY = json.dumps(
     {"prompt": "a", "stream": True, "max_tokens": 100, "stream_options": {"include_usage": True}}
 ).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 PIECE = "x" * 4096
-LIMIT = 20.0  # seconds
 
 
 class Client:

@@ -15,7 +15,7 @@ from protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
 from services.api.app import application
 from services.api.frames import Frames
 from services.api.service import Service
-from tests.services.api.pipe import FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.api.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
 from tests.services.api.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -50,13 +50,13 @@ class Connection:
 
     async def until(self, text: str) -> None:
         """Wait until `text` was sent."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             while text not in self.text:
                 self.news.clear()
                 await self.news.wait()
 
     async def ended(self) -> None:
-        await asyncio.wait_for(self.task, 20)
+        await asyncio.wait_for(self.task, LIMIT)
 
     async def _receive(self) -> Message:
         if self._body:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.services.api.pipe import FakePort, Row, answering, batch, client, ser
 from tests.services.api.shapes import check_error
 
 SOON = 0.05  # seconds
+LATER = 30.0  # seconds, which are wound on as soon as what should happen before has happened
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 REQUESTS = (
     ("/v1/chat/completions", CHAT),
@@ -36,6 +38,20 @@ def begins(port: FakePort, message: Message) -> None:
     if isinstance(message, SubmitText):
         row = Row(text="so far", extra={"prompt_tokens": 3})
         asyncio.get_running_loop().call_soon(port.arrive, batch([(message.id, row)]))
+
+
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """What winds the running loop's clock on by some seconds."""
+    loop, ahead = asyncio.get_running_loop(), [0.0]
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
+    return ahead.append
+
+
+def later(turns: int, act: Callable[[], object]) -> None:
+    """Do something once everything has run that can run: after so many turns of the loop."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(act if turns == 0 else lambda: later(turns - 1, act))
 
 
 def check_freed(port: FakePort, parts: Service) -> None:
@@ -114,11 +130,21 @@ async def test_a_response_in_the_background_ends_at_its_deadline_too(
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS[:2])
-async def test_a_stream_that_has_begun_ends_with_the_reason(path: str, body: dict[str, Any]) -> None:
-    port = FakePort(begins)
+async def test_a_stream_that_has_begun_ends_with_the_reason(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wind = clock(monkeypatch)
+
+    def begun(port: FakePort, message: Message) -> None:
+        begins(port, message)
+        if len(port.of(SubmitText)) == prompts:
+            later(20, lambda: wind(LATER))
+
+    prompts = len(body.get("prompt", "a"))
+    port = FakePort(begun)
     parts = service(port)
     async with client(parts) as http:
-        answer = await http.post(path, json=body | {"stream": True, "timeout": 4 * SOON})
+        answer = await http.post(path, json=body | {"stream": True, "timeout": LATER})
     assert answer.status_code == 200
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert "so far" in answer.text
@@ -199,10 +225,10 @@ def test_the_shortest_bound_holds_and_counts_from_the_start() -> None:
     assert exchange.late().message == "the request was not complete after 8 s (one)"
 
 
-async def test_bodies_of_unfinished_requests_are_bounded_together() -> None:
-    taken = asyncio.Event()
+async def test_bodies_of_unfinished_requests_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    wind, taken = clock(monkeypatch), asyncio.Event()
     parts = service(FakePort(lambda port, message: taken.set()), max_queued_bytes=3000)
-    long = {"prompt": "a" * 2000, "timeout": 4 * SOON}
+    long = {"prompt": "a" * 2000, "timeout": LATER}
     async with client(parts) as http:
         first = asyncio.create_task(http.post("/v1/completions", json=long))
         await taken.wait()
@@ -211,6 +237,7 @@ async def test_bodies_of_unfinished_requests_are_bounded_together() -> None:
         assert second.status_code == 429
         assert "3000 bytes (--max-queued-bytes)" in second.json()["error"]["message"]
         assert "retry-after" in second.headers
+        wind(LATER)
         assert [(await first).status_code, (await small).status_code] == [504, 504]
         alone = await http.post("/v1/completions", json={"prompt": "a" * 5000, "timeout": SOON})
         assert alone.status_code == 504  # there was room again, and one that is alone has any size

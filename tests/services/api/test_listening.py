@@ -22,7 +22,7 @@ from services import address
 from services.api import listening
 from services.process import ExitCode
 from services.sizing import sized
-from tests.services.api.pipe import silent
+from tests.services.api.pipe import LIMIT, silent
 from tests.services.api.process import Tokenizer, api, start
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -54,10 +54,10 @@ async def test_a_file_that_only_its_owner_may_use(tmp_path: Path, tokenizer: Tok
         assert process.url == f"unix:{file}"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         transport = httpx.AsyncHTTPTransport(uds=str(file))
-        async with httpx.AsyncClient(transport=transport, base_url="http://local") as http:
+        async with httpx.AsyncClient(timeout=LIMIT, transport=transport, base_url="http://local") as http:
             assert (await http.get("/health/ready")).status_code == 200
         second = await start(tmp_path, tmp_path / "second", "--uds", str(file), "--index", "1")
-        assert await asyncio.wait_for(second.wait(), 20) == ExitCode.ADDRESS
+        assert await asyncio.wait_for(second.wait(), LIMIT) == ExitCode.ADDRESS
         process.signal()
         assert await process.ended() == ExitCode.ORDERLY
     assert not file.exists()
@@ -121,15 +121,15 @@ async def test_tls(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with api(tmp_path, "--ssl-certfile", str(own), "--ssl-keyfile", str(key)) as process:
         assert process.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=str(own))
-        async with httpx.AsyncClient(verify=trusting) as http:
+        async with httpx.AsyncClient(timeout=LIMIT, verify=trusting) as http:
             assert (await http.get(process.url + "/version")).status_code == 200
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         old.load_verify_locations(own)
         old.set_ciphers("ALL:@SECLEVEL=0")
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
-        async with httpx.AsyncClient(verify=old) as http:
+        async with httpx.AsyncClient(timeout=LIMIT, verify=old) as http:
             assert (await http.get(process.url + "/version")).status_code == 200
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=LIMIT) as http:
             with pytest.raises(httpx.HTTPError):
                 await http.get(process.url.replace("https", "http") + "/version")
 
@@ -144,9 +144,9 @@ async def test_certificates_of_clients(tmp_path: Path, tokenizer: Tokenizer, dem
     async with api(tmp_path, *map(str, arguments)) as process:
         known, unknown = (ssl.create_default_context(cafile=str(own)) for _ in range(2))
         known.load_cert_chain(member, member_key)
-        async with httpx.AsyncClient(verify=known) as http:
+        async with httpx.AsyncClient(timeout=LIMIT, verify=known) as http:
             assert (await http.get(process.url + "/version")).status_code == 200
-        async with httpx.AsyncClient(verify=unknown) as http:
+        async with httpx.AsyncClient(timeout=LIMIT, verify=unknown) as http:
             if demand == "optional":
                 assert (await http.get(process.url + "/version")).status_code == 200
             else:
@@ -191,7 +191,7 @@ async def test_keys_change_while_the_server_runs(tmp_path: Path, tokenizer: Toke
     """SIGHUP at once; a change by itself within a second or so."""
     file = tmp_path / "keys"
     file.write_text("one\n")
-    async with api(tmp_path, "--api-key-file", str(file)) as process, httpx.AsyncClient() as http:
+    async with api(tmp_path, "--api-key-file", str(file)) as process, httpx.AsyncClient(timeout=LIMIT) as http:
 
         async def opens(key: str) -> bool:
             answer = await http.get(process.url + "/version", headers={"authorization": f"Bearer {key}"})
@@ -200,12 +200,12 @@ async def test_keys_change_while_the_server_runs(tmp_path: Path, tokenizer: Toke
         assert await opens("one")
         assert not await opens("two")
         file.write_text("two\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             while not await opens("two"):  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.05)
         assert not await opens("one")
         process.signal(signal.SIGHUP)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             while process.log.read_text().count("api_keys_read") < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert process.process.returncode is None
@@ -214,4 +214,4 @@ async def test_keys_change_while_the_server_runs(tmp_path: Path, tokenizer: Toke
 
 async def test_a_key_file_that_is_not_there_ends_the_process(tmp_path: Path) -> None:
     process = await start(tmp_path, tmp_path / "log", "--api-key-file", str(tmp_path / "none"))
-    assert await asyncio.wait_for(process.wait(), 20) == ExitCode.CONFIG
+    assert await asyncio.wait_for(process.wait(), LIMIT) == ExitCode.CONFIG

@@ -17,7 +17,7 @@ import pytest
 from protocol.messages import Abort, Finish, SubmitText, TextBatch
 from services.api.connection import ConnectionLimits
 from services.process import ExitCode
-from tests.services.api.pipe import Row, answering, batch, silent, words
+from tests.services.api.pipe import LIMIT, Row, answering, batch, silent, words
 from tests.services.api.process import Api, Tokenizer, api, start
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -50,7 +50,7 @@ async def begun(process: Api, tokenizer: Tokenizer, http: httpx.AsyncClient) -> 
     request = tokenizer.of(SubmitText)[-1]
     assert isinstance(request, SubmitText)
     tokenizer.arrive(batch([(request.id, Row(text="Hi", extra={"prompt_tokens": 3}))]))
-    await asyncio.wait_for(said.wait(), 20)
+    await asyncio.wait_for(said.wait(), LIMIT)
     return request.id, reading
 
 
@@ -59,7 +59,7 @@ async def test_the_openai_clients(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with api(tmp_path) as process:
 
         def ask_in_a_thread() -> tuple[str, str, str]:
-            with openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+            with openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0, timeout=LIMIT) as client:
                 whole = client.chat.completions.create(model="model", messages=HELLO)
                 stream = client.chat.completions.create(model="model", messages=HELLO, stream=True)
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -93,7 +93,7 @@ async def test_the_openai_clients(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 async def test_a_client_that_leaves_over_a_real_socket(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async with api(tmp_path) as process, httpx.AsyncClient() as http:
+    async with api(tmp_path) as process, httpx.AsyncClient(timeout=LIMIT) as http:
         number, reading = await begun(process, tokenizer, http)
         reading.cancel()
         await tokenizer.until(lambda: Abort(number) in tokenizer.sent)
@@ -102,23 +102,23 @@ async def test_a_client_that_leaves_over_a_real_socket(tmp_path: Path, tokenizer
 
 
 async def test_sigterm_lets_running_requests_finish(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async with api(tmp_path) as process, httpx.AsyncClient() as http:
+    async with api(tmp_path) as process, httpx.AsyncClient(timeout=LIMIT) as http:
         number, reading = await begun(process, tokenizer, http)
         process.signal()
         await refused(process.url)
         assert process.process.returncode is None
         tokenizer.arrive(batch([(number, Row(text=" there", finish=Finish.STOP))]))
-        text = await asyncio.wait_for(reading, 20)
+        text = await asyncio.wait_for(reading, LIMIT)
         assert " there" in text
         assert text.endswith("data: [DONE]\n\n")
         assert await process.ended() == ExitCode.ORDERLY
 
 
 async def test_what_outlasts_the_drain_limit_ends_with_a_reason(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async with api(tmp_path, "--drain-timeout", "0") as process, httpx.AsyncClient() as http:
+    async with api(tmp_path, "--drain-timeout", "0") as process, httpx.AsyncClient(timeout=LIMIT) as http:
         number, reading = await begun(process, tokenizer, http)
         process.signal()
-        text = await asyncio.wait_for(reading, 20)
+        text = await asyncio.wait_for(reading, LIMIT)
         error, end = text.strip().split("\n\n")[-2:]
         assert json.loads(error[6:])["error"]["code"] == "draining"
         assert end == "data: [DONE]"
@@ -129,7 +129,7 @@ async def test_what_outlasts_the_drain_limit_ends_with_a_reason(tmp_path: Path, 
 async def refused(url: str) -> None:
     """Wait until nobody listens at `url`."""
     host, port = url.removeprefix("http://").split(":")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -140,7 +140,7 @@ async def refused(url: str) -> None:
 
 
 async def test_sigterm_before_the_engine_is_there(tmp_path: Path) -> None:
-    async with api(tmp_path, ready=False) as process, httpx.AsyncClient() as http:
+    async with api(tmp_path, ready=False) as process, httpx.AsyncClient(timeout=LIMIT) as http:
         assert (await http.get(process.url + "/health/live")).status_code == 200
         assert (await http.get(process.url + "/health/ready")).status_code == 503
         process.signal()
@@ -161,7 +161,7 @@ async def test_two_processes_share_a_port(tmp_path: Path, tokenizer: Tokenizer) 
         arguments = ("--api-processes", "2", "--port", str(held.getsockname()[1]))
         async with api(tmp_path, *arguments) as first, api(tmp_path, *arguments, index=1) as second:
             assert first.url == second.url
-            async with httpx.AsyncClient(headers={"connection": "close"}) as http:
+            async with httpx.AsyncClient(timeout=LIMIT, headers={"connection": "close"}) as http:
                 seen: set[str] = set()
                 while len(seen) < 2:
                     metrics = (await http.get(first.url + "/metrics")).text
@@ -173,11 +173,11 @@ async def test_a_head_without_end_is_refused(tmp_path: Path, tokenizer: Tokenize
         host, port = process.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /version HTTP/1.1\r\nHost: a\r\nX-Fill: " + b"x" * ConnectionLimits().head_bytes)
-        answer = (await asyncio.wait_for(reader.read(), 20)).decode()
+        answer = (await asyncio.wait_for(reader.read(), LIMIT)).decode()
         writer.close()
         assert answer.startswith("HTTP/1.1 431 ")
         assert json.loads(answer.split("\r\n\r\n")[1])["error"]["code"] == "head_too_large"
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=LIMIT) as http:
             assert (await http.get(process.url + "/version", headers={"x-fill": "x" * 8000})).status_code == 200
 
 
@@ -186,14 +186,14 @@ async def test_a_taken_port_ends_the_process(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = await start(tmp_path, tmp_path / "log", "--port", str(taken.getsockname()[1]))
-        assert await asyncio.wait_for(process.wait(), 20) == ExitCode.ADDRESS
+        assert await asyncio.wait_for(process.wait(), LIMIT) == ExitCode.ADDRESS
 
 
 async def test_a_refused_handshake_ends_the_process(tmp_path: Path) -> None:
     stranger = Tokenizer(silent, tmp_path, shared=1)
     log = tmp_path / "log"
     process = await start(tmp_path, log)
-    assert await asyncio.wait_for(process.wait(), 20) == ExitCode.LINK
+    assert await asyncio.wait_for(process.wait(), LIMIT) == ExitCode.LINK
     assert "model options" in log.read_text()
     stranger.close()
 
