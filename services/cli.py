@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "executor": "one executor process: weights, forward pass, sampling",
     "engine": "every process but the api, for the program that starts it (the Python API does)",
     "config": "print the effective configuration as a file for --config",
+    "keys": "make the file of keys that processes on several hosts know each other by",
     "chat": "talk with a model in the terminal, or ask one question through a pipe",
     "complete": "let a model go on from a text",
     "run-batch": "answer a file of requests in OpenAI's batch format",
@@ -42,6 +43,7 @@ BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "chat", "complete", "run-batch", *BENCHES)
 # Commands with arguments of their own, and the module of each.
 MODULES: Mapping[str, str] = {
+    "keys": "services.commands.keys",
     "chat": "services.commands.chat",
     "complete": "services.commands.complete",
     "run-batch": "services.commands.run_batch",

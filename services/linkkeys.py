@@ -1,0 +1,126 @@
+"""The keys of links over a network: one CURVE pair for a whole deployment, in one file that every host has a copy of.
+
+Every process uses the pair at both ends: as a server it shows that it has the secret key, as a client it does too, and
+whoever shows another public key is refused. So who has the file belongs to the deployment, and nobody else does.
+
+Source: CurveZMQ, ZeroMQ RFC 26; keys are written in Z85, ZeroMQ RFC 32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tomllib
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from protocol.errors import ConfigError
+
+OPTION = "--link-keys"
+MODE = 0o600
+MAX_FILE = 4096  # bytes
+KEY_CHARACTERS = 40  # of a key in Z85
+MAKE = "`penstock keys FILE` makes one"
+HEADER = """\
+# Keys of the links between the processes of one Penstock deployment. Whoever can read this file can join them: give it
+# to the user that runs Penstock on each host, mode 0600, and to nobody else.
+"""
+
+
+class LinkKeys(msgspec.Struct, frozen=True):
+    """A CURVE pair, in Z85. Shows nothing of the secret key wherever it is printed."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"LinkKeys({self.public.decode()})"
+
+    def derived(self, purpose: str) -> bytes:
+        """A secret of 32 bytes for another use, which tells nothing of the keys. Source: HMAC, RFC 2104."""
+        return hmac.digest(self.secret, f"penstock {purpose}".encode(), hashlib.sha256)
+
+
+def new_keys() -> LinkKeys:
+    return LinkKeys(*zmq.curve_keypair())
+
+
+def as_file(keys: LinkKeys) -> str:
+    """TOML; Z85 has no character that a TOML string would want escaped."""
+    return f'{HEADER}public = "{keys.public.decode()}"\nsecret = "{keys.secret.decode()}"\n'
+
+
+def write_keys(path: Path, keys: LinkKeys, *, force: bool = False) -> None:
+    """Write the file, whole or not at all, readable by its owner alone. Raises ConfigError where it cannot be written,
+    or is there already and is not to be replaced."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "w") as file:
+            os.fchmod(file.fileno(), MODE)
+            file.write(as_file(keys))
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            fresh.replace(path)
+        else:
+            os.link(fresh, path)
+    except FileExistsError as error:
+        why = "it is there already, and other hosts may have copies; --force makes new keys"
+        raise ConfigError("penstock keys", str(path), why) from error
+    except OSError as error:
+        raise ConfigError("penstock keys", str(path), f"it cannot be written: {error.strerror}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def read_keys(given: str) -> LinkKeys:
+    """The keys of a file. Raises ConfigError for one that cannot be read, that others can read too, or that is none."""
+    try:
+        with open(os.open(given, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            check_access(given, os.fstat(file.fileno()))
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(OPTION, given, f"it cannot be read: {error.strerror}") from error
+    try:
+        return parsed(text)
+    except ValueError:  # what went wrong may quote the file, so it is not passed on
+        raise ConfigError(OPTION, given, f"it is no file of link keys; {MAKE}") from None
+
+
+def check_access(given: str, found: os.stat_result) -> None:
+    """Raise ConfigError unless the file is one, and private: not for others, and not for a group, except where root
+    owns it and gave it to a group of another user's process, as a container's secrets are given."""
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(OPTION, given, f"it is no file; {MAKE}")
+    lent = found.st_uid == 0 and os.geteuid() != 0
+    if found.st_mode & (0o037 if lent else 0o077):
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(OPTION, given, f"its mode must be 0600, not {mode:04o}: others can read the keys")
+
+
+def parsed(text: bytes) -> LinkKeys:
+    """Raises ValueError for what is no file of keys, or holds keys that do not belong together."""
+    if len(text) > MAX_FILE:
+        raise ValueError("too long")
+    found = tomllib.loads(text.decode())
+    public, secret = found.pop("public", None), found.pop("secret", None)
+    for key in (public, secret):
+        if not (isinstance(key, str) and len(key) == KEY_CHARACTERS and key.isascii()):
+            raise ValueError("no key")
+    keys = LinkKeys(public.encode(), secret.encode())
+    if found or not hmac.compare_digest(derived_public(keys.secret), keys.public):
+        raise ValueError("not a pair")
+    return keys
+
+
+def derived_public(secret: bytes) -> bytes:
+    """The public key of a secret one. Raises ValueError for what is no key."""
+    try:
+        return zmq.curve_public(secret)
+    except zmq.ZMQError as error:
+        raise ValueError("no Z85") from error
