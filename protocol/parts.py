@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protocol.config import Config
 
 OPTION = "--parts"
-FORM = re.compile(r"(api|tokenizer|scheduler|executor)(?::(\d{1,4})(?:-(\d{1,4}))?)?")
+FORM = re.compile(r"(api|tokenizer|scheduler|executor)(?::([0-9]{1,4})(?:-([0-9]{1,4}))?)?")
 LIKE = "it must be like api,tokenizer,scheduler,executor:0-3"
 COUNTS: Mapping[Role, str] = {
     Role.API: "--api-processes",

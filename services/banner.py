@@ -6,17 +6,19 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from protocol.config import Config
-from services.child import Child
+from protocol.messages import EngineStatus
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
+
+    from services.child import Child
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 
@@ -46,6 +48,17 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     def concurrency(self) -> int:
         """Requests of full length that fit at once."""
         return min(self.max_num_seqs, self.blocks // -(-self.max_model_len // self.block_size))
+
+
+def engine_facts(status: EngineStatus) -> tuple[str, ...]:
+    """What an api process tells the launcher of the engine, wherever that runs, as lines of a notice."""
+    return (
+        f"X_PENSTOCK_BLOCKS={status.blocks}",
+        f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
+        f"X_PENSTOCK_DEVICE={status.device}",
+        f"X_PENSTOCK_DTYPE={status.dtype}",
+        f"X_PENSTOCK_MAX_MODEL_LEN={status.max_model_len}",
+    )
 
 
 def serving(config: Config, children: Sequence[Child], model: str, chat: bool, seconds: float) -> Serving:
@@ -99,6 +112,12 @@ def banner(facts: Serving) -> list[str]:
     lines += [f"  {name:<12} {value}" for name, value in rows.items()]
     lines += ["", "Try it:" + (f" (with the key in ${KEY_VARIABLE})" if facts.locked else ""), f"  {curl(facts)}", ""]
     return lines
+
+
+def part(here: str, elsewhere: Mapping[str, str], seconds: float) -> list[str]:
+    """The lines that are printed where only some processes of a server run, once they are ready."""
+    rows = {"here": here, **elsewhere, "started in": f"{seconds:.1f} s"}
+    return ["", "Penstock serves a part here", *(f"  {name:<12} {value}" for name, value in rows.items()), ""]
 
 
 def show(lines: Sequence[str]) -> None:

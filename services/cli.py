@@ -14,6 +14,7 @@ import msgspec
 from protocol.config import Config
 from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from protocol.links import Role
+from protocol.parts import count
 from protocol.version import VERSION
 from services import faults, options, process, rundir
 from services.notify import notify, progress
@@ -54,7 +55,7 @@ MODULES: Mapping[str, str] = {
     "top": "services.commands.top",
     "collect-env": "services.commands.collect_env",
 }
-MAX_INDEX = 63  # of processes of one role; protocol/messages.py gives an api's index 7 bits
+MOST_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
     ConfigError: ExitCode.CONFIG,
@@ -109,7 +110,8 @@ def run(words: list[str]) -> int:
     if command in MODULES:
         code: int = importlib.import_module(MODULES[command]).command(namespace, effective)
         return code
-    return run_role(Role(command), namespace.index, effective.config)
+    role = Role(command)
+    return run_role(role, index_of(role, namespace, effective.config), effective.config)
 
 
 def parser_of(command: str) -> options.Parser:
@@ -129,7 +131,11 @@ def parser_of(command: str) -> options.Parser:
     elif command in TAKES_MODEL:
         parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="as --model")
     elif command not in MODULES:
-        parser.add_argument("--index", metavar="N", default="0", help=f"number among its role's [0 to {MAX_INDEX}]")
+        parser.add_argument("--index", metavar="N", default="", help="number among its role's in the server; empty: 0")
+    if command == Role.EXECUTOR:
+        parser.add_argument(
+            "--local-index", metavar="N", default="", help="number among this host's executors, in place of --index"
+        )
     if command in MODULES:
         importlib.import_module(MODULES[command]).add_arguments(parser)
     options.add_options(parser)
@@ -142,19 +148,33 @@ def usage(command: str) -> str:
     return f"penstock {command} {'[MODEL] ' if command in TAKES_MODEL else ''}[options]"
 
 
-def run_role(role: Role, index: str, config: Config) -> int:
+def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:
+    """The process's number in the server. Raises ConfigError for one that there is not."""
+    local = getattr(namespace, "local_index", "")
+    if local and namespace.index:
+        raise ConfigError("--local-index", local, f"--index is given too: {namespace.index}")
+    option, text = ("--local-index", local) if local else ("--index", namespace.index or "0")
+    first = config.executor.first_executor if local else 0
+    last = (count(role, config) or MOST_UNSIZED) - 1
+    if not (text.isdecimal() and first + int(text) <= last):
+        raise ConfigError(option, text, f"it must be a whole number between 0 and {last - first}")
+    if role is Role.EXECUTOR and first + int(text) < config.executor.first_executor:
+        why = f"executors of this host begin at {config.executor.first_executor}, as --first-executor says"
+        raise ConfigError(option, text, why)
+    return first + int(text)
+
+
+def run_role(role: Role, index: int, config: Config) -> int:
     """One process of a server, in this process."""
-    if not (index.isdecimal() and int(index) <= MAX_INDEX):
-        raise ConfigError("--index", index, f"it must be a whole number between 0 and {MAX_INDEX}")
     progress("starting")
     directory = rundir.of_one_process(config.run.run_dir)
     config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
-    process.enter(role, int(index), config.run)
+    process.enter(role, index, config.run)
     try:
-        code: int = importlib.import_module(f"services.{role}.main").run(config, int(index))
+        code: int = importlib.import_module(f"services.{role}.main").run(config, index)
         if code == ExitCode.ORDERLY:
-            process.leave(role, int(index), config.run)
+            process.leave(role, index, config.run)
         return code
     finally:
         if role is Role.API and process.orphaned():

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from protocol.config import Config
 from protocol.errors import ConfigError
 from protocol.links import Role
-from services import journal, process
-from services.launch import ENTRY, START_ORDER, Launch, placed, resolved
+from protocol.parts import OPTION, parts_of
+from services import journal, meeting, process
+from services.launch import ENTRY, Launch, placed, resolved
 from services.rundir import RunDirectory
 from services.sizing import sized, usable_cores
-
-ROLES = tuple(role for role in START_ORDER if role is not Role.API)
 
 
 def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
@@ -28,11 +27,15 @@ def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
     if not config.run.run_dir:
         raise ConfigError("--run-dir", "", "an engine needs the directory in which its client finds it")
     config = resolved(sized(config, usable_cores()))
+    parts = dict(parts_of(config))
+    if parts.pop(Role.API, None) is None:
+        raise ConfigError(OPTION, config.run.parts, "the program that starts an engine is its api, which is a part too")
+    meeting.check(config, parts)
     directory = RunDirectory.open(config.run.run_dir)
     try:
         owner = process.parent(environ)
         try:
-            launch = Launch(placed(config, directory), directory, ENTRY, roles=ROLES, owner=owner, chat=False)
+            launch = Launch(placed(config, directory), directory, ENTRY, parts, owner=owner, chat=False)
             try:
                 return launch.run()
             finally:

@@ -1,10 +1,12 @@
-"""`penstock serve`: starts every process of a server on one machine, watches them, and ends them in order.
+"""`penstock serve`: starts the processes of a server that run on this host, watches them, and ends them in order.
 
-Everything that can be checked is checked before the first process starts. The processes start side by side and find
-one another by themselves; the launcher hears of their readiness through NOTIFY_SOCKET. When it is told to stop, the api
-drains first. A process that dies unasked is started again, and so is one that hangs, once the server has been ready;
-before that its death ends the server: see `Launch._died`, the one place that decides so. However the launcher itself
-ends, its children end too (services/process.py).
+They are all of them unless `--parts` names some (protocol/parts.py). The others are for a launcher on another host; the
+two never talk, as the processes themselves meet. Everything that can be checked is checked before the first process
+starts. The processes start side by side and find one another by themselves; the launcher hears of their readiness
+through NOTIFY_SOCKET. When it is told to stop, the api drains first, or who comes next where it is elsewhere. A process
+that dies unasked is started again, and so is one that hangs, once the server has been ready; before that its death ends
+the server: see `Launch._died`, the one place that decides so. However the launcher itself ends, its children end too
+(services/process.py).
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ import msgspec
 from engine_core import folder
 from engine_core.models.shares import check_ranks
 from engine_core.models.spec import read_spec
-from protocol import groups
 from protocol.config import ApiConfig, Config
 from protocol.errors import ConfigError
 from protocol.links import Role
-from services import address, banner, faults, heartbeat, journal, options, process
+from protocol.parts import Parts, parts_of, spelled
+from services import address, banner, faults, heartbeat, journal, meeting, options, process
 from services.api import listening
 from services.api.keys import Keys
 from services.child import Child
@@ -63,9 +65,12 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
     """
     journal.setup("launcher", config.run.log_level, config.run.log_format)
     config = resolved(sized(config, usable_cores()))
-    check_listening(config.api)
+    parts = parts_of(config)
+    if Role.API in parts:
+        check_listening(config.api)
+    meeting.check(config, parts)
     directory = RunDirectory.open(config.run.run_dir)
-    held = address.hold(config.api)
+    held = address.hold(config.api) if Role.API in parts else None
     try:
         config = msgspec.structs.replace(
             config,
@@ -73,7 +78,7 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
         )
         chat = has_template(Path(config.model.model), config.tokenizer.chat_template)
         owner = process.parent()
-        launch = Launch(placed(config, directory), directory, entry, chat=chat, owner=owner)
+        launch = Launch(placed(config, directory), directory, entry, parts, chat=chat, owner=owner)
         try:
             return launch.run()
         finally:
@@ -107,7 +112,8 @@ def placed(config: Config, directory: RunDirectory) -> Config:
 
 
 class Launch:
-    """The processes of one server. One thread, one selector: signals, notices, output and ends of children.
+    """The processes of one server on this host. One thread, one selector: signals, notices, output and ends of
+    children.
 
     `owner` is a descriptor that turns readable when nobody needs the server any more; the caller's to close.
     """
@@ -117,15 +123,15 @@ class Launch:
         config: Config,
         directory: RunDirectory,
         entry: Path,
+        parts: Parts,
         *,
         chat: bool,
-        roles: Sequence[Role] = START_ORDER,
         owner: int | None = None,
     ) -> None:
         self._config = config
         self._entry = entry
         self._chat = chat
-        self._roles = roles
+        self._parts = parts
         self._owner = owner
         self._stop = Stop(once=False, numbers=stop_signals())
         self._notices = NoticeSocket(directory.path / "notify.sock")
@@ -145,6 +151,7 @@ class Launch:
         self._ready = False  # it has been, once
         self._whole = False  # every process is there and ready
         self._ending: list[Role] | None = None  # roles that have yet to be told to end; None while serving
+        self._drained = False  # the first role that was told to end has drained; the others have nothing left to do
         self._told: list[Child] = []  # to end, last
         self._deadline = float("inf")  # monotonic seconds at which those are killed
         self._code = ExitCode.ORDERLY
@@ -153,8 +160,10 @@ class Launch:
     def run(self) -> int:
         """Start everything, then wait for the end of everything."""
         self._stages.note("waiting for the processes")
-        for role in self._roles:
-            for index in range(count(role, self._config)):
+        if self._config.run.parts:
+            journal.info(log, "parts", here=spelled(self._parts), **meeting.elsewhere(self._config, self._parts))
+        for role in START_ORDER:
+            for index in self._parts.get(role, ()):
                 self._start(role, index)
         self._progress.open()
         self._progress.update(self._children)
@@ -194,7 +203,8 @@ class Launch:
             self._tracer.close()
 
     def _start(self, role: Role, index: int) -> None:
-        command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(self._config)]
+        config = self._config if role is not Role.EXECUTOR else meeting.numbered(self._config, self._parts, index)
+        command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(config)]
         child = Child(role, index, command, self._environ)
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -237,7 +247,7 @@ class Launch:
 
     def _complete(self) -> bool:
         """Whether every process is there and has been ready since its start."""
-        wanted = sum(count(role, self._config) for role in self._roles)
+        wanted = sum(len(numbers) for numbers in self._parts.values())
         return len(self._children) == wanted and all(child.ready for child in self._children)
 
     def _serving_again(self) -> None:
@@ -250,9 +260,12 @@ class Launch:
         self._ready = True
         self._progress.close()
         self._tell_start()
-        if Role.API not in self._roles:
-            journal.info(log, "serving", run_dir=self._config.run.run_dir)
-            notify("READY=1", "STATUS=serving")
+        if Role.API not in self._parts:
+            here = spelled(self._parts)
+            if self._config.run.parts:
+                banner.show(banner.part(here, meeting.elsewhere(self._config, self._parts), process.age()))
+            journal.info(log, "serving", run_dir=self._config.run.run_dir, parts=here)
+            notify("READY=1", f"STATUS=serving {here}")
             return
         name = self._config.model.served_model_name.split(",")[0]
         facts = banner.serving(self._config, self._children, name, self._chat, process.age())
@@ -363,8 +376,8 @@ class Launch:
             told = [child for child in self._children if child.role is role]
             self._restarts.give_up((role,))
             if told:
-                drain = self._config.run.drain_timeout if role is Role.API else 0.0
-                self._tell(told, drain + END_SECONDS)
+                drains, self._drained = not self._drained, True
+                self._tell(told, END_SECONDS + (self._config.run.drain_timeout if drains else 0.0))
                 return
 
     def _tell(self, children: Sequence[Child], seconds: float) -> None:
@@ -391,19 +404,6 @@ class Launch:
             if descriptor in watched:
                 self._selector.unregister(descriptor)
         child.close()
-
-
-def count(role: Role, config: Config) -> int:
-    """How many processes of a role a server has."""
-    match role:
-        case Role.API:
-            return config.api.api_processes
-        case Role.TOKENIZER:
-            return config.tokenizer.tokenizer_processes
-        case Role.SCHEDULER:
-            return config.model.data_parallel_size
-        case Role.EXECUTOR:
-            return groups.executors(config.model)
 
 
 def look_at(child: Child) -> float:

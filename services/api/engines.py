@@ -55,6 +55,11 @@ class Engines:
         return total(statuses)
 
     @property
+    def first(self) -> EngineStatus | None:
+        """One replica's, of those that are ready; they are alike in what each can hold."""
+        return next((status for status, _ in self._statuses.values() if status.ready), None)
+
+    @property
     def time(self) -> float:
         """When the last heartbeat of any came."""
         return max((time for _, time in self._statuses.values()), default=0.0)

@@ -36,6 +36,7 @@ from services.api.pipeline import Pipeline
 from services.api.responses.store import ResponseStore
 from services.api.served import served_model
 from services.api.service import Service
+from services.banner import engine_facts
 from services.census import LAG, Vitals, lagging
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify
@@ -222,7 +223,9 @@ async def attend(service: Service, server: Server, start: OwnStart) -> None:
         pipeline.hopeless = "" if ready else hopeless(service)
         if ready and not announced:
             announced = True
-            notify("READY=1", "STATUS=serving")
+            engine = pipeline.engines.first
+            assert engine is not None, "one is ready"
+            notify("READY=1", "STATUS=serving", *engine_facts(engine))
             journal.info(log, "ready")
             start.ready(time.monotonic())
         pipeline.tend(time.monotonic())

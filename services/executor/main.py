@@ -24,8 +24,11 @@ from protocol.errors import PenstockError
 from protocol.links import STEPS, Role, new_incarnation, shared_hash
 from services import journal
 from services.census import LAG, Vitals
+from services.executor.bond import Bond, leave
 from services.executor.device import begin_device, is_device_error, is_group_error
-from services.executor.rendezvous import Bond, Life, leave, rendezvous
+from services.executor.handshake import Life
+from services.executor.interfaces import choose
+from services.executor.rendezvous import rendezvous
 from services.executor.watchdog import TICK as LOOK
 from services.executor.watchdog import Watchdog
 from services.heartbeat import Heartbeat
@@ -56,7 +59,8 @@ CAPTURE_SECONDS = 4.0  # between captures of graphs, each of which holds the str
 
 
 def run(config: Config, index: int) -> int:
-    """Execute plans until SIGTERM or SIGINT; the scheduler has drained before, so nothing runs then. The exit code.
+    """Execute plans until SIGTERM or SIGINT, and then as long as any run, up to the drain limit: a scheduler on this
+    host has drained before, one elsewhere may drain now. The exit code.
 
     Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
     refuses us.
@@ -69,10 +73,12 @@ def run(config: Config, index: int) -> int:
         if met is None:
             return ExitCode.ORDERLY
         life, bond = met
+        if bond.address and not choose(bond.address):
+            journal.warning(log, "no_interface", address=bond.address)
         Thread(target=bond.watch, args=(stop, done), name="bond", daemon=True).start()
     if config.executor.device != "cpu":
         # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
-        Thread(target=begin_device, args=(index,), daemon=True).start()
+        Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
     from services.executor.start import start
 
     try:
@@ -126,7 +132,7 @@ def serve(
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, done), name="watchdog", daemon=True).start()
     try:
-        turn_until_stopped(steps, engine.runner, port, stop, watchdog, figures, lag)
+        turn_until_stopped(steps, engine.runner, port, stop, watchdog, figures, lag, config.run.drain_timeout)
     except PenstockError:
         raise
     except Exception as error:
@@ -165,21 +171,36 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, done: threading.Ev
 
 
 def turn_until_stopped(
-    steps: Steps, runner: Runner, port: Port, stop: Stop, watchdog: Watchdog, figures: Figures, lag: Histogram
+    steps: Steps,
+    runner: Runner,
+    port: Port,
+    stop: Stop,
+    watchdog: Watchdog,
+    figures: Figures,
+    lag: Histogram,
+    drain: float,
 ) -> None:
-    """Poll, and turn. A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks,
-    looks every few microseconds.
+    """Poll, and turn; told to stop, until nothing runs, the scheduler has gone, or `drain` seconds have passed.
 
-    What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs are captured,
-    garbage is collected.
+    A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks every few
+    microseconds. What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs
+    are captured, garbage is collected.
     """
     poller = zmq.Poller()
     poller.register(port.socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
     next_tick = time.monotonic()
     worked = collected = captured = time.monotonic()
-    while not stop.asked:
+    end = float("inf")
+    while True:
         now = time.monotonic()
+        if stop.asked:
+            if end == float("inf"):
+                end = now + drain
+                notify("STOPPING=1", "STATUS=draining")
+            stop.drain()
+            if not port.peers or now - worked >= REST or now >= end:
+                return
         if now >= next_tick:
             lag.observe(now - next_tick)
             next_tick = now + TICK

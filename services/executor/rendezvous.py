@@ -1,153 +1,211 @@
-"""How the executors of a group find one another, and hear of one another's ends.
+"""How the executors of a group find one another.
 
-The first member listens, the others come to it; when all have come their group begins its life, and nobody can join any
-more. So a member that was started again waits for the next life, and never meets members of an older one. The
-connections stay open and silent: they are the bond. Whatever ends a process closes its end, at once and by the kernel,
-whether its threads turn, hang, or wait for a device; and one member's end is the end of the life of all.
+The first member listens, the others come to it and each proves to the other that it has the same keys
+(services/executor/handshake.py); when all have come their group begins its life, and nobody can join any more. So a
+member that was started again waits for the next life, and never meets members of an older one. The connections stay
+open: they are the bond by which members hear of one another's ends (services/executor/bond.py).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import select
 import socket
-import struct
+import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from typing import NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
 
+from protocol.addresses import read_address
 from protocol.config import Config
 from protocol.errors import ConfigError, LinkError
 from protocol.groups import Place, group_size
 from protocol.links import shared_hash
 from services import journal
+from services.executor.bond import Bond, keep_alive
+from services.executor.handshake import Challenge, Guest, Life, Refusal, Response
+from services.linkkeys import read_keys
 from services.notify import progress
-from services.process import ExitCode, Stop
+from services.process import Stop
 
 log = logging.getLogger(__name__)
 
 RETRY = 0.1  # seconds between tries to reach the first member
-HELLO_SECONDS = 2.0  # that one who has connected may take to say who it is
-LONGEST_START = 4096  # bytes
-HELLO = struct.Struct("<II")  # member's number, hash of the options that all share
-FAREWELL_SECONDS = 0.2  # after another's end, in which we may turn out to end, too
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a host's end in 11 s
+HELLO_SECONDS = 10.0  # that one who has connected may take to prove who it is
+MOST_PENDING = 64  # connections that have not done so; of more the oldest is closed
+WARN_SECONDS = 10.0  # between words in the log about those who are refused
+CHUNK = 4096  # bytes read at once
+Come = dict[int, tuple[socket.socket, Challenge]]  # members that have proved themselves, by number
 
 
-class Life(msgspec.Struct, frozen=True):
-    """What the first member tells the others when all have come."""
+class RendezvousStatistics(msgspec.Struct, frozen=True):
+    """Of the first member: connections that were refused since it listens, and now those that have proved nothing."""
 
-    name: str  # of this life of the group
-    port: int = 0  # of torch's store at the rendezvous's host; 0: it is a file
-
-
-class Bond:
-    """A member's connections: the first one's to each other, any other's to the first."""
-
-    def __init__(self, links: list[socket.socket]) -> None:
-        self._links = links
-
-    def broken(self, seconds: float) -> bool:
-        """Whether another member has ended, or does within this time. Nobody says anything, so reading means an end."""
-        return bool(select.select(self._links, [], [], seconds)[0])
-
-    def watch(self, stop: Stop, done: Event) -> None:
-        """For a thread of its own: end this process when another member ends, unless it is told to end itself."""
-        while not done.is_set():
-            if self.broken(RETRY):
-                if not done.wait(FAREWELL_SECONDS) and not stop.asked:
-                    leave()
-                return
-
-    def close(self) -> None:
-        for link in self._links:
-            link.close()
+    refused: int
+    pending: int
 
 
-def leave() -> NoReturn:
-    """End this process, whatever its threads do: the life of its group is over, and the next one needs it anew."""
-    journal.warning(log, "group_broken", reason="another executor of the group has ended")
-    logging.shutdown()
-    os._exit(ExitCode.GROUP)
+@dataclass(slots=True)
+class Pending:
+    """A connection that has not proved itself."""
+
+    challenge: Challenge
+    peer: str  # its address, for the log
+    until: float  # monotonic seconds
 
 
 class Rendezvous:
-    """One member's part in the beginning of a life. `where` is a socket file, or tcp://host:port for several hosts."""
+    """One member's part in the beginning of a life. `where` is a socket file, or tcp://host:port for several hosts;
+    `secret` is what all members have, and empty at a file."""
 
-    def __init__(self, where: str, member: int, size: int, shared: int) -> None:
+    def __init__(self, where: str, member: int, size: int, shared: int, secret: bytes = b"", replica: int = 0) -> None:
+        assert is_file(where) or secret, "the options were checked"
         self._where = where
         self._member = member
         self._size = size
         self._shared = shared
+        self._secret = secret
+        self._replica = replica
+        self._pending: dict[socket.socket, Pending] = {}
+        self._refused = 0
+        self._warned = float("-inf")
 
     def meet(self, stop: Stop) -> tuple[Life, Bond] | None:
         """Wait until all members have come; None: we were told to end.
 
-        Raises LinkError when this member was started with other options, ConfigError where nobody can listen.
+        Raises LinkError when this member was started with other options or keys, ConfigError where nobody can listen.
         """
         return self._gather(stop) if self._member == 0 else self._join(stop)
 
+    def statistics(self) -> RendezvousStatistics:
+        return RendezvousStatistics(self._refused, len(self._pending))
+
     def _gather(self, stop: Stop) -> tuple[Life, Bond] | None:
         listener = self._listen()
-        links: dict[int, socket.socket] = {}
+        come: Come = {}
         try:
-            while len(links) < self._size - 1:
-                readable = select.select([listener, *links.values()], [], [], RETRY)[0]
+            while len(come) < self._size - 1:
+                links = [link for link, _ in come.values()]
+                readable = select.select([listener, *self._pending, *links], [], [], RETRY)[0]
                 if stop.asked:
-                    Bond(list(links.values())).close()
+                    Bond(links).close()
                     return None
-                for number, link in tuple(links.items()):
+                for number, (link, _) in tuple(come.items()):
                     if link in readable:  # it has ended before the life began; its successor will come
-                        links.pop(number).close()
+                        come.pop(number)[0].close()
+                for link in tuple(self._pending):
+                    if link in readable:
+                        self._hear(link, come)
                 if listener in readable:
-                    self._admit(listener.accept()[0], links)
+                    self._accept(listener)
+                self._expire()
             life = Life(secrets.token_hex(8), 0 if is_file(self._where) else free_port(listener))
-            for link in links.values():
+            for link, challenge in come.values():
+                link.setblocking(True)
                 with suppress(OSError):  # it has ended at this very moment, as the bond will say
-                    link.sendall(msgspec.json.encode(life) + b"\n")
+                    link.sendall(challenge.seal(life))
         finally:
             listener.close()
+            for link in tuple(self._pending):
+                self._drop(link)
             if is_file(self._where):
                 Path(self._where).unlink(missing_ok=True)
-        return life, Bond(list(links.values()))
+        return life, Bond([link for link, _ in come.values()])
 
-    def _admit(self, link: socket.socket, links: dict[int, socket.socket]) -> None:
-        """Take one who has connected, if it is a member that has not come yet."""
-        link.settimeout(HELLO_SECONDS)
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            number, shared = HELLO.unpack(received(link, HELLO.size))
-        except (OSError, struct.error):
-            link.close()
-            return
-        if shared != self._shared:
-            journal.error(log, "refused", member=number, reason="it was started with other model options")
-            link.sendall(b"\n")
-        if shared != self._shared or number in links or not 0 < number < self._size:
-            link.close()
-            return
+            link, peer = listener.accept()
+        except OSError:
+            return  # it has gone again
+        link.setblocking(False)
         keep_alive(link)
-        link.settimeout(None)
-        links[number] = link
-        progress(f"waiting for {self._size - 1 - len(links)} more executors of the group")
+        if len(self._pending) >= MOST_PENDING:
+            self._refuse(next(iter(self._pending)), "too many come at once")
+        peer = str(peer[0]) if peer else "this machine"
+        self._pending[link] = Pending(Challenge(self._secret), peer, time.monotonic() + HELLO_SECONDS)
+
+    def _hear(self, link: socket.socket, come: Come) -> None:
+        """Go on with one who has not proved itself; one that has is taken if it is a member that has not come yet."""
+        challenge = self._pending[link].challenge
+        try:
+            data = link.recv(CHUNK)
+            if not data:
+                self._refuse(link, "it left before it had proved that it has our link keys")
+                return
+            link.sendall(challenge.feed(data))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(link)
+            return
+        if challenge.fault:
+            self._refuse(link, challenge.fault)
+        elif challenge.proved:
+            self._admit(link, challenge, come)
+
+    def _admit(self, link: socket.socket, challenge: Challenge, come: Come) -> None:
+        guest = challenge.guest
+        assert guest is not None
+        if reason := self._refusal(guest):
+            with suppress(OSError):
+                link.sendall(challenge.seal(Refusal(reason)))
+            self._refuse(link, reason)
+        elif guest.member in come:
+            self._drop(link)  # its predecessor's end has not been heard of yet; it comes again
+        else:
+            del self._pending[link]
+            come[guest.member] = link, challenge
+            progress(f"waiting for {self._size - 1 - len(come)} more executors of the group")
+
+    def _refusal(self, guest: Guest) -> str:
+        """Why one who has our keys is no member of this group; empty for one that is."""
+        if guest.shared != self._shared:
+            return (
+                f"executor {guest.member} was started with other model options than the first of its group; give both "
+                "the same (compare `penstock config` on each side)"
+            )
+        if guest.replica != self._replica or not 0 < guest.member < self._size:
+            return (
+                f"executor {guest.member} of replica {guest.replica} came to where replica {self._replica} meets; give "
+                "all the same --rendezvous and let two processes have no number twice"
+            )
+        return ""
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for link, pending in tuple(self._pending.items()):
+            if now >= pending.until:
+                self._refuse(link, "it said nothing for too long")
+
+    def _refuse(self, link: socket.socket, reason: str) -> None:
+        """Somebody came who is no member."""
+        self._refused += 1
+        if (now := time.monotonic()) - self._warned >= WARN_SECONDS:
+            self._warned = now
+            peer = self._pending[link].peer
+            journal.warning(log, "refused", address=peer, reason=reason, refused=self._refused)
+        self._drop(link)
+
+    def _drop(self, link: socket.socket) -> None:
+        del self._pending[link]
+        link.close()
 
     def _listen(self) -> socket.socket:
         """Raises ConfigError where nobody can."""
         try:
             if not is_file(self._where):
                 host, port = host_and_port(self._where)
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                return socket.create_server((host, port), family=family, backlog=self._size)
+                family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                return socket.create_server(address[:2], family=family, backlog=MOST_PENDING)
             Path(self._where).unlink(missing_ok=True)
             with ExitStack() as failing:
                 listener = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 listener.bind(self._where)
-                listener.listen(self._size)
+                listener.listen(MOST_PENDING)
                 failing.pop_all()
                 return listener
         except OSError as error:
@@ -158,19 +216,19 @@ class Rendezvous:
         while not stop.asked:
             link = self._connect()
             if link is not None:
-                try:
-                    said = self._introduce(link, stop)
-                except OSError:
-                    said = b""
-                if said == b"\n":
-                    link.close()
-                    raise LinkError(
-                        f"executor {self._member} was started with other model options than the first of its group; "
-                        "give both the same (compare `penstock config` on each side)"
-                    )
-                if said:
-                    return msgspec.json.decode(said, type=Life), Bond([link])
+                response = Response(self._secret, Guest(self._replica, self._member, self._shared))
+                with suppress(OSError):
+                    self._introduce(link, response, stop)
+                if isinstance(response.told, Life):
+                    return response.told, Bond([link])
                 link.close()
+                if isinstance(response.told, Refusal):
+                    raise LinkError(response.told.reason)
+                if response.fault:
+                    raise LinkError(
+                        f"who listens at {self._where} has other link keys than executor {self._member} of its group; "
+                        "give all hosts the same file as --link-keys, made once by `penstock keys`"
+                    )
             select.select([stop.fileno()], [], [], RETRY)
         return None
 
@@ -189,33 +247,39 @@ class Rendezvous:
             return None
         return link
 
-    def _introduce(self, link: socket.socket, stop: Stop) -> bytes:
-        """Say who we are and wait for the beginning: its line, or nothing if the first member has ended meanwhile."""
+    def _introduce(self, link: socket.socket, response: Response, stop: Stop) -> None:
+        """Say who we are, hear who the other is, and wait for the beginning; less where the first member ends
+        meanwhile, or never says anything."""
         keep_alive(link)
         link.settimeout(None)
-        link.sendall(HELLO.pack(self._member, self._shared))
-        line = b""
-        while not line.endswith(b"\n") and len(line) < LONGEST_START and not stop.asked:
+        link.sendall(response.hello)
+        until = time.monotonic() + HELLO_SECONDS
+        while response.told is None and not response.fault and not stop.asked:
             if not select.select([link], [], [], RETRY)[0]:
+                if not response.answered and time.monotonic() >= until:
+                    return
                 continue
-            more = link.recv(1)
-            if not more:
-                return b""
-            line += more
-        return line
+            data = link.recv(CHUNK)
+            if not data:
+                return
+            if answer := response.feed(data):
+                link.sendall(answer)
 
 
 def rendezvous(config: Config, place: Place) -> Rendezvous:
-    """Of the executor at a place, in its replica's group. Of a given address replica r has the r-th port."""
+    """Of the executor at a place, in its replica's group. Of a given address replica r has the r-th port.
+
+    Raises ConfigError for a file of keys that cannot be used.
+    """
     model = config.model
-    where = config.executor.rendezvous
+    where, secret = config.executor.rendezvous, b""
     if where:
-        host, _, port = where.rpartition(":")
-        where = f"{host}:{int(port) + place.replica}"
+        where = str(read_address("--rendezvous", where).after(place.replica))
+        secret = read_keys(config.links.link_keys).derived("rendezvous")
     else:
         where = str(Path(config.run.run_dir) / f"group-{place.replica}.sock")
     member = place.stage * model.tensor_parallel_size + place.rank
-    return Rendezvous(where, member, group_size(model), shared_hash(model))
+    return Rendezvous(where, member, group_size(model), shared_hash(model), secret, place.replica)
 
 
 def is_file(where: str) -> bool:
@@ -234,20 +298,3 @@ def free_port(listener: socket.socket) -> int:
     with socket.create_server((listener.getsockname()[0], 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
-
-
-def received(link: socket.socket, count: int) -> bytes:
-    """As many bytes, or fewer from one who has ended."""
-    found = b""
-    while len(found) < count and (more := link.recv(count - len(found))):
-        found += more
-    return found
-
-
-def keep_alive(link: socket.socket) -> None:
-    """Have the kernel find out when the other's host is gone; on one machine it knows."""
-    if link.family == socket.AF_UNIX:
-        return
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE:
-        link.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -139,14 +139,6 @@ def announce(loop: Loop, config: Config, *, ready: bool) -> None:
         notify(f"STATUS={WAITING}")
         return
     status = loop.status(0.0, 0.0)
-    notify(
-        "READY=1",
-        "STATUS=scheduling",
-        f"X_PENSTOCK_BLOCKS={status.blocks}",
-        f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
-        f"X_PENSTOCK_DEVICE={status.device}",
-        f"X_PENSTOCK_DTYPE={status.dtype}",
-        f"X_PENSTOCK_MAX_MODEL_LEN={status.max_model_len}",
-    )
+    notify("READY=1", "STATUS=scheduling")
     journal.info(log, "ready", epoch=status.epoch, blocks=status.blocks, overlap=config.scheduler.overlap,
                  drafts=read_speculative(config.scheduler.speculative_config).method)  # fmt: skip

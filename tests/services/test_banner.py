@@ -12,8 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.config import Config
+from protocol.messages import EngineStatus
 from services import banner
 from services.banner import Serving, curl
+
+
+class Told:
+    """A child, as far as the banner looks at it."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        self.fields = fields
+
 
 FACTS = Serving(
     url="http://127.0.0.1:8000",
@@ -45,6 +55,26 @@ def test_replicas_are_told_of_where_there_are_several():
     assert "replicas" not in "\n".join(banner.banner(FACTS))
     text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, replicas=4)))
     assert "replicas     4, each with as large a cache" in text
+
+
+def test_what_an_api_tells_of_the_engine_is_what_the_banner_shows():
+    """Wherever the engine runs."""
+    given = {"device": "2 x cpu", "dtype": "float32", "blocks": 12, "block_size": 16, "max_model_len": 1024}
+    rest = {field.name: 0 for field in msgspec.structs.fields(EngineStatus) if field.required}
+    status = EngineStatus(**{**rest, **given})
+    child = Told(dict(line.split("=", 1) for line in (*banner.engine_facts(status), "X_PENSTOCK_URL=http://x:1")))
+    facts = banner.serving(Config(), [child], "model", chat=False, seconds=1.0)
+    found = facts.device, facts.dtype, facts.blocks, facts.block_size, facts.max_model_len, facts.url
+    assert found == ("2 x cpu", "float32", 12, 16, 1024, "http://x:1")
+
+
+def test_a_host_with_a_part_says_which_and_where_the_rest_is():
+    lines = banner.part("executor:1", {"elsewhere": "api,scheduler", "schedulers": "tcp://10.0.0.1:7000"}, 2.04)
+    text = "\n".join(lines)
+    assert "Penstock serves a part here" in text
+    assert "here         executor:1" in text
+    assert "schedulers   tcp://10.0.0.1:7000" in text
+    assert "started in   2.0 s" in text
 
 
 @given(blocks=st.integers(1, 1 << 20), size=st.integers(1, 256), length=st.integers(2, 1 << 20))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def penstock(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *words]
     return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -49,6 +49,15 @@ def test_the_version_is_told(capsys):
         (["serve", "--port", "-3"], "--port: -3 is not allowed"),
         (["api", "--index=64", "--run-dir=/tmp/x"], "--index: '64' is not allowed"),
         (["api", "--index=-1", "--run-dir=/tmp/x"], "--index: '-1' is not allowed"),
+        (["api", "--index=2", "--api-processes=2", "--run-dir=/tmp/x"], "--index: '2' is not allowed; it must be a whole number"),
+        (["executor", "--index=1", "--run-dir=/tmp/x"], "--index: '1' is not allowed; it must be a whole number"),
+        (["executor", "--local-index=x", "--run-dir=/tmp/x"], "--local-index: 'x' is not allowed"),
+        (["executor", "--local-index=2", "--first-executor=2", "--tensor-parallel-size=4", "--run-dir=/tmp/x"],
+         "--local-index: '2' is not allowed; it must be a whole number between 0 and 1"),
+        (["executor", "--local-index=0", "--index=0", "--run-dir=/tmp/x"], "--local-index: '0' is not allowed; --index is given too: 0"),
+        (["executor", "--index=1", "--first-executor=2", "--tensor-parallel-size=4", "--run-dir=/tmp/x"],
+         "--index: '1' is not allowed; executors of this host begin at 2, as --first-executor says"),
+        (["api", "--local-index=0", "--run-dir=/tmp/x"], "command line: '--local-index' is not allowed; there is no such"),
         (["scheduler"], "--run-dir: '' is not allowed; a process started by itself needs the directory"),
     ],
 )
@@ -104,7 +113,7 @@ def test_the_command_line_and_the_public_face_are_light():
         "from penstock import Config, ConfigError, ModelError"
     )
     command = [sys.executable, "-c", code]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr
 
 
@@ -122,6 +131,22 @@ def test_a_role_runs_in_its_process(tmp_path, monkeypatch):
     assert cli.main(["tokenizer", "--index=3", f"--run-dir={tmp_path / 'run'}"]) == 7
     assert ran == [("tokenizer", 3), "services.tokenizer.main", (str(tmp_path / "run"), 3)]
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_executor_may_be_numbered_within_its_host(tmp_path, monkeypatch):
+    ran = []
+
+    class Module:
+        @staticmethod
+        def run(config, index):
+            ran.append((config.executor.first_executor, index))
+            return 7
+
+    monkeypatch.setattr("services.process.enter", lambda *words: ran.append(words[:2]))
+    monkeypatch.setattr("importlib.import_module", lambda name: Module)
+    words = ["executor", "--local-index=1", "--first-executor=2", "--tensor-parallel-size=4"]
+    assert cli.main([*words, f"--run-dir={tmp_path / 'run'}"]) == 7
+    assert ran == [("executor", 3), (2, 3)]
 
 
 @pytest.mark.parametrize("words", [["bench"], ["bench", "--help"], ["bench", "-h"]])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import Config
+from protocol.config import Config, ModelConfig, RunConfig
 from protocol.errors import ConfigError, LinkError
 from services import faults, rundir
-from services.engine import ROLES, engine
+from services.engine import engine
 from services.notify import NoticeSocket
 from services.process import PARENT
 from tests.services.test_launch import CONFIG, FAKE, ROOT, Server, alive
@@ -62,7 +62,7 @@ def test_it_starts_all_but_the_api_and_ends_in_order(tmp_path: Path) -> None:
     server = start(tmp_path)
     try:
         server.ready()
-        assert set(server.pids()) == {f"{role}-0" for role in ROLES} == {"executor-0", "scheduler-0", "tokenizer-0"}
+        assert set(server.pids()) == {"executor-0", "scheduler-0", "tokenizer-0"}
         assert "X_PENSTOCK_URL" not in server.fields
         code, output = server.end()
         assert code == 0
@@ -95,6 +95,16 @@ def test_a_process_that_fails_is_told_of(tmp_path: Path, plan: str, said: str) -
         assert server.wait()[0] in (1, 3)
     finally:
         end(server)
+
+
+def test_of_parts_the_program_itself_is_the_api(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
+    model = ModelConfig(model=str(tmp_path / "model"))
+    config = Config(model=model, run=RunConfig(run_dir=str(tmp_path / "run"), parts="tokenizer,scheduler,executor"))
+    with pytest.raises(ConfigError, match="the program that starts an engine is its api"):
+        engine(config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_it_needs_a_directory() -> None:

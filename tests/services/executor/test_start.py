@@ -9,10 +9,10 @@ import torch
 from msgspec import structs
 
 from engine_core.models.spec import read_spec
-from protocol.config import Config, ExecutorConfig, ModelConfig
+from protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
 from protocol.errors import ConfigError, ModelError
 from services import process
-from services.executor.start import choose_device, choose_dtype, default_threads, start, step_tokens
+from services.executor.start import choose_device, choose_dtype, default_threads, start, step_tokens, take_device
 from tests.services.executor.folder import LENGTH, write_folder
 
 BLOCK_BYTES = 2 * 2 * 16 * 1 * 8 * 4  # keys and values, layers, tokens, heads, dim, float32
@@ -83,14 +83,37 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("auto", 1) == torch.device("cuda", 1)
     assert choose_device("cpu", 0) == torch.device("cpu")
     for option in ("auto", "cuda"):
-        with pytest.raises(ConfigError, match="executor 2 finds 2 GPUs"):
+        with pytest.raises(ConfigError, match="executor 2, counted from --first-executor, finds 2 GPUs"):
             choose_device(option, 2)
-    assert choose_device("auto", 3, hosts=True) == torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert choose_device("cuda", 2) == torch.device("cuda", 0), "a supervisor shows each its own"
     monkeypatch.setenv(process.PARENT, "1")
-    with pytest.raises(ConfigError, match="executor 2 finds 1 GPUs"):
+    with pytest.raises(ConfigError, match="executor 2, counted from --first-executor, finds 1 GPUs"):
         choose_device("auto", 2)
+
+
+@pytest.mark.parametrize(("index", "first", "gpu"), [(5, 4, 1), (4, 4, 0), (1, 0, 1)])
+def test_a_host_has_a_gpu_for_each_of_its_own_executors(
+    index: int, first: int, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    config = Config(model=ModelConfig(tensor_parallel_size=8), executor=ExecutorConfig(first_executor=first))
+    assert take_device(config, index) == torch.device("cuda", gpu) == taken[0]
+    with pytest.raises(ConfigError, match=f"this host's executor {7 - first}"):
+        take_device(config, 7)
+
+
+def test_the_executors_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for parts in ("", "executor:2-3"):
+        config = Config(model=ModelConfig(tensor_parallel_size=4), executor=ExecutorConfig(device="cpu"),
+                        run=RunConfig(parts=parts))  # fmt: skip
+        take_device(config, 2)
+    assert threads == [default_threads(4), default_threads(8)]
 
 
 def test_types(folder: str) -> None:
