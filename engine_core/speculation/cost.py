@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 RECENT = 9  # steps of one class that its median is taken of
+KNOWN = 3  # steps of one class before which nothing is known: one alone may have been held up by anything
 STALE = 2048  # steps after which a class that was not met again is forgotten
 
 
@@ -63,7 +64,7 @@ class StepCost:
             return None
         for key in [key for key, samples in classes.items() if self._steps - samples.step > STALE]:
             del classes[key]
-        found = [classes[key] for key in sorted(classes)]
+        found = [classes[key] for key in sorted(classes) if len(classes[key].seconds) >= KNOWN]
         if not found:
             return None
         places = np.array([sum(samples.further) / len(samples.further) for samples in found])

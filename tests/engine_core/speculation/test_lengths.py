@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.speculation.cost import StepCost
+from engine_core.speculation.cost import KNOWN, StepCost
 from engine_core.speculation.lengths import draft_lengths
 
 CHANCES = st.lists(
@@ -19,7 +19,8 @@ CHANCES = st.lists(
 def measured(rows: int, fixed: float, each: float) -> StepCost:
     cost = StepCost()
     for positions in (rows, 4 * rows + 16):
-        cost.tell(rows, positions, fixed + each * positions)
+        for _ in range(KNOWN):
+            cost.tell(rows, positions, fixed + each * positions)
     return cost
 
 
