@@ -32,7 +32,7 @@ def test_a_notice_arrives_with_its_fields_and_its_sender(listener):
 def test_the_sender_is_the_process_that_sent(listener):
     child = multiprocessing.get_context("spawn").Process(target=speak, args=(str(listener.path),))
     child.start()
-    child.join(30)
+    child.join(120)
     (notice,) = listener.receive()
     assert notice.pid == child.pid != os.getpid()
 
@@ -53,7 +53,7 @@ def test_abstract_names_work():
     name = f"penstock-{uuid.uuid4().hex}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind("\0" + name)
-        supervisor.settimeout(10)
+        supervisor.settimeout(60)
         assert notify("READY=1", environ={"NOTIFY_SOCKET": "@" + name})
         assert supervisor.recv(64) == b"READY=1"
 
@@ -71,7 +71,7 @@ def test_descriptors_sent_along_are_closed(listener):
         socket.send_fds(sender, [b"READY=1"], [file.fileno()])
     (notice,) = listener.receive()
     assert notice.ready
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_parse_takes_any_bytes():

@@ -16,7 +16,7 @@ from services import process
 from services.process import DEATH_SIGNAL, PARENT, ExitCode, Stop, follow_parent, orphaned
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 30.0
+LIMIT = 60.0
 FOLLOWER = """
 import os, signal, sys
 from services import process

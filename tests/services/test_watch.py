@@ -18,7 +18,7 @@ from services import watch
 from services.watch import Watch
 from services.wire import Arrival, Joined, Left, Port, Self
 
-LIMIT = 20.0  # seconds
+LIMIT = 60.0  # seconds
 PEER = """
 import sys, time, zmq, pathlib
 from protocol.links import TOKENS, Role
