@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from protocol.messages import Logprobs, Pooling, Sampling
 from protocol.steps import NOBODY, OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
+from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
 
@@ -65,33 +66,20 @@ def turned_off(plan: StepPlan) -> list[int]:
 
 
 class FakeExecutor:
-    def __init__(
-        self,
-        *,
-        blocks: int,
-        block_size: int,
-        slots: int,
-        budget: int,
-        max_model_len: int,
-        epoch: int,
-        natures: Mapping[int, Nature],
-        pace: float = 0.0,
-        skill: float = 0.5,
-        stages: int = 1,
-    ) -> None:
-        self._stages = stages
-        self._pace = pace  # seconds for each token beside the step's own time; 0: it does not say how long it took
-        self._skill = skill  # how many of its own drafts are what the model says
+    def __init__(self, world: World, epoch: int, natures: Mapping[int, Nature]) -> None:
+        self._stages = world.stages
+        self._pace = world.pace  # seconds for each token beside the step's own; 0: it does not say how long it took
+        self._skill = world.skill  # how many of its own drafts are what the model says
         self._drafted = 0.0  # seconds of the last drafting
-        self._draft_pages = [[0] * block_size for _ in range(blocks + 1)]
+        self._draft_pages = [[0] * world.block_size for _ in range(world.blocks + 1)]
         self.seen = self.unseen = 0  # positions of the draft model that were there, or missing, when it drafted
-        self._longest = max_model_len
+        self._longest = world.max_model_len
         self.epoch = epoch
-        self._size = block_size
-        self._budget = budget
-        self._count = slots
+        self._size = world.block_size
+        self._budget = world.budget
+        self._count = world.slots
         self._natures = natures  # by the request's seed
-        self._pages = [[0] * block_size for _ in range(blocks + 1)]
+        self._pages = [[0] * world.block_size for _ in range(world.blocks + 1)]
         self._slots: dict[int, Slot] = {}
         self._decoding: dict[int, set[int]] = {}  # by micro-batch
         self._flying: deque[Touched] = deque()

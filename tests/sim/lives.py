@@ -9,7 +9,7 @@ from dataclasses import replace as replace_fields
 import numpy as np
 from msgspec.structs import replace
 
-from engine_core.scheduling.options import UNBOUNDED
+from engine_core.scheduling.options import UNBOUNDED, SchedulingOptions
 from engine_core.speculation.options import SpeculationOptions
 from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, Written
 from protocol.steps import choice_seed
@@ -51,6 +51,25 @@ class World:
     def ahead(self) -> int:
         """Steps that a sequence has in flight, at most."""
         return max(1, self.depth - self.stages + 1) if self.stages > 1 else UNBOUNDED
+
+
+def scheduling_options(world: World) -> SchedulingOptions:
+    """Of the scheduler of a world."""
+    return SchedulingOptions(
+        blocks=world.blocks,
+        block_size=world.block_size,
+        max_model_len=world.max_model_len,
+        max_num_seqs=world.slots,
+        max_num_batched_tokens=world.budget,
+        vocab_size=VOCAB,
+        prefix_caching=world.prefix_caching,
+        policy=world.policy,
+        expected_share=world.expected_share,
+        speculation=world.speculation,
+        stages=world.stages,
+        ahead=world.ahead,
+        piece=world.piece,
+    )
 
 
 @dataclass(frozen=True, slots=True)

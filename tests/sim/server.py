@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace as replace_fields
 
 import numpy as np
+from msgspec.structs import replace
 
-from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
 from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
-from tests.sim.lives import Life, World
+from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
 from tests.sim.model import EOS, VOCAB, Nature
 from tests.sim.record import Record, Seen
@@ -29,23 +30,7 @@ class Server:
         self.world = world
         self.now = 0.0  # the tests' to change
         self.scheduler = Scheduler(
-            SchedulingOptions(
-                blocks=world.blocks,
-                block_size=world.block_size,
-                max_model_len=world.max_model_len,
-                max_num_seqs=world.slots,
-                max_num_batched_tokens=world.budget,
-                vocab_size=vocab_size,
-                prefix_caching=world.prefix_caching,
-                policy=world.policy,
-                expected_share=world.expected_share,
-                speculation=world.speculation,
-                stages=world.stages,
-                ahead=world.ahead,
-                piece=world.piece,
-                traced=traced,
-                trace_tokens=4,
-            )
+            replace(scheduling_options(world), vocab_size=vocab_size, traced=traced, trace_tokens=4)
         )
         self.natures: dict[int, Nature] = {}
         self.executor = self.new_executor(0)
@@ -55,18 +40,8 @@ class Server:
         self.lives: dict[int, Life] = {}
 
     def new_executor(self, epoch: int, blocks: int | None = None) -> FakeExecutor:
-        world = self.world
-        return FakeExecutor(
-            blocks=world.blocks if blocks is None else blocks,
-            block_size=world.block_size,
-            slots=world.slots,
-            budget=world.budget,
-            max_model_len=world.max_model_len,
-            epoch=epoch,
-            natures=self.natures,
-            skill=world.skill,
-            stages=world.stages,
-        )
+        world = self.world if blocks is None else replace_fields(self.world, blocks=blocks)
+        return FakeExecutor(world, epoch, self.natures)
 
     def submit(
         self,

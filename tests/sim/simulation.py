@@ -7,17 +7,17 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from engine_core.scheduling.forecast import Forecast
-from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.statistics import SchedulerStatistics
 from protocol.messages import StopHit
 from protocol.steps import StepResult
 from tests.sim.executor import FakeExecutor
 from tests.sim.grammar import FakeGuide
-from tests.sim.lives import Life, World
+from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
-from tests.sim.model import VOCAB
 from tests.sim.record import Record
 
 CHECK_EVERY = 16  # turns
@@ -59,28 +59,11 @@ class Simulation:
         self.plans = 0
         self.world, self.lives, self.rng = world, lives, rng
         self.clock, self.record = Clock(), Record()
-        self.scheduler = Scheduler(
-            SchedulingOptions(
-                blocks=world.blocks,
-                block_size=world.block_size,
-                max_model_len=world.max_model_len,
-                max_num_seqs=world.slots,
-                max_num_batched_tokens=world.budget,
-                vocab_size=VOCAB,
-                prefix_caching=world.prefix_caching,
-                policy=world.policy,
-                expected_share=world.expected_share,
-                speculation=world.speculation,
-                stages=world.stages,
-                ahead=world.ahead,
-                piece=world.piece,
-                epoch=1,
-            )
-        )
+        self.scheduler = Scheduler(replace(scheduling_options(world), epoch=1))
         if world.careless:
             self.scheduler._state.forecast = Careless(0.0)
         self.natures = {life.message.sampling.seed: life.nature for life in lives}
-        self.executor = self._executor(1)
+        self.executor = FakeExecutor(world, 1, self.natures)
         self.results: deque[StepResult] = deque()
         self.desk = MaskDesk()
         self.stale: list[StepResult] = []
@@ -92,21 +75,6 @@ class Simulation:
         self.forgotten: set[int] = set()  # their source left before everything was delivered
         self.hits: deque[StopHit] = deque()
         self.turns = 0
-
-    def _executor(self, epoch: int) -> FakeExecutor:
-        world = self.world
-        return FakeExecutor(
-            blocks=world.blocks,
-            block_size=world.block_size,
-            slots=world.slots,
-            budget=world.budget,
-            max_model_len=world.max_model_len,
-            epoch=epoch,
-            natures=self.natures,
-            skill=world.skill,
-            pace=world.pace,
-            stages=world.stages,
-        )
 
     def run(self) -> Outcome:
         """Until every life is over and everything is delivered; then nothing may be left anywhere."""
@@ -158,7 +126,7 @@ class Simulation:
         epoch = self.executor.epoch + 1
         self.stale += self.results
         self.results.clear()
-        self.executor = self._executor(epoch)
+        self.executor = FakeExecutor(self.world, epoch, self.natures)
         self.desk.clear()
         self.scheduler.restart(epoch, self.clock.now)
         self._check()
