@@ -154,8 +154,3 @@ def plural(noun: str) -> str:
 def article(noun: str) -> str:
     """The noun behind `a` or `an`."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-def listed(items: list[str]) -> str:
-    """`a, b and c`."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,6 +1,6 @@
 """A guide walks one choice's output through its automaton: what may come next, what must, whether it is over.
 
-A guide belongs to whoever runs the choice and is not thread-safe: while a `MaskFill` that names it runs, nobody else
+A guide belongs to whoever runs the choice and is not thread-safe: while a `MaskStore` fills a mask by it, nobody else
 may call it. It lives from the request's admission to its end and survives preemption and new epochs, because it
 follows the tokens that were taken, not the slot.
 """
@@ -27,7 +27,7 @@ class Guide:
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
-        self.matcher = tokens.matcher(automaton.source)  # for `MaskFill`, which leaves it as it found it
+        self.matcher = tokens.matcher(automaton.source)  # for `MaskStore`, which leaves it as it found it
         self._after: tuple[int, ...] = tuple(np.frombuffer(automaton.after, np.int32).tolist())
         self.family = self.matcher  # copies share what its lexer has learned, behind a lock
         self._seen = 0  # tokens of `after` that the output ends with
@@ -41,11 +41,6 @@ class Guide:
     def finished(self) -> bool:
         """The structure is complete and nothing but an end-of-sequence token may follow."""
         return self.bound and self.matcher.is_stopped()
-
-    @property
-    def accepting(self) -> bool:
-        """The structure is complete here, whether or not it may go on."""
-        return self.bound and self.matcher.is_accepting()
 
     def advance(self, token_ids: list[int]) -> None:
         """Take tokens of the output, in order; the end-of-sequence token too, if one came.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,8 +11,6 @@ from protocol.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Codec(Protocol):

@@ -24,7 +24,6 @@ LONGEST_NAME = 64
 TEXT = msgspec.json.Decoder(str)
 FLAG = msgspec.json.Decoder(bool)
 CHOICES = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1)])
-ANY = msgspec.json.Decoder()
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,6 @@ DOORS: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/tokenize": {"prompt": "a"},
 }
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 NUMBERS = {
     "/v1/chat/completions": ("temperature", "n", "max_completion_tokens", "seed", "top_logprobs", "timeout"),
     "/v1/completions": ("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "repetition_penalty"),

@@ -6,7 +6,7 @@ tenant: blocks shared across cache salts would give a wrong hash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.errors import GrammarFailure
@@ -101,7 +101,3 @@ def rollout(
                 return output[:-1], Finish.GRAMMAR
             if guide.ended or (guide.finished and EOS not in ends):
                 return output, Finish.STOP
-
-
-def with_root(nature: Nature, root: int) -> Nature:
-    return replace(nature, root=root)

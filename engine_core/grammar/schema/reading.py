@@ -36,7 +36,6 @@ from engine_core.grammar.schema.document import Document, pointer
 from engine_core.grammar.schema.patterns import PatternError
 from protocol.errors import UnsupportedSchema
 
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Record))
 
 

@@ -103,9 +103,6 @@ def text_of(content: str | list[Part], place: str) -> str:
     return "\n".join(texts)
 
 
-T = str | list[Part]
-
-
 def needed(value: Any, param: str) -> Any:
     """A field that the item's type asks for."""
     if value is None:

@@ -23,7 +23,6 @@ def test_it_takes_a_valid_output_to_its_end() -> None:
     assert found.bound
     found.advance(ids('{"name":"Tom","age":5}'))
     assert found.finished
-    assert found.accepting
     assert found.forced() == [END]
     found.advance([END])
     assert found.ended
@@ -39,7 +38,7 @@ def test_a_token_outside_the_structure_is_a_failure() -> None:
 def test_an_end_inside_the_structure_is_a_failure() -> None:
     found = guide("json_schema", PERSON)
     found.advance(ids('{"name"'))
-    assert not found.accepting
+    assert not found.finished
     with pytest.raises(EngineFailure, match="inside its structure"):
         found.advance([END])
 
