@@ -22,6 +22,7 @@ import torch
 import triton
 from torch import Tensor
 
+from benchmarks.limits import CHIPS
 from kernels.activation import silu_mul
 from kernels.attention import AttentionBatch
 from kernels.attention_device import attend_pages, chunk_attention
@@ -33,8 +34,8 @@ from kernels.rope import Rotation
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16  # Llama-3.1-8B
 HIDDEN, INTERMEDIATE = 4096, 14336
-COPY = 4.3e12  # bytes per second, read and written, on one H200
-MATRIX = 790e12  # bf16 FLOP per second, likewise
+COPY = CHIPS["H200"].bytes_per_second
+MATRIX = CHIPS["H200"].flops_per_second
 SCALE = DIM**-0.5
 CACHE = 256 << 20  # bytes that calls go through before one repeats: several times the second-level cache
 CALLS = 12  # in a graph, at least

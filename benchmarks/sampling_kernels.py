@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
-from benchmarks.kernels import replayed
+from benchmarks.kernels import COPY, timed
 from engine_core.execution.slots import SlotSizes, SlotTable
 from engine_core.execution.transfer import Upload
 from kernels.acceptance import accept
@@ -31,8 +31,6 @@ from protocol.steps import SlotStart, StepPlan
 SHAPES = ((1, 128256), (64, 128256), (256, 128256), (64, 151936), (256, 151936))  # rows, vocabulary
 STEP = {1: 4.1e3, 64: 5.5e3, 256: 11.0e3}  # microseconds of a decode step of 8B with so many rows
 SPREADS = (1.0, 3.0)
-COPY = 4.3e12  # bytes per second, read and written, on one H200
-CALLS, REPLAYS = 8, 5  # in a graph, of it
 LENGTH, KNOWN, BLOCK = 2048, 300, 16
 GREEDY = Sampling(temperature=0.0)
 MIXES: tuple[tuple[str, tuple[Sampling, ...]], ...] = (
@@ -107,17 +105,6 @@ def entry_columns(rows: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int
     }
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Microseconds of one call within a graph of several."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    return replayed(graph, REPLAYS) / CALLS
-
-
 def read_time(rows: int, vocabulary: int) -> float:
     """Microseconds of reading bf16 logits once."""
     return 2 * rows * vocabulary / COPY * 1e6
@@ -132,7 +119,7 @@ def costs(rows: int, vocabulary: int, spread: float, only: str) -> list[Cost]:
         if only not in name:
             continue
         batch = Batch(rows, vocabulary, mix, device)
-        taken = timed(lambda batch=batch: batch.run(logits))  # type: ignore[misc]
+        taken = timed(lambda _, batch=batch: batch.run(logits), 1)  # type: ignore[misc]
         plain = found[0].microseconds if found else taken
         found.append(Cost(
             mix=name, rows=rows, vocabulary=vocabulary, spread=spread, microseconds=round(taken, 1),
