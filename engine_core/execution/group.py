@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ class Group:
         parts = self._gather(columns.contiguous())  # [ranks, rows, share]
         share = columns.shape[1]
         return torch.cat([part[:, : width - at * share] for at, part in enumerate(parts) if at * share < width], dim=1)
+
+    def part(self, rows: Tensor) -> Tensor:
+        """This rank's columns of what every rank holds, `[.., width]`, as `join` puts them together again: a copy."""
+        share = -(-rows.shape[-1] // self.size)
+        own = rows[..., self.rank * share : (self.rank + 1) * share]
+        lacking = share - own.shape[-1]
+        return pad(own, (0, lacking)) if lacking else own.clone(memory_format=torch.contiguous_format)
 
     def share(self, tokens: Tensor) -> None:
         """Have every rank of the last stage hold the tokens that its first one sampled, in place: int32 [entries]."""

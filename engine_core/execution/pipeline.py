@@ -9,6 +9,9 @@ A draft model drafts on the last stage, where tokens are known first. What it ma
 step's tokens in the same way, and stands in every stage's slots as it does where it was made. A head that listens to
 layers of other stages finds what they have heard beside the hidden states.
 
+What goes forwards crosses the network once: each rank sends its columns to the next stage's member of its rank, and the
+ranks there put them side by side.
+
 Nothing here is part of a graph. On a GPU what is sent and received goes by streams of its own, and the step's stream
 waits for nothing but what it needs. On a CPU a stage waits where it needs something.
 """
@@ -82,8 +85,8 @@ class StageModel:
         heard = [sum(tap < layer for tap in taps) for layer in (model.first, model.first + len(model.blocks))]
         self._model = model
         self._taps = tuple(taps)
-        self.inbox = None if group.begins else memory(2 + heard[0], tokens, hidden)
-        self.outbox = None if group.ends else memory(2 + heard[1], tokens, hidden)
+        self.inbox = None if group.begins else memory(1 + heard[0], tokens, hidden)
+        self.outbox = None if group.ends else memory(1 + heard[1], tokens, hidden)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -107,7 +110,7 @@ class StageModel:
         if self.outbox is None:
             return found, tapped
         self.outbox[:, :count] = found
-        return found[1], tapped
+        return found[0], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocabulary], of the last stage."""
@@ -148,22 +151,22 @@ class Pipeline:
         inbox = self._model.inbox
         if inbox is None:
             return
-        shape = len(inbox), rows.tokens, inbox.shape[2]
+        lines, _, hidden = inbox.shape
         with torch.cuda.stream(self._aside):  # of None: nothing happens
-            stream = inbox.new_empty(shape)
-            work = self._group.receive(stream)
+            part = inbox.new_empty(lines * rows.tokens, -(-hidden // self._group.size))
+            work = self._group.receive(part)
         work.wait()
         if self._aside is not None:
-            stream.record_stream(torch.cuda.current_stream(stream.device))
-        inbox[:, : rows.tokens] = stream
+            part.record_stream(torch.cuda.current_stream(part.device))
+        inbox[:, : rows.tokens] = self._group.join(part, hidden).view(lines, rows.tokens, hidden)
         self._received += 1
 
     def pass_on(self, rows: HostRows) -> None:
         """Behind the forward pass: its hidden states leave for the next stage."""
         outbox = self._model.outbox
         if outbox is not None:
-            stream = outbox[:, : rows.tokens].clone(memory_format=torch.contiguous_format)
-            self._keep(stream, self._group.send(stream))
+            part = self._group.part(outbox[:, : rows.tokens])
+            self._keep(part, self._group.send(part))
             self._passed += 1
 
     def tell(self, rows: HostRows, tokens: Tensor) -> None:

@@ -127,8 +127,8 @@ class Decoder:
         """One step: `input_ids, positions  # [tokens]` in the order of the batch's rows -> hidden `[tokens, hidden]`.
 
         Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
-        A stage behind another begins with what that one has made, `stream  # [2, tokens, hidden]`: what its last layer
-        adds, of several ranks a partial sum, and the residual stream. One before another returns the same.
+        A stage behind another begins with what that one has made, `stream  # [1, tokens, hidden]`: the residual stream,
+        the same on each rank. One before another returns the same.
         """
         return self.forward_tapped(input_ids, positions, attention, cache, (), stream)[0]
 
@@ -142,8 +142,8 @@ class Decoder:
         stream: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first. Taps
-        are counted in the whole model; of a stage's, what stages before it have heard stands behind the stream's first
-        two lines, and so does it in what goes on."""
+        are counted in the whole model; what stages before this one have heard stands behind the stream's first line, as
+        all of it does in what goes on."""
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
         residual: Tensor | None = None
         tapped: list[Tensor] = []
@@ -151,7 +151,7 @@ class Decoder:
             assert self.embedding is not None, "the first stage"
             delta = self.embedding.forward(input_ids)
         else:
-            delta, residual, *tapped = stream.unbind()
+            delta, *tapped = stream.unbind()
         rotation, group = gather_rotation(self.rope, positions), self.placement.group
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if layer in taps:
@@ -159,7 +159,7 @@ class Decoder:
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
         if self.norm is None:
-            return torch.stack((delta, residual, *tapped)), tapped
+            return torch.stack((group.sum(delta) + residual, *tapped)), tapped
         return self.norm.add(delta, residual)[0], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def test_stages_change_no_token(ranks: Ranks, expected: Outputs, size: Size, cel
 
 @pytest.mark.parametrize(
     ("size", "cell"),
-    [pytest.param(*drafting, marks=() if at in (0, 3) else pytest.mark.long) for at, drafting in enumerate(DRAFTING)],
+    [pytest.param(*drafting, marks=() if at in (3, 6) else pytest.mark.long) for at, drafting in enumerate(DRAFTING)],
     ids=label,
 )
 def test_drafts_of_the_last_stage_change_no_token(ranks: Ranks, expected: Outputs, size: Size, cell: Cell) -> None:

@@ -30,3 +30,14 @@ def test_the_last_stages_first_rank_answers(ranks: int, stages: int) -> None:
     assert [at for at, member in enumerate(members) if member.answers] == [(stages - 1) * ranks]
     assert sum(member.begins for member in members) == ranks
     assert sum(member.ends for member in members) == ranks
+
+
+@pytest.mark.parametrize(("size", "width"), [(1, 6), (2, 6), (3, 7), (4, 5)])
+def test_parts_side_by_side_are_what_every_rank_holds(size: int, width: int) -> None:
+    whole = torch.randn(2, 9, width)[:, :3]
+    parts = [Group(rank=rank, size=size).part(whole) for rank in range(size)]
+    assert {part.shape for part in parts} == {(2, 3, -(-width // size))}
+    assert all(part.is_contiguous() for part in parts)
+    assert torch.equal(torch.cat(parts, -1)[..., :width], whole)
+    parts[0].zero_()
+    assert whole.all(), "a copy of its own"

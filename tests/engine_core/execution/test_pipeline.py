@@ -15,8 +15,10 @@ from torch import Tensor
 from engine_core import embedded, loading
 from engine_core.execution.drafting import Draft
 from engine_core.execution.group import ALONE, Group
-from engine_core.execution.pipeline import PipelineStatistics, StageModel, staged
+from engine_core.execution.pipeline import Pipeline, PipelineStatistics, StageModel, staged
+from engine_core.execution.rows import decode_rows
 from engine_core.execution.runner import Runner, RunnerOptions
+from engine_core.execution.transfer import Upload
 from engine_core.execution.trial import trial_step
 from engine_core.loading.heads import load_head
 from engine_core.models import registry
@@ -228,7 +230,42 @@ def test_a_stages_places_are_as_large_as_its_largest_step() -> None:
     assert last.outbox is None
     assert first.outbox is not None
     assert last.inbox is not None
-    assert first.outbox.shape == last.inbox.shape == (2, 24, read_spec(FOLDER).hidden)
+    assert first.outbox.shape == last.inbox.shape == (1, 24, read_spec(FOLDER).hidden)
+    listening = [StageModel(model_of(Group(stage=stage, stages=3)), 24, (1, 3, 5)) for stage in range(3)]
+    lines = [[0 if box is None else len(box) for box in (stage.inbox, stage.outbox)] for stage in listening]
+    assert lines == [[0, 2], [2, 3], [3, 0]], "the residual stream, and what was heard so far"
+
+
+class Arrived:
+    """What was sent is there."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> bool:
+        return True
+
+
+def test_each_rank_sends_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what goes to another host goes there once."""
+    sent: list[Tensor] = []
+
+    def send(group: Group, stream: Tensor) -> Arrived:
+        sent.append(stream)
+        return Arrived()
+
+    monkeypatch.setattr(Group, "send", send)
+    rows = decode_rows(np.arange(3, dtype=np.int32))
+    passed = torch.randn(1, 24, read_spec(FOLDER).hidden)
+    for rank in range(2):
+        group = Group(rank=rank, size=2, stages=2)
+        stage, whole = StageModel(model_of(group), 24), runner_of(ALONE)
+        assert stage.outbox is not None
+        stage.outbox.copy_(passed)
+        slots = whole._slots
+        upload = Upload(torch.device("cpu"))
+        Pipeline(stage, group, 5, slots.parameters.sampling, slots.history, upload).pass_on(rows)
+    assert torch.equal(torch.cat(sent, -1), passed[:, :3])
 
 
 def warmed(group: Group) -> int:
