@@ -25,7 +25,7 @@ import torch
 from benchmarks.shapes import SHAPES
 from engine_core import loading
 from engine_core.execution.estimate import idle_weights
-from engine_core.execution.graphs import graph_sizes
+from engine_core.execution.graph_sizes import graph_sizes
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import warm_steps
 from engine_core.models import registry

@@ -8,7 +8,6 @@ replayed once for each further draft. They share a memory pool, since they never
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,35 +16,21 @@ import torch
 from torch import Tensor
 
 from engine_core.execution.forward import Forward
-from engine_core.execution.graphs import (
-    LARGEST,
+from engine_core.execution.graph_sizes import (
     MIXED_MOST,
-    RARE,
-    REHEARSED,
-    ForwardGraphs,
+    Captures,
     GraphSizes,
-    Memory,
     Shape,
-    capture_order,
     decode_sizes,
     entry_lengths,
     graph_sizes,
     mixed_sizes,
     shapes,
-    size_of,
 )
-from engine_core.execution.rows import (
-    HostRows,
-    Packing,
-    entry_columns,
-    entry_padding,
-    input_columns,
-    input_padding,
-    step_inputs,
-)
+from engine_core.execution.graphs import ForwardGraphs, GraphColumns, Memory, nobodys_entries, nobodys_inputs
+from engine_core.execution.rows import HostRows, entry_columns, entry_padding, input_columns, input_padding
 from engine_core.execution.sampler import Sampler
 from engine_core.execution.transfer import Upload
-from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 
 LACKED = 2  # positions of a row, as a rule: see `StepPlan.drafting`
 
@@ -84,7 +69,7 @@ class DraftGraphStatistics(msgspec.Struct, frozen=True):
 
 
 class DraftGraphs:
-    """The graphs of one draft model and the order of their captures."""
+    """The graphs of one draft model."""
 
     def __init__(
         self, forward: Forward, sampler: Sampler, sizes: GraphSizes, states: Tensor, scratch: int, upload: Upload
@@ -93,33 +78,19 @@ class DraftGraphs:
         self.first = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
         self.sizes = sizes
         self.states = states  # [entries, hidden]
+        self.captures = Captures(wanted, sizes.entries)
         self.replays = 0  # of turns
-        self._made = 0
         self._forward, self._sampler = forward, sampler
         self._max_context = sizes.max_context
         self._scratch = scratch
-        self._upload = upload
-        self._packing = Packing((*turn_shape(len(states)).lengths, *entry_lengths(len(states))))
-        self._packed = torch.zeros(self._packing.size, dtype=torch.int32, device=upload.device)
-        self._sent: tuple[HostRows, int] | None = None  # what stands in `_packed`
+        self._columns = GraphColumns(turn_lengths(len(states)), upload)
         self._turns: dict[int, Turns] = {}
         self._captured: list[int] = []  # rows, ascending
         self._memory = Memory(upload.device)
-        self._waiting = deque(capture_order(wanted, sizes.entries))
-
-    @property
-    def next_rank(self) -> int:
-        """Rank of the next to be captured, beyond all ranks if there is none."""
-        return self._waiting[0][0] if self._waiting else RARE + 1
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     def capture(self) -> None:
         """Make the next graphs. No step may stand between its halves."""
-        _, what = self._waiting.popleft()
-        self._made += 1
+        what = self.captures.take()
         if isinstance(what, Shape):
             self.first.capture(what, self._memory)
             return
@@ -129,10 +100,9 @@ class DraftGraphs:
 
     def rehearse(self) -> None:
         """Run once what graphs of each kind and of very different sizes hold."""
-        for rank, what in tuple(self._waiting):
-            if rank == LARGEST or size_of(what) in REHEARSED:
-                for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):
-                    work()
+        for what in self.captures.rehearsed:
+            for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):
+                work()
 
     def fitting(self, rows: HostRows) -> int:
         """The smallest captured size that holds the rows of a turn, 0 if there is none."""
@@ -141,12 +111,11 @@ class DraftGraphs:
 
     def replay(self, rows: HostRows, turns: int, size: int) -> None:
         """Enqueue so many drafts of each row, from `states` on."""
-        if self._sent is None or self._sent[0] is not rows or self._sent[1] != size:
+        lengths = turn_lengths(size)
+        if not self._columns.hold(rows, lengths):
             columns = *input_columns(rows), *entry_columns(rows, None)
             padding = *input_padding(rows, self._scratch), *entry_padding(rows, self._scratch)
-            packed = self._packing.pack(columns, turn_lengths(size), padding)
-            self._upload.put(packed, self._packed)
-            self._sent = rows, size
+            self._columns.put(rows, columns, lengths, padding)
         graphs = self._turns[size]
         graphs.begin.replay()
         for _ in range(turns - 1):
@@ -154,19 +123,13 @@ class DraftGraphs:
         self.replays += turns
 
     def statistics(self) -> DraftGraphStatistics:
-        return DraftGraphStatistics(self._made, len(self._waiting), self.first.replays, self.replays)
+        return DraftGraphStatistics(self.captures.taken, self.captures.waiting, self.first.replays, self.replays)
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """What the two graphs of a size hold, over rows of nobody."""
-        self._sent = None
-        views = tuple(self._packing.views(self._packed, turn_lengths(size)))
-        shape = turn_shape(size)
-        inputs, entries = step_inputs(views[: len(shape.lengths)]), Entries(*views[len(shape.lengths) :])
-        self._packed.zero_()
-        inputs.rows.slots.fill_(self._scratch)
-        entries.slots.fill_(self._scratch)
-        entries.drafts.fill_(NO_DRAFT)
-        entries.masks.fill_(NO_MASK)
+        columns, split = self._columns.clear(turn_lengths(size)), len(turn_shape(size).lengths)
+        inputs = nobodys_inputs(columns[:split], self._scratch)
+        entries = nobodys_entries(columns[split:], self._scratch)
         forward, sampler, states, max_context = self._forward, self._sampler, self.states[:size], self._max_context
 
         def begin() -> object:

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
 from engine_core.execution.draft_rows import DraftRows
 from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graphs import GraphSizes
+from engine_core.execution.graph_sizes import GraphSizes
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.padding import fitted
 from engine_core.execution.pages import kv_pages

@@ -10,9 +10,7 @@ because what a sampling gave is still on its way to the host while the next forw
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -20,10 +18,12 @@ import torch
 from torch import Tensor
 
 from engine_core.execution.forward import Forward
+from engine_core.execution.graph_sizes import Captures, GraphSizes, Shape, entry_lengths, shapes, size_of
 from engine_core.execution.rows import (
     Column,
     HostRows,
     Packing,
+    StepInputs,
     entry_columns,
     entry_padding,
     input_columns,
@@ -35,94 +35,6 @@ from engine_core.execution.transfer import Upload
 from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 
 Output = TypeVar("Output")
-
-SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
-COMMON = frozenset(1 << power for power in range(13))
-LARGEST, USUAL, RARE = 0, 1, 2  # ranks of captures: a server starts with the first two
-REHEARSED = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # sizes of which each may take kernels of its own
-DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
-DRAFTED_MOST = 512  # entries that are sampled in a graph where every row may have drafts: each takes a line of logits
-MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
-HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
-DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
-
-
-@dataclass(frozen=True)
-class GraphSizes:
-    """Which graphs there shall be."""
-
-    decode: tuple[int, ...]  # rows, one token each
-    mixed: tuple[int, ...]  # tokens of rows of any length
-    entries: tuple[int, ...]  # entries that are sampled
-    rows: int  # most rows of a step
-    max_context: int
-
-
-def graph_sizes(
-    layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0
-) -> GraphSizes:
-    """For a model of so many layers and weights: steps with chunks or drafts have graphs as far as an eager one would
-    wait for the host. drafts: that a draft model makes for a row."""
-    few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
-    tokens = int(layers * HOST_LAYER * DEVICE_RATE / (2 * weights))
-    return GraphSizes(
-        decode=decode_sizes(max_num_seqs),
-        mixed=mixed_sizes(min(tokens, MIXED_MOST, step_tokens)),
-        entries=decode_sizes(max(few, min(all_drafted, DRAFTED_MOST))),
-        rows=max_num_seqs,
-        max_context=max_context,
-    )
-
-
-def kept_tokens(sizes: GraphSizes) -> int:
-    """Tokens whose hidden states graphs keep for good beside those of the largest."""
-    return sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])
-
-
-def decode_sizes(most: int) -> tuple[int, ...]:
-    """Rows of decode graphs, ascending, the last holding `most`: 1 2 4 8 16 24 32 48 64 96 128 160 192 224 256 .."""
-    sizes = [size for size in SMALL if size < most]
-    size = 16
-    while size < most:
-        sizes.append(size)
-        size += 8 if size < 32 else 16 if size < 64 else 32 if size < 256 else 64
-    return (*sizes, most)
-
-
-def mixed_sizes(most: int) -> tuple[int, ...]:
-    """Tokens of graphs for steps with chunks or drafts, ascending, up to `most`: none when that is 0."""
-    sizes, size = [], 16
-    while size <= most:
-        sizes.append(size)
-        size += max(16, 1 << (size.bit_length() - 3))
-    return tuple(sizes)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One graph of the first half."""
-
-    tokens: int
-    rows: int
-    entries: int  # lines that are laid out for the second half
-    plain: bool  # one token a row
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Of the columns of `StepInputs`."""
-        return self.rows + 1, self.rows, self.rows, self.tokens, self.entries
-
-
-def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:
-    """Of all graphs of the first half, ascending."""
-    most = max(sizes.entries)
-    decode = [Shape(size, size, min(size, most), True) for size in sizes.decode]
-    return (*decode, *(Shape(size, min(size, sizes.rows), min(size, most), False) for size in sizes.mixed))
-
-
-def entry_lengths(entries: int) -> tuple[int, ...]:
-    """Of the columns of `Entries`."""
-    return entries + 1, entries, entries, entries, entries
 
 
 class GraphStatistics(msgspec.Struct, frozen=True):
@@ -157,6 +69,33 @@ class Memory:
         return graph, output
 
 
+class GraphColumns:
+    """The packed buffer from which graphs read the columns of a step, and what stands in it."""
+
+    def __init__(self, room: Sequence[int], upload: Upload) -> None:
+        self._packing = Packing(room)
+        self._packed = torch.zeros(self._packing.size, dtype=torch.int32, device=upload.device)
+        self._upload = upload
+        self._held: tuple[HostRows | None, tuple[int, ...]] = None, ()  # with their padded lengths
+
+    def clear(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Columns of these lengths, all zeros, for a capture."""
+        self._held = None, ()
+        self._packed.zero_()
+        return tuple(self._packing.views(self._packed, lengths))
+
+    def hold(self, rows: HostRows, lengths: tuple[int, ...]) -> bool:
+        """Whether the rows stand there already, padded to these lengths."""
+        return self._held[0] is rows and self._held[1] == lengths
+
+    def put(
+        self, rows: HostRows | None, columns: Sequence[Column], lengths: tuple[int, ...], padding: Sequence[int]
+    ) -> None:
+        """Send the columns of a step. rows: None if no later step can have the same."""
+        self._upload.put(self._packing.pack(columns, lengths, padding), self._packed)
+        self._held = rows, lengths
+
+
 class ForwardGraphs:
     """Graphs of the first half. Each lays the hidden states of the step's first entries out in `states`."""
 
@@ -167,12 +106,10 @@ class ForwardGraphs:
         self._states = states  # [entries, hidden]
         self._max_context = max_context
         self._scratch = scratch
-        self._upload = upload
-        self._packing = Packing([max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)])
-        self._packed = torch.zeros(self._packing.size, dtype=torch.int32, device=upload.device)
+        room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
+        self._columns = GraphColumns(room, upload)
         self._captured: dict[bool, list[Shape]] = {True: [], False: []}  # by `plain`, ascending
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._sent: tuple[HostRows, Shape] | None = None  # what stands in `_packed`
         self.replays = 0
 
     def capture(self, shape: Shape, memory: Memory) -> None:
@@ -182,10 +119,7 @@ class ForwardGraphs:
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
         """What the graph of a shape holds, over rows without tokens; it returns the hidden states of all tokens."""
-        self._sent = None
-        inputs = step_inputs(self._packing.views(self._packed, shape.lengths))
-        self._packed.zero_()
-        inputs.rows.slots.fill_(self._scratch)
+        inputs = nobodys_inputs(self._columns.clear(shape.lengths), self._scratch)
         forward, states = self._forward, self._states[: shape.entries]
         max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
 
@@ -204,12 +138,10 @@ class ForwardGraphs:
 
     def replay(self, rows: HostRows, shape: Shape) -> Tensor:
         """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, good until the next one."""
-        if self._sent is None or self._sent[0] is not rows or self._sent[1] is not shape:
+        if not self._columns.hold(rows, shape.lengths):
             *columns, last = input_columns(rows)
             columns.append(last[: shape.entries])
-            packed = self._packing.pack(columns, shape.lengths, input_padding(rows, self._scratch))
-            self._upload.put(packed, self._packed)
-            self._sent = rows, shape
+            self._columns.put(rows, columns, shape.lengths, input_padding(rows, self._scratch))
         graph, hidden = self._graphs[shape]
         graph.replay()
         self.replays += 1
@@ -223,12 +155,9 @@ class SamplingGraphs:
         self._sampler = sampler
         self._states = states  # [entries, hidden]
         self._scratch = scratch
-        self._upload = upload
-        self._packing = Packing(entry_lengths(most))
-        self._packed = torch.zeros(self._packing.size, dtype=torch.int32, device=upload.device)
+        self._columns = GraphColumns(entry_lengths(most), upload)
         self._captured: list[int] = []  # entries, ascending
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
-        self._sent: tuple[HostRows, int] | None = None  # what stands in `_packed`
         self.replays = 0
 
     def capture(self, size: int, memory: Memory) -> None:
@@ -238,12 +167,7 @@ class SamplingGraphs:
 
     def work(self, size: int) -> Callable[[], Sampled]:
         """What the graph of a size holds, over entries of the scratch slot."""
-        self._sent = None
-        entries = Entries(*self._packing.views(self._packed, entry_lengths(size)))
-        self._packed.zero_()
-        entries.slots.fill_(self._scratch)
-        entries.drafts.fill_(NO_DRAFT)
-        entries.masks.fill_(NO_MASK)
+        entries = nobodys_entries(self._columns.clear(entry_lengths(size)), self._scratch)
         sampler, states = self._sampler, self._states[:size]
 
         def run() -> Sampled:
@@ -258,11 +182,10 @@ class SamplingGraphs:
 
     def replay(self, rows: HostRows, size: int, masks: Column | None) -> Sampled:
         """Enqueue the sampling: tensors of `size` lines, good until the next one."""
-        if masks is not None or self._sent is None or self._sent[0] is not rows or self._sent[1] != size:
-            columns = entry_columns(rows, masks)
-            packed = self._packing.pack(columns, entry_lengths(size), entry_padding(rows, self._scratch))
-            self._upload.put(packed, self._packed)
-            self._sent = None if masks is not None else (rows, size)
+        lengths = entry_lengths(size)
+        if masks is not None or not self._columns.hold(rows, lengths):
+            lasting = rows if masks is None else None
+            self._columns.put(lasting, entry_columns(rows, masks), lengths, entry_padding(rows, self._scratch))
         graph, sampled = self._graphs[size]
         graph.replay()
         self.replays += 1
@@ -270,8 +193,8 @@ class SamplingGraphs:
 
 
 class Graphs:
-    """The graphs of one executor and the order of their captures: the largest of each kind, common sizes, the rest.
-    A stage of a pipeline before the last has none of the second half: it never `samples`."""
+    """The graphs of one executor. A stage of a pipeline before the last has none of the second half: it never
+    `samples`."""
 
     def __init__(
         self,
@@ -290,57 +213,39 @@ class Graphs:
         self.states = states
         self.forward = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
+        self.captures = Captures(wanted, sizes.entries if samples else ())
         self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
-        self._captured = 0
-        self._waiting = capture_order(wanted, sizes.entries if samples else ())
-
-    @property
-    def next_rank(self) -> int:
-        """Rank of the next to be captured, beyond all ranks if there is none."""
-        return self._waiting[0][0] if self._waiting else RARE + 1
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     def capture(self) -> None:
         """Make the next graph. No step may stand between its halves."""
-        _, what = self._waiting.popleft()
+        what = self.captures.take()
         if isinstance(what, Shape):
             self.forward.capture(what, self._memory)
         else:
             self.sampling.capture(what, self._sampling_memory)
-        self._captured += 1
 
     def rehearse(self) -> None:
         """Run once what graphs of each kind and of very different sizes hold."""
-        for rank, what in tuple(self._waiting):
-            if rank == LARGEST or size_of(what) in REHEARSED:
-                work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
-                work()
+        for what in self.captures.rehearsed:
+            work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
+            work()
 
     def statistics(self) -> GraphStatistics:
-        return GraphStatistics(self._captured, len(self._waiting), self.forward.replays, self.sampling.replays)
+        captures = self.captures
+        return GraphStatistics(captures.taken, captures.waiting, self.forward.replays, self.sampling.replays)
 
 
-def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> deque[tuple[int, Shape | int]]:
-    """Graphs with their rank: the LARGEST of each kind, USUAL sizes, RARE ones. Largest first in each.
-
-    A small one is captured into memory that the large ones have left; and once the largest stand, every step has one.
-    """
-    kinds: list[list[Shape | int]] = [
-        [shape for shape in wanted if shape.plain],
-        [shape for shape in wanted if not shape.plain],
-        list(entries),
-    ]
-    ranked = []
-    for kind in kinds:
-        for what in kind:
-            rank = LARGEST if what is kind[-1] else USUAL if size_of(what) in COMMON else RARE
-            ranked.append((rank, what))
-    ranked.sort(key=lambda pair: (pair[0], -size_of(pair[1])))
-    return deque(ranked)
+def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:
+    """Zeroed columns made rows without tokens, for a capture."""
+    inputs = step_inputs(columns)
+    inputs.rows.slots.fill_(scratch)
+    return inputs
 
 
-def size_of(what: Shape | int) -> int:
-    return what if isinstance(what, int) else what.tokens
+def nobodys_entries(columns: Iterable[Tensor], scratch: int) -> Entries:
+    """Zeroed columns made entries of the scratch slot, for a capture."""
+    entries = Entries(*columns)
+    entries.slots.fill_(scratch)
+    entries.drafts.fill_(NO_DRAFT)
+    entries.masks.fill_(NO_MASK)
+    return entries

@@ -10,7 +10,7 @@ import torch
 
 from engine_core.execution.drafting import Draft
 from engine_core.execution.forward import Network
-from engine_core.execution.graphs import LARGEST, kept_tokens
+from engine_core.execution.graph_sizes import LARGEST, kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import worst_step
 from engine_core.models.spec import ModelSpec

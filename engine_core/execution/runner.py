@@ -22,7 +22,8 @@ from engine_core.execution.draft_graphs import DraftGraphs
 from engine_core.execution.draft_rows import DraftRows, draft_rows
 from engine_core.execution.drafting import Draft, Drafting
 from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graphs import RARE, USUAL, Graphs, GraphSizes
+from engine_core.execution.graph_sizes import RARE, USUAL, GraphSizes
+from engine_core.execution.graphs import Graphs
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.heads import attach
 from engine_core.execution.masks import entry_masks, store_masks
@@ -184,14 +185,14 @@ class Runner:
         if rank == USUAL and self.options.group.several:
             rank = RARE
         for graphs in self._all_graphs():
-            while graphs.next_rank <= rank:
+            while graphs.captures.next_rank <= rank:
                 graphs.capture()
 
     @torch.inference_mode()
     def prepare_more(self) -> bool:
         """Capture one more graph if any is left, between steps; says whether there was one."""
         for graphs in self._all_graphs():
-            if graphs.waiting:
+            if graphs.captures.waiting:
                 graphs.capture()
                 return True
         return False

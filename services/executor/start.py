@@ -21,7 +21,7 @@ from engine_core.execution.capacity import (
 )
 from engine_core.execution.drafting import Draft
 from engine_core.execution.estimate import idle_weights
-from engine_core.execution.graphs import GraphSizes, graph_sizes
+from engine_core.execution.graph_sizes import GraphSizes, graph_sizes
 from engine_core.execution.group import ALONE
 from engine_core.execution.heads import draft_block_bytes
 from engine_core.execution.memory import available_memory, step_peak, used_memory

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from engine_core.execution.drafting import Draft
-from engine_core.execution.graphs import GraphSizes, graph_sizes
+from engine_core.execution.graph_sizes import GraphSizes, graph_sizes
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions

@@ -14,7 +14,7 @@ import torch
 
 from engine_core import loading
 from engine_core.execution.forward import Network
-from engine_core.execution.graphs import graph_sizes
+from engine_core.execution.graph_sizes import graph_sizes
 from engine_core.execution.memory import step_peak, used_memory
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner, RunnerOptions

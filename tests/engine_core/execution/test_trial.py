@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine_core.execution.graphs import MIXED_MOST
+from engine_core.execution.graph_sizes import MIXED_MOST
 from engine_core.execution.slots import SlotSizes, integers
 from engine_core.execution.trial import FAR, crowded_steps, warm_steps, worst_step
 from kernels.attention_device import launches

@@ -1,0 +1,124 @@
+"""Which graphs there are, and in which order they are captured."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from engine_core.execution.graph_sizes import (
+    DRAFTED_MOST,
+    LARGEST,
+    MIXED_MOST,
+    RARE,
+    REHEARSED,
+    USUAL,
+    Captures,
+    GraphSizes,
+    Shape,
+    capture_order,
+    decode_sizes,
+    entry_lengths,
+    graph_sizes,
+    kept_tokens,
+    mixed_sizes,
+    shapes,
+    size_of,
+)
+
+SIZES = GraphSizes(decode=(1, 2, 4, 6), mixed=(16, 32), entries=(1, 2, 4, 6), rows=6, max_context=100)
+
+
+def test_decode_sizes_reach_the_most_rows_and_waste_little() -> None:
+    assert decode_sizes(256) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+    assert decode_sizes(1) == (1,)
+    assert decode_sizes(6) == (1, 2, 4, 6)
+    assert decode_sizes(100)[-2:] == (96, 100)
+
+
+@pytest.mark.parametrize("most", [1, 3, 17, 300, 4096])
+def test_every_count_of_rows_has_a_size(most: int) -> None:
+    sizes = decode_sizes(most)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[-1] == most
+    for rows in range(9, most + 1):
+        assert min(size for size in sizes if size >= rows) <= 1.9 * rows
+
+
+def test_mixed_sizes_waste_a_quarter_at_most() -> None:
+    sizes = mixed_sizes(2048)
+    assert sizes[:6] == (16, 32, 48, 64, 80, 96)
+    assert sizes[-1] == 2048
+    assert len(sizes) < 32
+    assert all(after - before <= max(16, before // 4 + 1) for before, after in pairwise(sizes))
+    assert mixed_sizes(15) == ()
+    assert mixed_sizes(100)[-1] == 96
+
+
+def test_a_model_that_keeps_the_device_busy_has_graphs_for_small_steps_alone() -> None:
+    large = graph_sizes(32, 8_000_000_000, 256, 8192, 40960)
+    small = graph_sizes(28, 600_000_000, 256, 8192, 40960)
+    tiny = graph_sizes(4, 3_000_000, 256, 8192, 1024)
+    assert large.mixed[-1] == 1024
+    assert small.mixed[-1] == tiny.mixed[-1] == MIXED_MOST
+    assert large.decode == small.decode == decode_sizes(256)
+    assert small.entries == decode_sizes(320)
+    assert set(decode_sizes(256)) < set(small.entries), "steps without drafts are padded no further"
+    assert graph_sizes(28, 600_000_000, 4, 100, 40960).mixed[-1] == 96
+
+
+def test_every_row_may_have_drafts_within_a_bound() -> None:
+    sizes = [graph_sizes(32, 8_000_000_000, seqs, 8192, 4096, drafts=4).entries[-1] for seqs in (1, 64, 256, 1024)]
+    assert sizes == [5, 320, DRAFTED_MOST, 1280]
+
+
+def test_shapes_bound_rows_and_entries() -> None:
+    assert shapes(SIZES) == (
+        Shape(1, 1, 1, True), Shape(2, 2, 2, True), Shape(4, 4, 4, True), Shape(6, 6, 6, True),
+        Shape(16, 6, 6, False), Shape(32, 6, 6, False),
+    )  # fmt: skip
+    assert Shape(16, 6, 4, False).lengths == (7, 6, 6, 16, 4)
+    assert entry_lengths(4) == (5, 4, 4, 4, 4)
+
+
+def test_the_largest_of_each_kind_come_first_then_common_sizes_then_the_rest() -> None:
+    order = list(capture_order(shapes(SIZES), SIZES.entries))
+    assert [(rank, size_of(what)) for rank, what in order] == [
+        (0, 32), (0, 6), (0, 6), (1, 16), (1, 4), (1, 4), (1, 2), (1, 2), (1, 1), (1, 1),
+    ]  # fmt: skip
+    ranks = [
+        rank for rank, _ in capture_order(shapes(graph_sizes(28, 600_000_000, 256, 8192, 1024)), decode_sizes(256))
+    ]
+    assert ranks == sorted(ranks)
+    assert RARE in ranks
+
+
+def test_captures_are_taken_in_order_until_none_is_left() -> None:
+    captures = Captures(shapes(SIZES), SIZES.entries)
+    assert (captures.next_rank, captures.waiting, captures.taken) == (LARGEST, 10, 0)
+    taken = []
+    while captures.waiting:
+        assert captures.next_rank <= USUAL
+        taken.append(captures.take())
+    assert taken == [what for _, what in capture_order(shapes(SIZES), SIZES.entries)]
+    assert captures.next_rank > RARE
+    assert captures.taken == 10
+
+
+def test_what_may_take_kernels_of_its_own_is_rehearsed_and_stays_to_be_captured() -> None:
+    large = graph_sizes(28, 600_000_000, 256, 8192, 1024)
+    captures = Captures(shapes(large), large.entries)
+    found = captures.rehearsed
+    assert {size_of(what) for what in found} == {*REHEARSED, 256, 320, 2048}
+    assert len(found) < captures.waiting / 2
+    assert captures.taken == 0
+
+
+def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
+    order = capture_order((Shape(2, 2, 2, True),), (2,))
+    assert [what for _, what in order] == [Shape(2, 2, 2, True), 2]
+
+
+def test_all_but_the_largest_keep_their_hidden_states_beside_those_of_the_largest() -> None:
+    assert kept_tokens(SIZES) == 1 + 2 + 4 + 16
+    assert kept_tokens(GraphSizes(decode=(6,), mixed=(), entries=(6,), rows=6, max_context=100)) == 0
