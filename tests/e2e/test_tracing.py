@@ -275,7 +275,8 @@ def test_a_collector_that_hangs_or_fails_disturbs_nobody(traced: Server, sink: C
 def test_an_executor_that_is_killed_is_part_of_the_trace(traced: Server, sink: Collector) -> None:
     """In the middle of an answer; so is its successor if all of the first had been written."""
     wanted = has("execute decode", "detokenize")
-    for _ in range(TRIES):
+    for number in range(TRIES):
+        traced.logged("serving_again", number)
         traced.healthy()
         executor = traced.children()["executor"]
         ask = Ask(traced, "/v1/completions", stream(80))
