@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT = 60.0  # seconds
+LIMIT = 120.0  # seconds
 
 
 def penstock(*words: str, given: str = "", key: str = "open", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -36,8 +36,8 @@ class Terminal:
             os.execv(sys.executable, [sys.executable, "-m", "penstock", *words])
         self.seen = ""
 
-    def until(self, text: str, start: int = 0) -> None:
-        """Read on until `text` was shown behind position `start`."""
+    def until(self, text: str, start: int = 0) -> int:
+        """Read on until `text` was shown behind position `start`; where it ends. More may have been shown by then."""
         deadline = time.monotonic() + LIMIT
         while text not in self.seen[start:]:
             ready, _, _ = select.select([self._descriptor], [], [], deadline - time.monotonic())
@@ -48,6 +48,7 @@ class Terminal:
                 data = b""
             assert data, self.seen
             self.seen += data.decode(errors="replace").replace("\r\n", "\n")
+        return self.seen.index(text, start) + len(text)
 
     def type(self, text: str) -> int:
         """Type; the length of what had been shown."""

@@ -57,8 +57,7 @@ def test_a_conversation(server: Server) -> None:
     """History, commands, a refusal that it survives, Ctrl-C in an answer and on a line, and the end."""
     with terminal("chat", "--url", server.url, "--temperature", "0") as shown:
         shown.until("> ")
-        shown.until(SUM, shown.type("What is 128 + 457?\n"))
-        shown.until("> ", len(shown.seen))
+        shown.until("> ", shown.until(SUM, shown.type("What is 128 + 457?\n")))
         shown.until(SUM, shown.type("/retry\n"))
         shown.until("Ctrl-C stops an answer", shown.type("/help\n"))
         shown.until("there is no such command", shown.type("/dance\n"))

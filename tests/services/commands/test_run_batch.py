@@ -38,7 +38,7 @@ def test_every_line_has_its_answer(server: Server, tmp_path: Path) -> None:
     words = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
     done = penstock("run-batch", *words, "--url", server.url)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "run-batch: 32/32 requests, 0 not served\n"
+    assert done.stderr.splitlines()[-1] == "run-batch: 32/32 requests, 0 not served"  # a slow run says how far it is
     found = read((tmp_path / "out.jsonl").read_text())
     assert set(found) == {each["custom_id"] for each in asked}
     for number, prompt in enumerate(prompts):

@@ -7,7 +7,7 @@ import select
 import time
 from pathlib import Path
 
-LIMIT = 30.0  # seconds; a loaded machine needs some of them
+LIMIT = 120.0  # seconds; a loaded machine needs some of them
 
 
 def engine_processes(run_dir: str) -> list[int]:

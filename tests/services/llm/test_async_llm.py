@@ -33,12 +33,14 @@ async def collected(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput
 
 
 async def test_a_stream_grows_to_the_whole(engine: AsyncLLM) -> None:
-    outputs = await collected(engine.generate("Once upon a time", PARAMS))
+    """Who is late gets several tokens at once, but hardly hundreds."""
+    long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    outputs = await collected(engine.generate("Once upon a time", long))
     assert len(outputs) > 2
     texts = [output.outputs[0].text for output in outputs]
     assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-    assert len(outputs[-1].outputs[0].token_ids) == 12
+    assert len(outputs[-1].outputs[0].token_ids) == 400
     assert outputs[-1].metrics.first_token_time is not None
 
 
@@ -121,16 +123,16 @@ async def test_an_executor_that_dies_costs_time_and_the_engine_that_dies_an_erro
     """What is asked of a dead engine gets the same error."""
     llm = AsyncLLM(max_num_seqs=2, tokenizer_processes=1, log_level="error")
     try:
-        params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
+        params = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.0)
         undisturbed = await collected(llm.generate("Once", params))
         outputs = llm.generate("Once", params)
         first = await anext(outputs)
         run_dir = str(llm._engine.host.directory)
         os.kill(engine_process(run_dir, "executor"), signal.SIGKILL)
-        assert len(first.outputs[0].token_ids) < 60
+        assert len(first.outputs[0].token_ids) < 400
         again = await collected(outputs)
         assert again[-1].outputs[0].token_ids == undisturbed[-1].outputs[0].token_ids
-        outputs = llm.generate("Once", params)
+        outputs = llm.generate("Once", SamplingParams(max_tokens=4000, ignore_eos=True))
         await anext(outputs)
         os.kill(llm._engine.host.pid, signal.SIGKILL)
         with pytest.raises(LinkError, match="did not say why"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.llm.processes import engine_process, engine_processes, gone
+from tests.services.llm.processes import LIMIT, engine_process, engine_processes, gone
 
 ROOT = Path(__file__).resolve().parents[3]
 # No guard around the main part, and the engine is made by a thread that ends: both have ended engines of other makers.
@@ -50,7 +50,7 @@ def test_a_script_that_ends_leaves_nothing(program: subprocess.Popen[str]) -> No
     assert program.stdout is not None
     run_dir = program.stdout.readline().strip()
     assert len(engine_processes(run_dir)) == 4
-    out, said = program.communicate("generate\n", timeout=60)
+    out, said = program.communicate("generate\n", timeout=LIMIT)
     assert (program.returncode, out.strip()) == (0, "3"), said
     gone(run_dir)
 
@@ -58,7 +58,7 @@ def test_a_script_that_ends_leaves_nothing(program: subprocess.Popen[str]) -> No
 def test_a_script_that_fails_leaves_nothing(program: subprocess.Popen[str]) -> None:
     assert program.stdout is not None
     run_dir = program.stdout.readline().strip()
-    _, said = program.communicate("raise\n", timeout=60)
+    _, said = program.communicate("raise\n", timeout=LIMIT)
     assert "the program fails" in said
     assert program.returncode == 1
     gone(run_dir)
@@ -80,6 +80,6 @@ def test_a_launcher_that_is_killed_leaves_nothing(program: subprocess.Popen[str]
     run_dir = program.stdout.readline().strip()
     launcher = engine_process(run_dir, "engine")
     os.kill(launcher, signal.SIGKILL)
-    _, said = program.communicate("generate\n", timeout=60)
+    _, said = program.communicate("generate\n", timeout=LIMIT)
     assert "the engine ended" in said
     gone(run_dir)
