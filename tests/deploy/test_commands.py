@@ -1,5 +1,5 @@
-"""The commands of the units, started as systemd would, one by one and with its variables: they get ready, in any order,
-beat, and end in order."""
+"""The commands of the units, started as systemd would, one by one, with its variables and shut in as the units say:
+they get ready, in any order, beat, and end in order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from services.notify import Notice, NoticeSocket
+from tests.deploy.confinement import confinement
 from tests.deploy.supervised import LIMIT, TOML, home_in
-from tests.deploy.test_systemd import BINARY, SERVICES, UNITS, read
+from tests.deploy.test_systemd import BINARY, ONE_HOST, UNITS, read
 
 WATCHDOG_SECONDS = 2
 
@@ -45,6 +46,7 @@ class Units:
             "WATCHDOG_USEC": str(WATCHDOG_SECONDS * 1_000_000), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with (self._folder / f"{name}.log").open("wb") as log:
+            words = [*confinement(service), *words]
             self.processes[name] = subprocess.Popen(words, env=environ, stdout=log, stderr=subprocess.STDOUT)
 
     def fields(self, name: str, field: str) -> list[str]:
@@ -77,9 +79,9 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Units]:
     found = Units(tmp_path_factory.mktemp("units"))
     try:
         # Not the order of the units: without a supervisor's ordering all become ready as well.
-        for name in sorted(SERVICES):
+        for name in sorted(ONE_HOST):
             found.start(name)
-        for name in SERVICES:
+        for name in ONE_HOST:
             found.until(name, "READY")
         yield found
     finally:
@@ -93,13 +95,13 @@ def test_all_become_ready_and_serve(units: Units) -> None:
         assert answer.status == 200
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", ONE_HOST)
 def test_each_beats_and_says_how_it_is(units: Units, name: str) -> None:
     units.until(name, "WATCHDOG", len(units.fields(name, "WATCHDOG")) + 3)
     assert units.fields(name, "STATUS")
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", ONE_HOST)
 def test_a_start_that_takes_long_is_waited_for(units: Units, name: str) -> None:
     pid = units.processes[name].pid
     before = units.told[pid][: [notice.ready for notice in units.told[pid]].index(True)]

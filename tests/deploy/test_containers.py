@@ -31,6 +31,15 @@ def documents(name: str) -> dict[str, Any]:
     return {document["kind"]: document for document in found}
 
 
+def pods(name: str) -> list[dict[str, Any]]:
+    """The pods' specifications that a file's manifests make: one, or a leader's and a worker's."""
+    manifests = documents(name)
+    if "Deployment" in manifests:
+        return [manifests["Deployment"]["spec"]["template"]["spec"]]
+    group = manifests["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    return [group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]]
+
+
 def parsed(words: list[str]) -> Config:
     """A command line as the product takes it, less the file that only the place where it runs has."""
     assert words[0] in cli.COMMANDS
@@ -83,10 +92,29 @@ def test_the_images_are_of_a_python_that_is_served() -> None:
     assert int(low) <= int(version[1]) < int(high)
 
 
-def test_the_context_leaves_out_what_is_not_the_product() -> None:
-    left = (DEPLOY / "container" / "Dockerfile.dockerignore").read_text().split()
-    assert {".git", ".venv", "benchmarks", "tests"} <= set(left)
-    assert not {"services", "engine_core", "kernels", "protocol", "pyproject.toml", "LICENSE", "README.md"} & set(left)
+def test_the_context_is_the_product_and_nothing_else() -> None:
+    """What the wheel is built from: what pyproject.toml names, and what it reads itself."""
+    lines = (DEPLOY / "container" / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    files = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    modules = {f"{name}.py" for name in project["tool"]["setuptools"]["py-modules"]}
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == packages | files | modules
+    assert rules[-1] == "**/__pycache__", "what comes last holds"
+
+
+def test_the_images_user_is_the_pods() -> None:
+    text = (DEPLOY / "container" / "Dockerfile").read_text()
+    user, group = re.search(r"useradd --uid (\d+)", text), re.search(r"groupadd --gid (\d+)", text)
+    assert user is not None
+    assert group is not None
+    for name in ("kubernetes/penstock.yaml", "kubernetes/hosts/penstock.yaml"):
+        for pod in pods(name):
+            context = pod["securityContext"]
+            assert context["runAsUser"] == int(user[1])
+            assert context["runAsGroup"] == context["fsGroup"] == int(group[1])
 
 
 def test_compose_brings_what_watches_a_server() -> None:
@@ -137,6 +165,7 @@ def test_a_pod_is_probed_drained_and_closed_in() -> None:
     assert asked["nvidia.com/gpu"] == most["nvidia.com/gpu"] == "1"
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     assert mounts == {volume["name"] for volume in pod["volumes"]}
+    assert "/dev/shm" in {mount["mountPath"] for mount in container["volumeMounts"]}, "NCCL's, for pods of several GPUs"
 
 
 def test_a_pod_has_the_time_that_it_drains() -> None:
@@ -172,12 +201,13 @@ def test_the_pods_options_are_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_takes_the_manifests() -> None:
-    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes")]
+@pytest.mark.parametrize("folder", ["kubernetes", "kubernetes/hosts"])
+def test_kustomize_takes_the_manifests(folder: str) -> None:
+    command = ["kubectl", "kustomize", str(DEPLOY / folder)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     kinds = {document["kind"] for document in yaml.safe_load_all(ran.stdout)}
-    assert kinds == set(documents("kubernetes/penstock.yaml"))
+    assert kinds == set(documents(f"{folder}/penstock.yaml"))
 
 
 def directives() -> list[list[str]]:

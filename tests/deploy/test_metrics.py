@@ -125,7 +125,7 @@ async def test_the_endpoint_lints_clean() -> None:
             assert names <= {family.name + "_total"}, family.name
         elif family.type == "histogram":
             assert names == {f"{family.name}_{part}" for part in ("bucket", "count", "sum")}
-            assert family.name.endswith("_seconds"), family.name
+            assert family.name.endswith(("_seconds", "_tokens")), family.name
 
 
 BASE = frozenset(("seconds", "bytes", "ratio"))

@@ -14,6 +14,7 @@ import pytest
 
 from services import cli, options
 from tests.deploy.supervised import CONF, LIMIT, ROLES, Supervised, supervised
+from tests.deploy.test_systemd import number
 from tests.e2e.chaos.streams import Answer, answers, bodies
 
 pytest.importorskip("supervisor")
@@ -106,7 +107,7 @@ def test_a_stopped_process_that_is_continued_is_taken_back(
 
 def rested(server: Supervised) -> None:
     """Wait until nobody is left in the engine and no block is held."""
-    server.until(lambda health: health["engine"]["running"] == health["engine"]["waiting"] == 0)
+    server.until(lambda health: health["engine"] and health["engine"]["running"] == health["engine"]["waiting"] == 0)
     server.until(lambda health: health["capacity"]["tokens"] == health["capacity"]["tokens_free"])
 
 
@@ -160,5 +161,5 @@ def test_each_program_is_as_the_units_are(role: str) -> None:
     assert {int(code) for code in program["exitcodes"].split(",")} == {0, *cli.EXIT_CODES.values()}
     words = program["command"].replace("%(process_num)d", "2").split()
     parsed = options.parse(cli.parser_of(words[1]), words[2:])
-    assert parsed.index == ("0" if role == "scheduler" else "2")
+    assert number(parsed) == ("0" if role == "scheduler" else "2")
     assert ('CUDA_VISIBLE_DEVICES="%(process_num)d"' in program.get("environment", "")) == (role == "executor")

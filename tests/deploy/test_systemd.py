@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,10 +18,13 @@ import pytest
 
 from protocol.config import Config
 from services import cli, options
+from tests.deploy.confinement import calls, confinement
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = DEPLOY / "systemd"
 SERVICES = tuple(sorted(path.name for path in UNITS.glob("*.service")))
+FIRST_SCHEDULER = "penstock-scheduler.service"
+ONE_HOST = tuple(name for name in SERVICES if name != "penstock-scheduler@.service")  # with one replica
 BINARY = "/opt/penstock/bin/penstock"
 MOST_EXPOSED = 20  # tenths of systemd's score, which runs from 0 to 100
 Unit = Mapping[str, Mapping[str, list[str]]]
@@ -40,7 +46,7 @@ def read(path: Path) -> Unit:
 
 
 def instance(name: str) -> str:
-    return name.replace("@.", "@0.")
+    return name.replace("@.", "@1." if "scheduler" in name else "@0.")
 
 
 def staged(folder: Path, backoff: bool) -> list[str]:
@@ -54,6 +60,11 @@ def staged(folder: Path, backoff: bool) -> list[str]:
             (folder / f"{instance(name)}.d").mkdir()
             shutil.copy(UNITS / "systemd-254" / "backoff.conf", folder / f"{instance(name)}.d")
     return ["./penstock.target", *(f"./{instance(name)}" for name in SERVICES)]
+
+
+def number(parsed: argparse.Namespace) -> str:
+    """That a process is told to have: among its host's executors, or among all of its role."""
+    return getattr(parsed, "local_index", "") or parsed.index or "0"
 
 
 def version() -> int:
@@ -95,7 +106,8 @@ def test_there_is_a_unit_for_each_role() -> None:
     assert roles == {
         "penstock-api@.service": [BINARY, "api"],
         "penstock-executor@.service": [BINARY, "executor"],
-        "penstock-scheduler.service": [BINARY, "scheduler"],
+        FIRST_SCHEDULER: [BINARY, "scheduler"],
+        "penstock-scheduler@.service": [BINARY, "scheduler"],
         "penstock-tokenizer@.service": [BINARY, "tokenizer"],
     }
 
@@ -129,12 +141,12 @@ def test_parts_do_not_need_one_another_to_stay(name: str) -> None:
 
 def test_the_api_ends_first_and_executors_last() -> None:
     """Units stop in the reverse of the order in which they start."""
-    api, scheduler = read(UNITS / "penstock-api@.service")["Unit"], read(UNITS / "penstock-scheduler.service")["Unit"]
+    api, scheduler = read(UNITS / "penstock-api@.service")["Unit"], read(UNITS / FIRST_SCHEDULER)["Unit"]
     tokenizer, executor = (read(UNITS / f"penstock-{role}@.service")["Unit"] for role in ("tokenizer", "executor"))
-    assert "penstock-scheduler.service" in api["After"][0].split()
+    assert FIRST_SCHEDULER in api["After"][0].split()
     assert {f"penstock-tokenizer@{index}.service" for index in range(8)} <= set(api["After"][0].split())
-    assert "penstock-scheduler.service" in tokenizer["After"][0].split()
-    assert executor["Before"] == ["penstock-scheduler.service"]
+    assert FIRST_SCHEDULER in tokenizer["After"][0].split()
+    assert executor["Before"] == [FIRST_SCHEDULER]
     assert "Before" not in scheduler
 
 
@@ -165,7 +177,7 @@ def test_the_commands_are_commands(name: str) -> None:
     words = read(UNITS / name)["Service"]["ExecStart"][0].replace("%i", "3").split()
     parsed = options.parse(cli.parser_of(words[1]), words[2:])
     assert parsed.config == "/etc/penstock/penstock.toml"
-    assert parsed.index == ("0" if words[1] == "scheduler" else "3")
+    assert number(parsed) == ("0" if name == FIRST_SCHEDULER else "3")
 
 
 def test_the_configuration_is_one() -> None:
@@ -182,18 +194,61 @@ def test_the_environment_file_holds_variables_alone() -> None:
         assert line.startswith("# ") or re.fullmatch(r"#?[A-Z][A-Z0-9_]*=\S+", line), line
 
 
-def test_a_further_replicas_scheduler_is_made_as_the_page_says(tmp_path: Path) -> None:
-    page = (DEPLOY / "README.md").read_text()
-    found = re.search(r"cd /etc/systemd/system && (sed .*?> penstock-scheduler@\.service)\n", page, re.DOTALL)
-    assert found is not None
-    text = (UNITS / "penstock-scheduler.service").read_text()
-    (tmp_path / "penstock-scheduler.service").write_text(text)
-    subprocess.run(["sh", "-c", found[1]], cwd=tmp_path, check=True)
-    first, further = read(tmp_path / "penstock-scheduler.service"), read(tmp_path / "penstock-scheduler@.service")
+def test_a_further_replicas_scheduler_is_the_first_ones_but_for_its_place() -> None:
+    first, further = read(UNITS / FIRST_SCHEDULER), read(UNITS / "penstock-scheduler@.service")
     words = further["Service"]["ExecStart"][0].replace("%i", "1").split()
     assert words[:2] == [BINARY, "scheduler"]
     assert options.parse(cli.parser_of(words[1]), words[2:]).index == "1"
-    assert further["Unit"]["Before"] == ["penstock-scheduler.service"], "started before it, ended after it"
+    assert further["Unit"]["Before"] == [FIRST_SCHEDULER], "started before it, ended after it"
     assert further["Unit"]["Description"] == [first["Unit"]["Description"][0] + " of replica %i"]
-    same = [key for key in first["Service"] if key != "ExecStart"]
-    assert [further["Service"][key] for key in same] == [first["Service"][key] for key in same]
+    assert {**further["Service"], "ExecStart": []} == {**first["Service"], "ExecStart": []}
+    assert further["Install"] == {**first["Install"], "DefaultInstance": ["1"]}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_only_the_api_lacks_what_tells_of_interfaces(name: str) -> None:
+    """ZeroMQ asks for this host's interfaces when it binds an address, and aborts where it may not; so do NCCL and gloo
+    when members meet. An api process binds no link."""
+    families = read(UNITS / name)["Service"]["RestrictAddressFamilies"][0].split()
+    assert families == ["AF_UNIX", "AF_INET", "AF_INET6", *([] if "api" in name else ["AF_NETLINK"])]
+
+
+def said(name: str, code: str) -> str:
+    """What Python code prints that is shut in as a unit is."""
+    words = [*confinement(read(UNITS / name)["Service"]), sys.executable, "-c", code]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    return ran.stdout.strip() or ran.stderr.strip().splitlines()[-1]
+
+
+ASKS = """import socket
+for family in ("AF_INET", "AF_NETLINK", "AF_PACKET"):
+    try:
+        socket.socket(getattr(socket, family), socket.SOCK_RAW if family == "AF_NETLINK" else socket.SOCK_DGRAM).close()
+        print(family)
+    except OSError as error:
+        print(error.errno)
+"""
+NO_FAMILY = "97"  # EAFNOSUPPORT
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="filters are made for x86-64")
+def test_a_confined_process_has_the_families_of_its_unit() -> None:
+    assert said("penstock-api@.service", ASKS).split() == ["AF_INET", NO_FAMILY, NO_FAMILY]
+    assert said("penstock-executor@.service", ASKS).split() == ["AF_INET", "AF_NETLINK", NO_FAMILY]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="filters are made for x86-64")
+def test_a_confined_process_has_the_calls_of_its_unit() -> None:
+    if not calls("@system-service"):
+        pytest.skip("nobody here knows the calls of a group, or their numbers")
+    code = "import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.mount(0, 0, 0, 0, 0), ctypes.get_errno())"
+    assert said("penstock-api@.service", code) == "-1 1", "EPERM comes before EFAULT"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="filters are made for x86-64")
+def test_only_an_executor_may_make_code() -> None:
+    """Where the kernel is too old for it (6.3) nothing is told of the others."""
+    code = "import mmap; mmap.mmap(-1, 4096, prot=mmap.PROT_WRITE | mmap.PROT_EXEC); print('made')"
+    assert said("penstock-executor@.service", code) == "made"
+    release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+    assert release < (6, 3) or "PermissionError" in said("penstock-api@.service", code)
