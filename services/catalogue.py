@@ -127,6 +127,8 @@ ENGINE: tuple[Metric, ...] = tuple(
             histogram("prefill_seconds", "From a request's first step until its first token"),
             histogram("decode_seconds", "From a request's first token until its end"),
             histogram("inference_seconds", "From a request's first step until its end"),
+            histogram("request_prompt_tokens", "Prompt tokens of choices that finished"),
+            histogram("request_output_tokens", "Output tokens of choices that finished"),
         ),
     )
 )

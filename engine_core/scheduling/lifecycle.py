@@ -100,6 +100,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     state.accused.pop(choice, None)
     state.totals.finishes[finish] += 1
     state.durations.end(choice, finish)
+    state.lengths.end(choice, finish)
     if finish in FINISHED and not request.pools:
         state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
     state.suspects.remove(request.ending)

@@ -230,4 +230,5 @@ class Scheduler:
             draft_cost=state.guesses.cost.statistics(),
             drain_rate=totals.drain_rate,
             durations=state.durations.statistics(),
+            lengths=state.lengths.statistics(),
         )

@@ -16,6 +16,7 @@ from engine_core.scheduling.condemned import Condemned
 from engine_core.scheduling.durations import Durations
 from engine_core.scheduling.forecast import Forecast
 from engine_core.scheduling.history import History
+from engine_core.scheduling.lengths import Lengths
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.outbox import Outbox
 from engine_core.scheduling.queue import Queue
@@ -145,6 +146,7 @@ class State:
     totals: Totals = field(default_factory=Totals)
     history: History = field(default_factory=History)
     durations: Durations = field(default_factory=Durations)
+    lengths: Lengths = field(default_factory=Lengths)
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken

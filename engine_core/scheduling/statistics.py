@@ -11,6 +11,7 @@ from engine_core.kv.pool import PoolStatistics
 from engine_core.kv.prefix import PrefixStatistics
 from engine_core.scheduling.durations import DurationStatistics
 from engine_core.scheduling.forecast import ForecastStatistics
+from engine_core.scheduling.lengths import LengthStatistics
 from engine_core.speculation.acceptance import AcceptanceStatistics
 from engine_core.speculation.cost import CostStatistics
 from engine_core.speculation.draft_cost import DraftCostStatistics
@@ -62,6 +63,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     draft_cost: DraftCostStatistics
     drain_rate: float  # choices ended per second, recent
     durations: DurationStatistics
+    lengths: LengthStatistics
 
 
 @dataclass(slots=True)

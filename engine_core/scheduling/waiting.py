@@ -7,6 +7,8 @@ from itertools import islice
 from engine_core.scheduling.admission import LOOKAHEAD
 from engine_core.scheduling.state import State
 
+REASONS = ("trial", "slot", "blocks", "step", "prefix")
+
 
 def reasons(state: State) -> dict[str, int]:
     """Choices in the queue by what they wait for. Nobody overtakes, so all wait for what the first one lacks, but those

@@ -39,11 +39,13 @@ VLLM_LABELLED: Mapping[str, tuple[str, str, str]] = {  # with the other server's
 }  # fmt: skip
 # Of theirs; ours has more, for what is no success.
 REASONS: Mapping[str, str] = {"stop": "stop", "length": "length", "abort": "abort"}
-VLLM_PHASES: Mapping[str, tuple[str, str]] = {
+VLLM_SPREADS: Mapping[str, tuple[str, str]] = {
     "vllm:request_queue_time_seconds": ("engine_queue_seconds", "Arrival at the scheduler to first step"),
     "vllm:request_prefill_time_seconds": ("engine_prefill_seconds", "First step to first token"),
     "vllm:request_decode_time_seconds": ("engine_decode_seconds", "First token to the end"),
     "vllm:request_inference_time_seconds": ("engine_inference_seconds", "First step to the end"),
+    "vllm:request_prompt_tokens": ("engine_request_prompt_tokens", "Prompt tokens of a request"),
+    "vllm:request_generation_tokens": ("engine_request_output_tokens", "Tokens sampled for a request"),
 }
 VLLM_TIMINGS: tuple[tuple[str, str, Callable[[Entry], HistogramStatistics]], ...] = (
     ("vllm:time_to_first_token_seconds", "Request to first token, of streams", lambda entry: entry.first_token),
@@ -70,14 +72,14 @@ def vllm(entries: Sequence[Entry], processes: Sequence[ProcessFigures], model: s
     for name, (ours, help_text, label) in VLLM_LABELLED.items():
         known = REASONS if label == "finished_reason" else None
         yield filled(CounterMetricFamily(name, help_text, labels=[*LABELS, label]), engines, ours, model, known)
-    for name, (ours, help_text) in VLLM_PHASES.items():
-        phase = HistogramMetricFamily(name, help_text, labels=LABELS)
+    for name, (ours, help_text) in VLLM_SPREADS.items():
+        spread_of = HistogramMetricFamily(name, help_text, labels=LABELS)
         for figures in engines:
             for spread in figures.spreads:
                 if spread.name == ours:
                     buckets, total = cumulated(spread.statistics), spread.statistics.total
-                    phase.add_metric([model, str(figures.index)], buckets, total)
-        yield phase
+                    spread_of.add_metric([model, str(figures.index)], buckets, total)
+        yield spread_of
 
 
 def filled(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine_core.scheduling.waiting import REASONS
 from protocol.figures import Census
-from protocol.messages import EngineStatus
+from protocol.messages import EngineStatus, Finish
 from services.census import INTERVAL, Sheet, Vitals, add_link
 from services.scheduler.loop import Loop, LoopStatistics
 from services.wire import Port
@@ -17,6 +18,7 @@ BRAIN_TOTALS = (
     "prefix_lookups", "prefix_hits", "scheduled_tokens", "surplus_tokens", "rejected", "condemned", "stale_results",
 )  # fmt: skip
 PHASES = ("queue", "prefill", "decode", "inference")
+ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # of choices here
 
 
 class Figures:
@@ -83,9 +85,11 @@ def add_engine(sheet: Sheet, status: EngineStatus, found: LoopStatistics) -> Non
         sheet.put(f"engine_{name}", getattr(brain, name))
     sheet.put("engine_blocks_quarantined", brain.pool.quarantined)
     sheet.put("engine_evicted_blocks", brain.prefix.evicted)
-    for finish, count in brain.finishes.items():
-        sheet.put("engine_ended", count, finish.name.lower())
+    for finish in ENDS:
+        sheet.put("engine_ended", brain.finishes.get(finish, 0), finish.name.lower())
     for phase in PHASES:
         sheet.spread(f"engine_{phase}_seconds", getattr(brain.durations, phase))
-    for reason, count in brain.reasons.items():
-        sheet.put("waiting_requests", count, reason)
+    sheet.spread("engine_request_prompt_tokens", brain.lengths.prompt)
+    sheet.spread("engine_request_output_tokens", brain.lengths.output)
+    for reason in REASONS:
+        sheet.put("waiting_requests", brain.reasons.get(reason, 0), reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_core.scheduling.waiting import REASONS
 from tests.sim.lives import World
 from tests.sim.server import Server
 
@@ -16,6 +17,7 @@ def world(blocks: int = 256, slots: int = 8, budget: int = 64) -> World:
 def reasons(server: Server) -> dict[str, int]:
     found = server.scheduler.statistics()
     assert sum(found.reasons.values()) == found.waiting
+    assert set(found.reasons) <= set(REASONS), "of which the metrics tell"
     return found.reasons
 
 

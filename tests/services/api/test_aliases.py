@@ -16,7 +16,7 @@ from services.catalogue import METRICS
 from tests.services.api.pipe import FakePort, answering, client, service, words
 from tests.services.figures import every
 
-SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_PHASES}
+SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_SPREADS}
 
 
 def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
@@ -36,7 +36,7 @@ async def test_aliases_say_what_ours_say() -> None:
         text = (await http.get("/metrics")).text
     found = samples(list(text_string_to_metric_families(text)))
     for theirs, (ours, _) in SAME.items():
-        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_PHASES else ""
+        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_SPREADS else ""
         assert found[theirs + suffix, "1"] == found[f"penstock_{ours}{suffix}", "1"] == values[ours], theirs
 
 

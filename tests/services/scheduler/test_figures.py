@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_core.scheduling.waiting import REASONS
 from protocol.figures import Census, ProcessFigures
 from protocol.links import Role
 from services.catalogue import ENGINE, METRICS
@@ -19,7 +20,7 @@ from tests.services.figures import every
 from tests.services.scheduler.test_loop import Bench
 
 ME = Self(Role.SCHEDULER, 0, 9, 7)
-SELDOM = {"engine_ended", "engine_accepted_tokens_by_position"}  # told once there is something to tell
+SELDOM = {"engine_accepted_tokens_by_position"}  # told once there is something to tell
 
 
 @pytest.fixture
@@ -60,7 +61,11 @@ def test_an_engine_tells_everything_in_the_catalogue(bench: Bench, tmp_path: Pat
     assert found[("engine_ready",)] == 1
     assert found[("engine_prompt_tokens",)] == 20
     assert found[("engine_output_tokens",)] == 2
-    assert found["engine_ended", "length"] == 1
+    assert {labels[0]: value for (name, *labels), value in found.items() if name == "engine_ended"} == {
+        "stop": 0, "length": 1, "abort": 0, "error": 0, "grammar": 0, "unavailable": 0,
+    }, "all of them from the beginning, so that the first one is a rise"  # fmt: skip
+    waits = {labels[0]: value for (name, *labels), value in found.items() if name == "waiting_requests"}
+    assert waits == dict.fromkeys(("grammar", *REASONS), 0)
     assert found[("engine_device_busy_seconds",)] == pytest.approx(0.5, abs=0.3)
     assert 0.0 <= found[("engine_device_idle_ratio",)] <= 1.0
     spreads = {(each.name, *each.labels): each.statistics for each in own.spreads}
@@ -70,6 +75,8 @@ def test_an_engine_tells_everything_in_the_catalogue(bench: Bench, tmp_path: Pat
     assert sum(spreads["step_part_seconds", "plan"].counts) >= 2
     assert sum(spreads["step_part_seconds", "wait"].counts) == sum(spreads["step_part_seconds", "apply"].counts) - 1
     assert sum(spreads[("engine_queue_seconds",)].counts) == 1
+    assert spreads[("engine_request_prompt_tokens",)].total == 20
+    assert spreads[("engine_request_output_tokens",)].total == 2
 
 
 def test_before_there_is_an_engine_it_says_that_it_is_not_ready(bench: Bench, tmp_path: Path) -> None:
