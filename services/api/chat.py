@@ -60,7 +60,7 @@ class ChatCompletions:
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:
                 frames = Frames(identity, chat=True, choices=n, usage=usage, told=Told.of(request))
-                await stream(reply, frames, send, outlet_of(scope))
+                await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
                 return
             await whole(reply)
             await send_json(send, msgspec.json.encode(chat_answer(identity, reply, Told.of(request))))

@@ -63,7 +63,7 @@ class Completions:
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:
                 frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)
-                await stream(reply, frames, send, outlet_of(scope))
+                await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
                 return
             await whole(reply)
             await send_json(send, msgspec.json.encode(completion_answer(identity, reply, told)))

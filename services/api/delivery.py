@@ -24,6 +24,7 @@ from services.api.departure import ClientLeft, departure
 from services.api.exchange import Exchange
 from services.api.pipeline import Pipeline
 from services.api.reply import Choice, Reply
+from services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -60,11 +61,12 @@ async def whole(reply: Reply) -> None:
 class Flow:
     """The tap of a stream that has begun."""
 
-    __slots__ = ("_frames", "_outlet")
+    __slots__ = ("_exchange", "_frames", "_outlet")
 
-    def __init__(self, frames: Framing, outlet: Outlet) -> None:
+    def __init__(self, frames: Framing, outlet: Outlet, exchange: Exchange) -> None:
         self._frames = frames
         self._outlet = outlet
+        self._exchange = exchange
 
     def flow(self, reply: Reply) -> bool:
         """As `services.api.reply.Tap.flow`."""
@@ -73,7 +75,9 @@ class Flow:
         try:
             body = self._frames.take(reply, reply.take_news())
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            journal.exception(log, "request_failed", tickets=",".join(map(str, reply.tickets)))
+            current = self._exchange
+            trace = trace_of(current.context)
+            journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             reply.fail(EngineFailure("the server failed on this request", code="internal_error"))
             return True
         if body:
@@ -81,7 +85,7 @@ class Flow:
         return True
 
 
-async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | None) -> None:
+async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | None, exchange: Exchange) -> None:
     """Send the reply as it grows, one write for all that has come since the last one.
 
     Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
@@ -91,7 +95,7 @@ async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | Non
         raise reply.error
     if not reply.left:
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-    flow = Flow(frames, outlet) if outlet is not None else None
+    flow = Flow(frames, outlet, exchange) if outlet is not None else None
     while not reply.left:
         ended, error = reply.ended, reply.error
         body = frames.take(reply, news)

@@ -164,6 +164,8 @@ class Gate:
             fields.update(prompt_tokens=current.prompt_tokens, completion_tokens=current.completion_tokens)
         if current.first_token is not None:
             fields["ttft"] = current.first_token
+        if current.rejection:
+            fields["reason"] = current.rejection
         write(log, "request", **fields, seconds=now - current.started)
 
 

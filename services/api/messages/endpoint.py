@@ -59,7 +59,8 @@ class Messages:
             service.pipeline.submit([submit], reply, now)
             async with attended(reply, service.pipeline, receive, exchange.of(scope)):
                 if request.stream:
-                    await stream(reply, MessageEvents(identity, thinking=thinking), send, outlet_of(scope))
+                    frames = MessageEvents(identity, thinking=thinking)
+                    await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
                     return
                 await whole(reply)
                 await send_json(send, msgspec.json.encode(message_answer(identity, reply, thinking=thinking)))

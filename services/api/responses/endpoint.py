@@ -63,7 +63,7 @@ class Responses:
                 return
             async with attended(reply, service.pipeline, receive, current):
                 if request.stream:
-                    await stream(reply, ResponseEvents(turn), send, outlet_of(scope))
+                    await stream(reply, ResponseEvents(turn), send, outlet_of(scope), current)
                     return
                 await whole(reply)
                 await send_json(send, msgspec.json.encode(completed(turn, reply)))

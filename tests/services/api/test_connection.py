@@ -151,7 +151,9 @@ async def test_each_batch_is_one_chunk_on_the_spot() -> None:
         assert last.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_bug_in_what_a_stream_says_ends_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_what_a_stream_says_ends_it_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What came in the same message is written for the others, and the process goes on."""
     real = Frames.take
 
@@ -176,6 +178,9 @@ async def test_a_bug_in_what_a_stream_says_ends_it_alone(monkeypatch: pytest.Mon
         found.port.arrive(batch([(good_id, Row(text="!", finish=Finish.STOP))]))
         assert b"".join(await good.rest()).endswith(b"data: [DONE]\n\n")
         assert found.parts.pipeline.statistics().unfinished == 0
+    (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request_failed"]
+    assert {"id", "trace_id", "route"} == set(line)
+    assert all(line.values())
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody_and_gets_everything_merged() -> None:

@@ -194,6 +194,7 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
     }  # fmt: skip
     assert second.__dict__["fields"]["route"] == "/v1/models/{name}"
     assert second.__dict__["fields"]["status"] == 404
+    assert second.__dict__["fields"]["reason"] == "model_not_found", "a line says why, in the metrics' word"
     assert "secret" not in caplog.text
     assert "answer" not in str(fields)
 
