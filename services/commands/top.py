@@ -342,21 +342,21 @@ def drawn(found: View) -> Group:
         f"{found.request_rate:,.1f} finished/s",
         f"{found.preemptions} preempted",
     )
-    if found.reasons:
-        figures.add_row("waiting for", *(f"{reason} {count}" for reason, count in found.reasons.items()))
     figures.add_row("tokens", f"{found.output_rate:,.0f} out/s", f"{found.prompt_rate:,.0f} in/s")
     figures.add_row("KV cache", f"{found.kv_used:.0%} used", f"{found.kv_cached:.0%} cached")
     figures.add_row("steps", f"{found.step_rate:,.0f}/s", f"{found.step_ms:.2f} ms" if found.step_ms else "",
                     f"device {1 - found.idle:.0%} busy", f"epoch {found.epoch}")  # fmt: skip
-    if found.parts_ms:
-        parts_ms = "  ".join(f"{part} {value:.2f}" for part, value in found.parts_ms.items())
-        figures.add_row("parts, ms", Text(parts_ms))
     for title, times in (("first token", found.first_token_ms), ("between tokens", found.inter_token_ms)):
         figures.add_row(title, *(f"{name} {value:,.1f} ms" for name, value in times.items()))
     parts = Text("  ").join(
         Text(("● " if fine else "○ ") + name, style="green" if fine else "red") for name, fine in found.parts.items()
     )
-    lines: list[Any] = [head, "", figures, "", parts]
+    lists = Table.grid(padding=(0, 3))  # a row of their own each: as long as they are
+    if found.parts_ms:
+        lists.add_row("step parts, ms", "  ".join(f"{part} {value:.2f}" for part, value in found.parts_ms.items()))
+    if found.reasons:
+        lists.add_row("waiting for", "  ".join(f"{reason} {count}" for reason, count in found.reasons.items()))
+    lines: list[Any] = [head, "", figures, *((lists,) if lists.rows else ()), "", parts]
     if found.processes:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for title in ("process", "pid", "memory", "cores", "loop lag", "queued", "starts"):
