@@ -30,7 +30,7 @@ class Running:
 
     def __enter__(self) -> Fake:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         return self.fake
 
     def __exit__(self, *error: object) -> None:
