@@ -3,7 +3,8 @@
 FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once with that code, `mute` never gets ready,
 `stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F, `once` is well in its first
 life and fails at once in later ones, `silent` sends one heartbeat in its first life and no more, `busy:S` sends one,
-computes for S seconds and sends heartbeats again. FAKE_LOG gets the events.
+computes for S seconds and sends heartbeats again, `group:N` says in each of its first N lives that another executor of
+its group has ended. FAKE_LOG gets the events.
 """
 
 import json
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from protocol.links import Role
 from services import process, rundir
 from services.notify import notify
-from services.process import Stop
+from services.process import ExitCode, Stop
 
 
 def say(event: str) -> None:
@@ -31,7 +32,8 @@ name = f"{role}-{sys.argv[2].removeprefix('--index=')}"
 run_dir = Path(next(word for word in sys.argv if word.startswith("--run-dir=")).removeprefix("--run-dir="))
 word, _, detail = json.loads(os.environ.get("FAKE_PLAN", "{}")).get(name, "").partition(":")
 log = Path(os.environ["FAKE_LOG"])
-reborn = log.exists() and any(line.startswith(f"{name} ") for line in log.read_text().splitlines())
+before = [line for line in log.read_text().splitlines() if line.startswith(f"{name} ")] if log.exists() else []
+reborn = bool(before)
 stop = Stop(once=word != "stubborn")
 process.follow_parent(process.DEATH_SIGNAL[role])
 say("started " + " ".join(sys.argv[3:]))
@@ -40,6 +42,8 @@ print(f"{name} says hello", flush=True)
 if word == "exit" or (word == "once" and reborn):
     print("it went wrong", file=sys.stderr)
     sys.exit(int(detail or 1))
+if word == "group" and sum(line.split(" ")[2] == "started" for line in before) < int(detail):
+    sys.exit(ExitCode.GROUP)
 notify("STATUS=working")
 facts = {"URL": "http://127.0.0.1:1", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "512", "BLOCK_SIZE": "16"}
 facts["MAX_MODEL_LEN"] = "1024"

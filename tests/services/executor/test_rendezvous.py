@@ -275,7 +275,7 @@ def test_other_keys_are_refused_with_words_on_both_sides(
 ) -> None:
     where = free_address()
     first = start(threads, where, 0, 2, stop)
-    with pytest.raises(LinkError, match="has other link keys than executor 1 .* the same file as --link-keys"):
+    with pytest.raises(LinkError, match=r"has other link keys than executor 1 .* the same file as --link-keys"):
         start(threads, where, 1, 2, stop, secret=b"another deployment's").result(SECONDS)
     finish(first, start(threads, where, 1, 2, stop))
     reasons = [record.fields["reason"] for record in caplog.records if record.getMessage() == "refused"]
