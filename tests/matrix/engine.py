@@ -18,6 +18,7 @@ from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import warm_steps
 from engine_core.loading import load
 from engine_core.models.decoder import Decoder
+from engine_core.models.draft_spec import read_draft
 from engine_core.models.registry import build
 from engine_core.models.spec import ModelSpec, read_spec
 from engine_core.scheduling.options import SchedulingOptions
@@ -53,9 +54,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def network(folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE) -> tuple[Decoder, ModelSpec]:
+def network(
+    folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE, draft: Path | None = None
+) -> tuple[Decoder, ModelSpec]:
     spec = read_spec(folder)
-    model = build(spec, dtype, torch.device(device), 1024, group=group)
+    drafting = None if draft is None else read_draft("draft_model", draft, spec, None)
+    model = build(spec, dtype, torch.device(device), 1024, group=group, draft=drafting)
     load(model, folder, "auto", 0)
     return model, model.spec
 
@@ -76,11 +80,12 @@ class Engine:
         draft: Path | None = None,
         group: Group = ALONE,
     ) -> None:
-        model, spec = network(folder, dtype, device, group)
+        model, spec = network(folder, dtype, device, group, draft if cell.own_drafts else None)
         drafter = None
         if cell.own_drafts:
             assert draft is not None
-            drafter = Draft(*network(draft, dtype, device), cell.own_drafts)
+            drafts = network(draft, dtype, device) if group.ends else (None, read_spec(draft))
+            drafter = Draft(*drafts, cell.own_drafts)
         self.cell = cell
         self.runner = Runner(
             model,

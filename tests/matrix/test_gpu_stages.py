@@ -1,5 +1,5 @@
 """On GPUs in bf16: the embedded model's answers from two and four stages, eager and in graphs, and from two stages of
-two ranks. NCCL; a machine with fewer GPUs runs what it can."""
+two ranks, with its draft on the last stage, too. NCCL; a machine with fewer GPUs runs what it can."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.structured_engine import follow, told
-from engine_core.embedded import demo_folder
+from engine_core.embedded import demo_folder, draft_folder
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.results import Launched
 from engine_core.execution.runner import Runner
@@ -52,7 +52,7 @@ def gpu_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 def answers(group: Group, cell: Cell, asked: list[Prompt]) -> Answers:
     device = f"cuda:{group.stage * group.size + group.rank}"
-    engine: Any = Engine(cell, demo_folder(), dtype=torch.bfloat16, device=device, group=group)
+    engine: Any = Engine(cell, demo_folder(), dtype=torch.bfloat16, device=device, draft=draft_folder(), group=group)
     if group.several and not group.answers:
         follow(engine.runner, group)
         return {}
@@ -66,14 +66,15 @@ def answers(group: Group, cell: Cell, asked: list[Prompt]) -> Answers:
     return found
 
 
+@pytest.mark.parametrize("drafts", [0, 4], ids=["alone", "drafts"])
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("size", ALL, ids=str)
-def test_stages_give_the_canarys_answers(gpu_ranks: Ranks, size: tuple[int, int], graphs: bool) -> None:
+def test_stages_give_the_canarys_answers(gpu_ranks: Ranks, size: tuple[int, int], graphs: bool, drafts: int) -> None:
     if size not in SIZES:
         pytest.skip(f"there are fewer than {count(size)} GPUs")
     asked = prompts()
     expected = answers(ALONE, BASE, asked)
-    cell = msgspec.structs.replace(BASE, graphs=graphs, depth=size[1] + 1)
+    cell = msgspec.structs.replace(BASE, graphs=graphs, depth=size[1] + 1, own_drafts=drafts)
     *others, found = [result for result in gpu_ranks.run(size, answers, cell, asked) if result]
     assert not others, "one member answers"
     assert found == expected

@@ -16,6 +16,7 @@ from engine_core import embedded, loading
 from engine_core.execution.drafting import Draft
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.pipeline import Pipeline, PipelineStatistics, StageModel, staged
+from engine_core.execution.readying import shallow_draft
 from engine_core.execution.rows import decode_rows
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.transfer import Upload
@@ -198,6 +199,30 @@ def test_drafts_of_the_last_stage_are_those_of_a_whole_model(ranks: Ranks, metho
     for found in first, last:
         assert torch.equal(found[1][:-1], known[:-1])
         assert torch.equal(found[0][: int(known[0])], row[: int(known[0])])
+
+
+def rehearsed(group: Group, method: str, folder: Path) -> int:
+    """Steps on trial with drafts behind them, over one layer of each kind."""
+    spec = read_draft(method, folder, read_spec(FOLDER), None)
+    model = model_of(group, spec)
+    short = model.shallow()
+    few = shallow_draft(draft_of(method, folder, spec, model), short)
+    assert len(short.blocks) < len(model.blocks)
+    runner = Runner(short, short.spec, replace(runner_of(group).options, blocks=0), few)
+    for plan in runner.drafted([trial_step(runner.sizes, [8, 1], Sampling(temperature=1.0)) for _ in range(3)]):
+        runner.collect(runner.launch(plan))
+    runner.reset()
+    assert runner._pipeline is not None
+    return runner._pipeline.statistics().drafted
+
+
+@pytest.mark.parametrize("method", ["draft_model", "listening"])
+def test_drafts_on_trial_go_through_all_stages(ranks: Ranks, method: str, tmp_path: Path) -> None:
+    """As they do when kernels are compiled for them."""
+    if method == "draft_model":
+        assert ranks.run(TWO, rehearsed, method, embedded.draft_folder()) == [3, 3]
+    else:
+        assert ranks.run(TWO, rehearsed, "eagle", listening_head(tmp_path, read_spec(FOLDER))) == [3, 3]
 
 
 def marked(group: Group) -> list[int]:
