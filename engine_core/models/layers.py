@@ -233,8 +233,8 @@ class Norm:
     def add(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream takes up what a block has made of it: the norm of the sum, and that sum.
 
-        Here alone do the ranks' partial sums meet, `[tokens, width]` each: whatever joins all-reduce, addition and norm
-        to one operation has its place here.
+        The ranks' partial sums meet here, `[tokens, width]` each, and but once more where a stage ends: whatever joins
+        all-reduce, addition and norm to one operation has its place here.
         """
         return add_rms_norm(self.group.sum(partial), residual, self.weight, self.eps)
 
