@@ -92,10 +92,41 @@ def decode_rows(decoding: Column) -> HostRows:
 
 def mixed_rows(decoding: Column, plan: StepPlan) -> HostRows:
     """Decoding slots, some with drafts, and chunks."""
+    return drafted_rows(decoding, plan) if plan.drafts else chunked_rows(decoding, plan)
+
+
+def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
+    """Decoding slots and chunks: whoever samples has one entry. The device waits for this with every prompt."""
+    slot, start, size, sample = integers(plan.chunks).reshape(-1, 4).T
+    count = len(decoding)
+    query_start = np.arange(count + len(slot) + 1, dtype=np.int32)
+    np.cumsum(size, out=query_start[count + 1 :])
+    query_start[count + 1 :] += count
+    starts = np.full(count + len(slot), DECODING, np.int32)
+    starts[count:] = start
+    places = np.arange(count + int(sample.sum()) + 1, dtype=np.int32)
+    sampling = np.concatenate((places[:count], count + sample.nonzero()[0]))
+    slots = np.concatenate((decoding, slot))
+    return HostRows(
+        query_start=query_start,
+        slots=slots,
+        starts=starts,
+        last=query_start[sampling + 1] - 1,
+        draft_ids=np.full(query_start[-1], NO_DRAFT, np.int32),
+        entry_start=places,
+        entry_slots=slots[sampling],
+        depth=np.zeros(len(sampling), np.int32),
+        drafts=np.full(len(sampling), NO_DRAFT, np.int32),
+        decoding=count,
+        longest=int(size.max(initial=min(count, 1))),
+    )
+
+
+def drafted_rows(decoding: Column, plan: StepPlan) -> HostRows:
+    """Decoding slots, those that have drafts with an entry more for each, and chunks."""
+    drafted = integers(plan.drafts).reshape(-1, 2)
     queries = np.ones(len(decoding), np.int32)
-    if plan.drafts:
-        drafted = integers(plan.drafts).reshape(-1, 2)
-        queries[np.searchsorted(decoding, drafted[:, 0])] += drafted[:, 1]
+    queries[np.searchsorted(decoding, drafted[:, 0])] += drafted[:, 1]
     chunks = integers(plan.chunks).reshape(-1, 4)
     slots = np.concatenate((decoding, chunks[:, 0]))
     entries = np.concatenate((queries, chunks[:, 3]))  # of each row
@@ -107,9 +138,8 @@ def mixed_rows(decoding: Column, plan: StepPlan) -> HostRows:
     last = np.repeat(query_start[1:][sampling] - counts, counts) + depth
     draft_ids = np.full(query_start[-1], NO_DRAFT, np.int32)
     drafts = np.full(len(depth), NO_DRAFT, np.int32)
-    if plan.drafts:
-        after = depth.nonzero()[0]
-        drafts[after - 1] = draft_ids[last[after]] = integers(plan.draft_ids)
+    after = depth.nonzero()[0]
+    drafts[after - 1] = draft_ids[last[after]] = integers(plan.draft_ids)
     return HostRows(
         query_start=query_start,
         slots=slots,

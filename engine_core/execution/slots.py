@@ -156,7 +156,7 @@ class SlotTable:
             self._block_counts[start.slot] = len(start.blocks) // NUMBER
         numbers = self.parameters.start(starts)
         pairs = integers(plan.blocks).reshape(-1, 2)
-        if starts and np.isin(pairs[:, 0], [start.slot for start in starts]).any():
+        if starts and len(pairs) and np.isin(pairs[:, 0], [start.slot for start in starts]).any():
             self._send(starts, numbers, pairs[:0])  # the start clears the table that it fills, so it goes first
             starts, numbers = (), []
         self._send(starts, numbers, pairs)
@@ -185,6 +185,8 @@ class SlotTable:
 
     def _append(self, pairs: Column) -> Column:
         """Slot, column and block of each that is appended: [blocks, 3], in the order given for each slot."""
+        if not len(pairs):
+            return np.empty((0, PAIR), np.int32)
         slots = pairs[:, 0]
         columns = self._block_counts[slots]
         if len(slots) > 1 and (slots[1:] <= slots[:-1]).any():  # several of a slot, or slots in any order

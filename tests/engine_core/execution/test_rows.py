@@ -10,7 +10,9 @@ from engine_core.execution.rows import (
     Column,
     HostRows,
     Packing,
+    chunked_rows,
     decode_rows,
+    drafted_rows,
     entry_columns,
     entry_padding,
     input_columns,
@@ -114,6 +116,23 @@ def test_columns_of_any_plan_agree_with_each_other(seed: int) -> None:
         assert (rows.draft_ids[token] >= 0) == (depth > 0)
         follows = entry + 1 < rows.entries and rows.depth[entry + 1] == depth + 1
         assert draft == (rows.draft_ids[token + 1] if follows else NO_DRAFT)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plan_without_drafts_has_the_rows_of_one_with_none(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    order = chance.permutation(16)
+    decoding = np.sort(order[: chance.integers(0, 8)]).astype(np.int32)
+    ends = chance.integers(1, 6, (chance.integers(0, 5), 3))
+    chunks = [(int(slot), *map(int, end[:2]), int(end[2]) % 2) for slot, end in zip(order[8:], ends, strict=False)]
+    plan = StepPlan(step=1, epoch=1, chunks=column(*np.ravel(chunks).astype(int)))
+    quick, general = chunked_rows(decoding, plan), drafted_rows(decoding, plan)
+    assert all_columns(quick) == all_columns(general)
+    assert (quick.decoding, quick.longest, quick.plain) == (general.decoding, general.longest, general.plain)
+    for given in (*input_columns(quick), *entry_columns(quick, None)):
+        assert given.dtype == np.int32
+        assert given.flags.c_contiguous, "they go up as they are"
+        assert given.flags.writeable
 
 
 def test_masks_stand_beside_their_entries() -> None:
