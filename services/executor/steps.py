@@ -22,6 +22,7 @@ from protocol.figures import HistogramStatistics
 from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from services import journal
 from services.census import PART
+from services.executor.bond import leave
 from services.executor.report import Reports
 from services.executor.watchdog import Watchdog
 from services.tracing.execution import ExecutionTraces
@@ -47,8 +48,10 @@ class StepsStatistics(msgspec.Struct, frozen=True):
 class Steps:
     """One executor's plans and results. A new scheduler, or a new epoch of the same, begins with empty slots.
 
-    In a group every plan that has come is run to its end, whoever asked for it: the others may be in the midst of it.
-    One member has the masks and answers; steps that wait for masks are its to watch.
+    In a group every plan that has come is run to its end, whoever asked for it: the others may be in the midst of it. A
+    scheduler that lost us and lives has planned for the others meanwhile, who may be in the midst of a step that never
+    came here; the next collective would put two different steps together, so this life of the group is over. One member
+    has the masks and answers; steps that wait for masks are its to watch.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Steps:
         self._traces = traces
         self.decoding: set[int] = set()  # slots
         self._scheduler: Peer | None = None
+        self._known: int | None = None  # incarnation of the last scheduler that joined
         self._epoch = 0
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
@@ -149,8 +153,10 @@ class Steps:
         return StepsStatistics(*counts, len(self._results), self._launch.statistics())
 
     def _join(self, peer: Peer) -> None:
+        if self._group.several and peer.incarnation == self._known:
+            leave(reason="the scheduler lost us while it lived: the group is out of step")
         self._schedulers += 1
-        self._scheduler = peer
+        self._scheduler, self._known = peer, peer.incarnation
         self._forget()
         journal.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
         sent = self._port.send(peer, msgspec.structs.replace(self._ready, epoch=peer.epoch))

@@ -23,13 +23,14 @@ import pytest
 
 from services.linkkeys import new_keys, write_keys
 from services.notify import NoticeSocket
-from tests.e2e.server import Server, descendants, serving
+from tests.e2e.server import LIMIT, ONE_EACH, Server, descendants, serving
 
 CLONE_NEWNET = 0x40000000  # unshare(2), setns(2)
 MINE = "/proc/thread-self/ns/net"
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
 PORTS = {"--scheduler-address": 7000, "--rendezvous": 7200}  # all are free in a namespace of one's own
-END_LIMIT = 60.0  # seconds
+
+FIRST = "api,tokenizer,scheduler,executor:0"  # what host A has
 
 
 class Hosts:
@@ -119,7 +120,7 @@ def ip(*words: str) -> None:
 
 @dataclass
 class Worker:
-    """`penstock serve` on host B."""
+    """`penstock serve` on a host, and what a test asks of it."""
 
     process: subprocess.Popen[bytes]
     notices: NoticeSocket
@@ -135,30 +136,35 @@ class Worker:
                 found[next(word for word in words if word.startswith(b"--index="))] = pid
         return [found[index] for index in sorted(found)]
 
-    def logged(self, words: str, limit: float = END_LIMIT) -> None:
+    def logged(self, words: str, limit: float = LIMIT) -> None:
         """Wait until these words stand in the log."""
         deadline = time.monotonic() + limit
         while words not in (text := self.log.read_text()):
             assert time.monotonic() < deadline, f"{words!r} is not in the log:\n{text}"
             select.select([], [], [], 0.02)
 
-    def ready(self) -> bool:
-        return any(notice.ready for notice in self.notices.receive())
+    def ready(self, limit: float = LIMIT) -> None:
+        """Wait until it says so."""
+        deadline = time.monotonic() + limit
+        while not any(notice.ready for notice in self.notices.receive()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            select.select([self.notices], [], [], 0.5)
 
     def end(self) -> int:
         """Tell it to end; its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(END_LIMIT)
+        return self.process.wait(LIMIT)
 
 
 @contextmanager
-def working(hosts: Hosts, folder: Path, *arguments: str, parts: str = "executor:1") -> Iterator[Worker]:
-    """`penstock serve` with some parts on host B; it is not waited for."""
+def working(hosts: Hosts, folder: Path, *arguments: str, parts: str = "executor:1", host: int = 1) -> Iterator[Worker]:
+    """`penstock serve` with some parts on a host; it is not waited for."""
     folder.mkdir()
     notices, log, run_dir = NoticeSocket(folder / "notify.sock"), folder / "worker.log", folder / "run"
     command = [sys.executable, "-m", "penstock", "serve", "--parts", parts, "--run-dir", str(run_dir), *arguments]
     environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
-    with log.open("wb") as out, hosts.inside(1):
+    with log.open("wb") as out, hosts.inside(host):
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
     try:
         yield Worker(process, notices, log, run_dir)
@@ -167,7 +173,7 @@ def working(hosts: Hosts, folder: Path, *arguments: str, parts: str = "executor:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(END_LIMIT)
+            process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -191,7 +197,8 @@ class TwoHosts:
 def shared(keys: Path) -> tuple[str, ...]:
     """Options that both hosts are given."""
     addresses = [f"{option}=tcp://{ADDRESSES[0]}:{port}" for option, port in PORTS.items()]
-    return ("--device", "cpu", "--cpu-threads", "1", "--max-num-seqs", "32", *addresses, "--link-keys", str(keys))
+    sizes = ("--device", "cpu", "--cpu-threads", "1", "--max-num-seqs", "32", *ONE_EACH)
+    return (*sizes, *addresses, "--link-keys", str(keys))
 
 
 @contextmanager
@@ -204,6 +211,6 @@ def serving_from_two(folder: Path, *arguments: str) -> Iterator[TwoHosts]:
         two_hosts() as hosts,
         working(hosts, folder / "b", *options) as worker,
         hosts.inside(0),
-        serving(folder, *options, "--parts", "api,tokenizer,scheduler,executor:0") as server,
+        serving(folder, *options, "--parts", FIRST) as server,
     ):
         yield TwoHosts(hosts, server, worker)

@@ -73,9 +73,8 @@ def test_no_text_is_taken_for_what_it_is_not(text: str) -> None:
         found = read_parts(text)
     except ConfigError:
         return
-    assert ",".join(map(str, found)).replace(",", "") == "".join(
-        f"{word.partition(':')[0]}{numbered(word.partition(':')[2])}" for word in map(str.strip, text.split(",")) if word
-    )
+    words = [word.strip().partition(":") for word in text.split(",") if word.strip()]
+    assert list(map(str, found)) == [role + numbered(numbers) for role, _, numbers in words]
 
 
 def numbered(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.execution.group import Group
+from engine_core.execution.group import ALONE, Group
 from protocol.config import Config, ExecutorConfig, ModelConfig
 from protocol.links import STEPS, Welcome
 from protocol.messages import Message, Sampling
@@ -95,6 +96,31 @@ def run(steps: Steps, who: Peer, *messages: Message | Joined | Left) -> None:
 
 def results(port: FakePort) -> list[StepResult]:
     return [message for _, message in port.sent if isinstance(message, StepResult)]
+
+
+class Ended(Exception):
+    """In place of the process's end."""
+
+
+@pytest.mark.parametrize(("group", "ends"), [(ALONE, False), (Group(0, 2, 0, 1, None, None, None, None, False), True)])
+def test_a_group_that_its_scheduler_lost_begins_anew(
+    group: Group, ends: bool, port: FakePort, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that is new has planned for nobody; one that lived on has planned for the others meanwhile."""
+
+    def leave(*, reason: str) -> None:
+        raise Ended(reason)
+
+    monkeypatch.setattr("services.executor.steps.leave", leave)
+    sink: Any = port
+    reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
+    steps = Steps(sink, engine.runner, engine.ready, Watchdog(), reports, group)
+    old, new = peer(1), peer(2)
+    run(steps, old, Joined(), Left("process 7 ended"))
+    run(steps, new, Joined(), Left("unreachable"))
+    with pytest.raises(Ended, match="out of step") if ends else nullcontext():
+        run(steps, peer(2), Joined())
+    assert steps.statistics().schedulers == (2 if ends else 3)
 
 
 def test_joining_is_answered_with_what_the_executor_holds(steps: Steps, port: FakePort, engine: Engine) -> None:
