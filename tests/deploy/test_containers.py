@@ -71,7 +71,7 @@ def test_the_images_run_as_nobody_special_and_end_in_order() -> None:
             stages[rest.split()[-1]] = {}
         elif stages:
             stages[list(stages)[-1]][word] = rest
-    assert set(stages) == {"common", "cpu-packages", "cuda-packages", "cpu", "cuda"}
+    assert set(stages) == {"common", "packages", "cpu", "cuda"}
     for name in ("cpu", "cuda"):
         stage = stages[name]
         assert stage["USER"] == "penstock"
@@ -81,6 +81,27 @@ def test_the_images_run_as_nobody_special_and_end_in_order() -> None:
         assert parsed(yaml.safe_load(stage["CMD"])).api.host == "0.0.0.0"
     assert "--device" in stages["cpu"]["CMD"]
     assert "gcc" in stages["cuda"]["RUN"]
+
+
+def test_the_images_have_the_torch_that_the_project_wants() -> None:
+    """Installed first, from the index that the builder names; then nothing of it is left to fetch."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (command,) = [rest for word, rest in instructions() if word == "RUN" and "torch" in rest]
+    assert command.split()[-1].strip('"') in wanted
+    for index, words in (("", ["pip", "install"]), ("http://x", ["pip", "install", "--index-url", "http://x"])):
+        said = subprocess.run(
+            ["sh", "-c", f"printf '%s\n' {command}"],
+            env={"TORCH_INDEX": index},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert said.stdout.split()[:-1] == words
+    services = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
+    for name in ("penstock", "penstock-gpu"):
+        assert set(services[name]["build"]["args"]) == {
+            rest.split("=")[0] for word, rest in instructions() if word == "ARG"
+        }
 
 
 def test_the_images_are_of_a_python_that_is_served() -> None:

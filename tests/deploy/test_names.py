@@ -21,7 +21,7 @@ FILES = tuple(sorted(path for path in DEPLOY.rglob("*") if path.is_file()))
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 # Options of others' programs, by the program that stands before them in the line.
 OTHERS = {
-    "docker": {"--target"},
+    "docker": {"--target", "--build-arg"},
     "up": {"--build"},
     "systemctl": {"--now"},
     "kubectl": {"--from-literal", "--from-file"},

@@ -237,6 +237,12 @@ def test_a_confined_process_has_the_families_of_its_unit() -> None:
     assert said("penstock-executor@.service", ASKS).split() == ["AF_INET", "AF_NETLINK", NO_FAMILY]
 
 
+@pytest.mark.parametrize("name", ["penstock-scheduler.service", "penstock-tokenizer@.service"])
+def test_who_binds_links_may_bind_addresses(name: str) -> None:
+    code = "import zmq; zmq.Context().socket(zmq.ROUTER).bind('tcp://127.0.0.1:*'); print('bound')"
+    assert said(name, code) == "bound"
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="filters are made for x86-64")
 def test_a_confined_process_has_the_calls_of_its_unit() -> None:
     if not calls("@system-service"):
