@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.scheduling.microbatches import stretch
 from engine_core.scheduling.slots import Ints, Lane
 from engine_core.scheduling.state import Chunk, Drafts, Flight, Made, State, Told
 from protocol.steps import OWN_DRAFT, StepResult
@@ -87,7 +88,7 @@ def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) ->
     options = state.options
     most = min(options.speculation.max_step_drafts, options.max_num_batched_tokens - len(slots))
     forget_told(state, lane, room)
-    lengths = guesses.ask(slots, room, most, state.cost, state.planned)
+    lengths = guesses.ask(slots, room, most, state.cost, state.planned, stretch(state))
     short = claim_blocks(state, slots, lengths)
     state.made = None if chunks else Made(int(np.count_nonzero(lengths)), int(lengths.max(initial=0)))
     guesses.standing[slots] = lengths

@@ -91,5 +91,11 @@ def prompt_budget(state: State, budget: int) -> int:
     return min(budget, max(options.piece, -(-waiting // (2 * options.stages))))
 
 
+def stretch(state: State) -> float:
+    """How many times as long as its time on the last stage, which is measured, a step takes until that stage drafts
+    behind the next one: 1 where every stage has a micro-batch to run, as many as there are stages for a single one."""
+    return state.options.stages / max(1, sum([size > 0 for size in state.slots.sizes]))
+
+
 def nobody() -> Ints:
     return np.zeros(0, np.int64)

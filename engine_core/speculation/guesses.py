@@ -67,9 +67,12 @@ class Guesses:
         self._prior[:, slot] = self._of_all()
         self._hits[:, slot] = self._trials[:, slot] = 0.0
 
-    def ask(self, slots: Ints, room: Ints, most: int, cost: StepCost, step: int) -> Ints:
+    def ask(self, slots: Ints, room: Ints, most: int, cost: StepCost, step: int, stretch: float = 1.0) -> Ints:
         """How many drafts to make for each of the slots that sample in this step, at most `room` and `most` in all, for
-        the next step to verify. # [rows]"""
+        the next step to verify. # [rows]
+
+        stretch: how many times the measured `cost` a step takes for each time that there is drafting.
+        """
         rows = len(slots)
         room = np.where(self._wanted[slots], np.clip(room, 0, self.most), 0)
         most = min(most, int(room.sum()))
@@ -79,6 +82,7 @@ class Guesses:
         if seconds is None:
             lengths = room - np.clip(np.cumsum(room) - most, 0, room)  # it is tried, and thereby measured
         else:
+            seconds = seconds * stretch
             lengths = self._best(slots, room, seconds)
             self._try(slots, room, lengths, seconds, step)
         self._learned[slots[lengths >= ENOUGH]] = step

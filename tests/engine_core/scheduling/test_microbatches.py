@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine_core.scheduling.microbatches import stretch
 from engine_core.speculation.options import SpeculationOptions
 from protocol.steps import NOBODY, StepPlan
 from tests.sim.executor import ints
@@ -61,6 +62,19 @@ def test_rows_are_spread_evenly_and_take_turns(world: World) -> None:
     order = [plan.microbatch for plan in plans[-2 * world.stages :]]
     assert order[: world.stages] == order[world.stages :]
     assert sorted(order[: world.stages]) == list(range(world.stages))
+
+
+def test_a_step_takes_as_many_stages_as_have_nothing_else_to_run() -> None:
+    """By which the time of drafting is weighed, that the last stage takes once for each step."""
+    for rows, expected in ((0, 3.0), (1, 3.0), (2, 1.5), (3, 1.0), (9, 1.0)):
+        server = Server(THREE)
+        for first in range(rows):
+            server.submit([first, 7, 8], max_tokens=40)
+        fill(server)
+        for _ in range(6 if rows else 0):
+            turn(server)
+        assert stretch(server.scheduler._state) == expected
+    assert stretch(Server(ROOMY).scheduler._state) == 1.0
 
 
 def test_a_row_has_at_most_two_steps_in_flight() -> None:

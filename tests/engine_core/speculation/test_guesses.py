@@ -70,6 +70,16 @@ def test_drafts_that_come_true_are_drafted_whole_and_others_not_at_all(rows: int
         assert set(found.ask(slots, room(slots), 1000, known_cost(rows), 1).tolist()) == {expected}
 
 
+def test_a_dear_draft_pays_where_a_step_takes_several_stages() -> None:
+    """Five tokens for a step and 20 ms of drafting: too much for a step of 4 ms, not for one of 16."""
+    found, slots = guesses(1)
+    for _ in range(40):
+        found.tell(slots, np.array([MOST]), np.array([MOST]))
+        found.cost.tell(1, MOST, MOST * 5e-3)
+    assert found.ask(slots, room(slots), 1000, known_cost(1), 1).tolist() == [0]
+    assert found.ask(slots, room(slots), 1000, known_cost(1), 2, 4.0).tolist() == [MOST]
+
+
 def test_rows_differ_and_turns_are_shared() -> None:
     """A turn for one row is paid for all: the others join it as far as their chances are worth verifying."""
     found, slots = guesses(8)
