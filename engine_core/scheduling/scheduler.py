@@ -75,6 +75,10 @@ class Scheduler:
         self._state.durations.now = now
         submit(self._state, request, source, guide, now)
 
+    def tick(self, now: float) -> None:
+        """It is `now`: that is when what has no time of its own happens, an abort or a stop."""
+        self._state.durations.now = now
+
     def abort(self, request: int) -> None:
         """End every choice of the request; its blocks are free within one step. Unknown ids are ignored."""
         found = self._state.requests.get(request)

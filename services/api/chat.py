@@ -55,7 +55,7 @@ class ChatCompletions:
         identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
         streaming = bool(request.stream)
-        reply = Reply(1, n, stream=streaming, timings=service.traffic.timings, now=now)
+        reply = Reply(1, n, stream=streaming, timings=service.traffic.timings, now=now, name=identity.id)
         service.pipeline.submit([submit], reply, now)
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:

@@ -58,7 +58,8 @@ class Completions:
         identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
         streaming, told = bool(request.stream), Told.of(request)
-        reply = Reply(len(prompts), n, stream=streaming, timings=service.traffic.timings, now=now)
+        timings, many = service.traffic.timings, len(prompts)
+        reply = Reply(many, n, stream=streaming, timings=timings, now=now, name=identity.id)
         service.pipeline.submit(submits, reply, now)
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:

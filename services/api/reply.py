@@ -100,8 +100,11 @@ class Tap(Protocol):
 class Reply:
     """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
 
-    def __init__(self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float) -> None:
+    def __init__(
+        self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float, name: str = ""
+    ) -> None:
         self.n = n
+        self.name = name  # the response's id, where it has one
         self.prompts = [PromptFacts() for _ in range(prompts)]
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
         self.error: RequestError | None = None
@@ -207,6 +210,7 @@ class Reply:
             return
         usage = self.usage
         outcome = Outcome(
+            response=self.name,
             finishes=tuple([choice.finish for choice in self.choices]),
             prompt_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,

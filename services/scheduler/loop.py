@@ -172,6 +172,8 @@ class Loop:
                 self._deliver(self._brain)
             if self._masker.aside.wait(PATIENCE):
                 self._send_masks()
+        if self._brain is not None:
+            self._brain.tick(now)
         for arrival in self._tokens.receive():
             self._token_arrival(arrival, now)
         if self._brain is not None:

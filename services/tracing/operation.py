@@ -24,6 +24,7 @@ UNTRACED = TraceContext()
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an operation ended. Times are in monotonic seconds."""
 
+    response: str  # its id, as the client has it; empty where it has none
     finishes: tuple[Finish, ...]  # of its choices
     prompt_tokens: int
     output_tokens: int
@@ -151,6 +152,8 @@ def outcome_attributes(outcome: Outcome, began: float, now: float) -> Facts:
     reasons = tuple([REASONS[finish] for finish in outcome.finishes if finish in REASONS])
     if reasons:
         attributes[names.GEN_AI_FINISH_REASONS] = reasons
+    if outcome.response:
+        attributes[names.GEN_AI_RESPONSE_ID] = outcome.response
     if outcome.cached_tokens is not None:
         attributes[names.GEN_AI_CACHED_TOKENS] = outcome.cached_tokens
     if outcome.accepted or outcome.rejected:

@@ -112,10 +112,17 @@ def check_tree(spans: list[Span]) -> None:
         assert parent is None or parent["start"] - NESTING <= span["start"], (span, parent)
 
 
+def named_in(answer: bytes) -> str:
+    """The id of a streamed chat."""
+    first, _, _ = answer.removeprefix(b"data: ").partition(b"\n")
+    found: str = json.loads(first)["id"]
+    return found
+
+
 def test_a_streamed_chat_is_one_trace_of_all_kinds_of_processes(traced: Server, sink: Collector) -> None:
     ask = Ask(traced, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 40, "stream": True, "ignore_eos": True})
     assert ask.answer.getheader("traceresponse", "").split("-")[1] == ask.trace
-    ask.read()
+    answer = ask.read()
     wanted = ("tokenize", "queue", "prefill", "decode", "detokenize", "stream", "execute prefill", "execute decode")
     spans = sink.trace(ask.trace, has(*wanted))
     check_tree(spans)
@@ -127,6 +134,7 @@ def test_a_streamed_chat_is_one_trace_of_all_kinds_of_processes(traced: Server, 
     assert {span["parent"] for span in spans if span not in (http_span, chat)} == {chat["id"]}
     told = chat["attributes"]
     assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.response.id"] == named_in(answer)
     assert (told["gen_ai.usage.output_tokens"], told["gen_ai.response.finish_reasons"]) == (40, ["length"])
     assert 0 < told["gen_ai.server.time_to_first_token"] < 120
     (decode,) = named(spans, "decode")

@@ -48,8 +48,8 @@ class Messages:
         exchange.of(scope).bound(request.timeout, "timeout")
         refusals.check_table(body, REFUSALS, REASONS)
         identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)
-        now = time.monotonic()
-        reply = Reply(1, 1, stream=bool(request.stream), timings=service.traffic.timings, now=now)
+        now, timings = time.monotonic(), service.traffic.timings
+        reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=identity.id)
         try:
             chat = chat_request(request)
             thinking = request.thinking is None or request.thinking.display != "omitted"

@@ -55,7 +55,8 @@ class Responses:
         current.bound(request.timeout, "timeout")
         refusals.check_table(body, REFUSALS, REASONS)
         turn = Turn(request, service.responses, service.model.name)
-        reply = Reply(1, 1, stream=bool(request.stream), timings=service.traffic.timings, now=time.monotonic())
+        now, timings = time.monotonic(), service.traffic.timings
+        reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=turn.id)
         try:
             self._submit(turn, reply, trace_context(scope), session_of(scope, request.user))
             if request.background:

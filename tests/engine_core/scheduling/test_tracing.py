@@ -52,6 +52,18 @@ def test_a_request_alone() -> None:
     assert stay.marks == ((10.0, 5), (18.0, 9))
 
 
+def test_an_abort_is_told_as_of_when_it_came() -> None:
+    """Not as of the last step before it, which may be long ago."""
+    clocked = Clocked()
+    number = clocked.server.submit([3, 4], max_tokens=12, trace=TRACE)
+    clocked.step()
+    clocked.server.now += 7.0
+    clocked.server.scheduler.tick(clocked.server.now)
+    clocked.server.scheduler.abort(number)
+    (stay,) = clocked.run()
+    assert (stay.end, stay.decoding, stay.left) == ("abort", 2.0, 9.0)
+
+
 def test_a_long_prompt_is_told_chunk_by_chunk() -> None:
     clocked = Clocked(replace(ROOMY, budget=8))
     clocked.server.submit(list(range(3, 23)), trace=TRACE)

@@ -22,8 +22,8 @@ def asked(number: int = 1, **given: Any) -> SubmitText:
 
 def outcome(**given: Any) -> Outcome:
     fields: dict[str, Any] = {
-        "finishes": (Finish.STOP,), "prompt_tokens": 10, "output_tokens": 21, "cached_tokens": 4, "accepted": 0,
-        "rejected": 0, "first_token": None, "error": None, "left": False,
+        "response": "chatcmpl-1", "finishes": (Finish.STOP,), "prompt_tokens": 10, "output_tokens": 21,
+        "cached_tokens": 4, "accepted": 0, "rejected": 0, "first_token": None, "error": None, "left": False,
     }  # fmt: skip
     return Outcome(**fields | given)
 
@@ -46,7 +46,7 @@ def test_one_prompt() -> None:
         "gen_ai.request.top_k": 3, "gen_ai.request.seed": 9, "gen_ai.request.max_tokens": 50,
         "gen_ai.request.choice.count": 2, "gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 21,
         "gen_ai.usage.cache_read.input_tokens": 4, "gen_ai.response.finish_reasons": ("stop",),
-        "penstock.request.id": "1a",
+        "gen_ai.response.id": "chatcmpl-1", "penstock.request.id": "1a",
     }  # fmt: skip
     assert [request.trace for request in operation.requests] == [under(SAMPLED, operation.id)]
 
