@@ -7,7 +7,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from engine_core.grammar.schema.patterns import (
     ANY_CHAR,
@@ -23,6 +24,8 @@ from engine_core.grammar.schema.patterns import (
     plain_char,
     united,
 )
+
+State = TypeVar("State")
 
 MAX_LINKS = 6000  # of the nondeterministic automaton of one pattern
 MAX_STATES = 150  # of a deterministic one
@@ -162,29 +165,38 @@ def language(node: Node) -> Language:
         raise PatternError("a Unicode class is not supported here")
     letters = _alphabet(sets)
     heads = [ranges[0][0] for ranges in letters]
-    first = (thread.closure((0,), True, False), True)
-    index = {first: 0}
-    order = [first]
-    moves: list[tuple[int, ...]] = []
-    for states, _ in order:
-        row = []
+
+    def behind(state: tuple[frozenset[int], bool]) -> Iterator[tuple[frozenset[int], bool]]:
         for head in heads:
             reached = {
                 target
-                for state in states
-                for chars, target in thread.moves[state]
+                for place in state[0]
+                for chars, target in thread.moves[place]
                 if any(low <= head <= high for low, high in chars.ranges)
             }
-            target_state = (thread.closure(reached, False, False), False)
-            if target_state not in index:
-                if len(order) >= MAX_STATES * 4:
-                    raise PatternError("it is too large")
-                index[target_state] = len(order)
-                order.append(target_state)
-            row.append(index[target_state])
-        moves.append(tuple(row))
+            yield thread.closure(reached, False, False), False
+
+    order, moves = _explored((thread.closure((0,), True, False), True), behind, MAX_STATES * 4)
     accepts = frozenset(i for i, (states, start) in enumerate(order) if 1 in thread.closure(states, start, True))
-    return _smallest(Language(letters, tuple(moves), accepts))
+    return _smallest(Language(letters, moves, accepts))
+
+
+def _explored(
+    first: State, behind: Callable[[State], Iterable[State]], most: int
+) -> tuple[list[State], tuple[tuple[int, ...], ...]]:
+    """Every state that can be reached, and the numbers of those behind each. Raises PatternError beyond `most`."""
+    numbers, order, moves = {first: 0}, [first], []
+    for state in order:
+        row = []
+        for target in behind(state):
+            if target not in numbers:
+                if len(order) >= most:
+                    raise PatternError("it is too large")
+                numbers[target] = len(order)
+                order.append(target)
+            row.append(numbers[target])
+        moves.append(tuple(row))
+    return order, tuple(moves)
 
 
 def of_texts(texts: Iterable[str]) -> Language:
@@ -226,23 +238,14 @@ def either(one: Language, two: Language) -> Language:
 def _paired(one: Language, two: Language, holds: Callable[[bool, bool], bool]) -> Language:
     letters = _alphabet([*one.letters, *two.letters])
     heads = [ranges[0][0] for ranges in letters]
-    places = [[_letter(lang, head) for head in heads] for lang in (one, two)]
-    index = {(0, 0): 0}
-    order = [(0, 0)]
-    moves = []
-    for a, b in order:
-        row = []
-        for i in range(len(letters)):
-            target = (one.moves[a][places[0][i]], two.moves[b][places[1][i]])
-            if target not in index:
-                if len(order) >= MAX_STATES * 10:
-                    raise PatternError("it is too large")
-                index[target] = len(order)
-                order.append(target)
-            row.append(index[target])
-        moves.append(tuple(row))
+    places = [(_letter(one, head), _letter(two, head)) for head in heads]
+
+    def behind(state: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        return ((one.moves[state[0]][a], two.moves[state[1]][b]) for a, b in places)
+
+    order, moves = _explored((0, 0), behind, MAX_STATES * 10)
     accepts = frozenset(i for i, (a, b) in enumerate(order) if holds(a in one.accepts, b in two.accepts))
-    return _smallest(Language(letters, tuple(moves), accepts))
+    return _smallest(Language(letters, moves, accepts))
 
 
 def _letter(lang: Language, code: int) -> int:
