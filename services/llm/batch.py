@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 import msgspec
 
@@ -50,16 +50,21 @@ async def run(
             tally.add(output)
             meter.show(tally.requests, tally.said(time.monotonic() - meter.start))
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(count, engine.window))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await share_out(work, min(count, engine.window))
     if count > 1:
         meter.conclude(tally.said(time.monotonic() - meter.start))
     return complete(outputs)
+
+
+async def share_out(work: Callable[[], Coroutine[None, None, None]], workers: int) -> None:
+    """Have so many workers do it. The first error of any of them is raised, and the others end."""
+    tasks = [asyncio.ensure_future(work()) for _ in range(workers)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def complete(outputs: Sequence[RequestOutput | None]) -> list[RequestOutput]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from services.api.embeddings import REQUEST, EmbeddingRequest, check_pooler, tex
 from services.api.pooling import Vector, check_dimensions, texts_of, vectors_of
 from services.api.scoring import ScoreRequest, Sheet, Strings, pairs_of
 from services.api.served import ServedModel
+from services.llm.batch import share_out
 from services.llm.engine import Engine
 from services.llm.params import SamplingParams, encoded
 from services.llm.prompts import Order, PromptForm, listed
@@ -126,13 +126,7 @@ async def run(engine: Engine, submits: Sequence[SubmitText], meter: Meter) -> li
             done += 1
             meter.show(done, "")
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(len(submits), engine.window))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await share_out(work, min(len(submits), engine.window))
     complete = [vector for vector in found if vector is not None]
     assert len(complete) == len(found)
     return complete
