@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import select
 import time
-
-import msgspec
 
 from protocol.config import Config
 from protocol.errors import ConfigError
-from services.commands.target import quiet
-from services.llm.host import Host
+from services.commands.target import quiet, started
 from services.options import Effective
 from services.process import ExitCode
 
@@ -37,15 +33,6 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
 
 def seconds(config: Config) -> float:
     """From the start of the launcher to readiness."""
-    free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0, uds="")
     began = time.monotonic()
-    host = Host(msgspec.structs.replace(config, api=free), command="serve")
-    try:
-        while not host.ready:
-            select.select([host.notices.fileno(), host.pidfd], [], [])
-            host.hear()
-            if host.failure is not None:
-                raise host.failure
+    with started(config):
         return time.monotonic() - began
-    finally:
-        host.end()

@@ -48,7 +48,9 @@ def reached(namespace: argparse.Namespace, effective: Effective) -> Iterator[Tar
     if namespace.url or (not named and answers(Client(DEFAULT, key))):
         yield Target(namespace.url or DEFAULT, key)
         return
-    with started(quiet(effective)) as url:
+    config = quiet(effective)
+    print(f"starting {config.model.model or 'the embedded model'} …", file=sys.stderr, flush=True)
+    with started(config) as url:
         yield Target(url, key)
 
 
@@ -71,10 +73,9 @@ def quiet(effective: Effective) -> Config:
 
 @contextmanager
 def started(config: Config) -> Iterator[str]:
-    """`penstock serve` on a free port of this machine; its URL. Raises what it failed with."""
+    """`penstock serve` on a free port of this machine, once it is ready; its URL. Raises what it failed with."""
     free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0, uds="")
     host = Host(msgspec.structs.replace(config, api=free), command="serve")
-    print(f"starting {config.model.model or 'the embedded model'} …", file=sys.stderr, flush=True)
     try:
         while not host.ready:
             select.select([host.notices.fileno(), host.pidfd], [], [])
