@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from protocol import limits
+from services.api import refusals
 from services.api.extras import Extras
-from services.api.refusals import REFUSED
 from services.api.requests import Count, Effort, OptionalJson, Share, StopString, TopCount
 
 Word = Annotated[str, Meta(max_length=64)]
@@ -159,18 +159,11 @@ OWN_REFUSALS: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
 }
 REFUSALS: Mapping[str, tuple[object, ...]] = {
-    **{name: REFUSED[name] for name in REFUSED if name != "reasoning"},
+    **{name: values for name, values in refusals.REFUSED.items() if name != "reasoning"},
     **OWN_REFUSALS,
     **CHAT_NAMES,
 }
-WITHOUT_EFFECT = (
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "request_id",  # X-Request-Id is the way to name a request
-)
+WITHOUT_EFFECT = tuple(name for name in refusals.WITHOUT_EFFECT if name not in ("metadata", "store"))
 REASONS: Mapping[str, str] = {
     "conversation": "conversation is not built; previous_response_id goes on from a response that is kept",
     "prompt": "prompt names a template that OpenAI keeps; this server keeps none",
