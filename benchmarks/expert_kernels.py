@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import torch
 import triton
 from torch import Tensor
 
-from benchmarks.linear_kernels import Clock, Figure, Report, describe, figure, text
+from benchmarks.linear_kernels import Clock, Figure, describe, figure, record, text
 from kernels.experts import expert_mlp
 from kernels.experts_tilings import ExpertTiling, PairTiling, choose_expert_tiling
 from kernels.experts_triton import multiply_pairs, multiply_sorted
@@ -191,11 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 figures.append(found)
                 print(text(found), flush=True)
         del layer
-    report = Report(
-        chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
-        reduced_sums=bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction), figures=figures,
-    )  # fmt: skip
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    record(figures, options.output)
     return 0
 
 

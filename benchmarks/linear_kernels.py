@@ -324,6 +324,15 @@ def notable(one: Figure) -> bool:
     return one.chosen or one.way.startswith("cuBLAS") or one.way.endswith("invariant")
 
 
+def record(figures: list[Figure], path: Path) -> None:
+    """Write them down, with what they were measured on."""
+    report = Report(
+        chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
+        reduced_sums=bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction), figures=figures,
+    )  # fmt: skip
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear_kernels")
     parser.add_argument("--sweep", action="store_true", help="every tiling worth trying")
@@ -349,11 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in measure_layers(clock, [rows for rows in batches if rows <= max(BATCHES)]):
             figures.append(one)
             print(text(one), flush=True)
-    report = Report(
-        chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
-        reduced_sums=bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction), figures=figures,
-    )  # fmt: skip
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    record(figures, options.output)
     return 0
 
 

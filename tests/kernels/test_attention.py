@@ -8,13 +8,7 @@ import torch
 from kernels.attention import GROUP_KEYS, QUERY_PIECE, AttentionBatch, paged_attention, write_kv
 from tests.kernels.scene import MIXED, Scene
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16])
