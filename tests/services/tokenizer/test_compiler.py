@@ -69,7 +69,7 @@ async def test_a_refusal_names_the_field_of_each_request() -> None:
 
 
 async def test_what_takes_too_long_is_refused_for_good_and_the_worker_replaced() -> None:
-    async with compiling(grammar_compile_timeout=0.3) as compiler:
+    async with compiling(grammar_compile_timeout=1.0) as compiler:  # by the clock five times that, for the last one
         for _ in range(2):
             with pytest.raises(InvalidRequest, match="--grammar-compile-timeout") as caught:
                 await compiler.compile(BOMB)
@@ -79,14 +79,14 @@ async def test_what_takes_too_long_is_refused_for_good_and_the_worker_replaced()
 
 
 async def test_nobody_waits_for_anothers_grammar() -> None:
-    async with compiling(grammar_workers=2, grammar_compile_timeout=1.0) as compiler:
+    async with compiling(grammar_workers=2, grammar_compile_timeout=60.0) as compiler:
         await asyncio.gather(compiler.compile(regex("x")), compiler.compile(regex("y")))  # both workers are up
         bomb = asyncio.create_task(compiler.compile(BOMB))
         for number in range(20):
             await compiler.compile(regex(f"a{{{number + 1}}}"))
         assert not bomb.done()
-        with pytest.raises(InvalidRequest):
-            await bomb
+        bomb.cancel()
+        await asyncio.wait([bomb])
 
 
 async def test_what_takes_too_much_memory_is_refused() -> None:
@@ -153,7 +153,7 @@ async def test_closing_ends_the_workers() -> None:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while not done():
         assert time.monotonic() < limit
         await asyncio.sleep(0)
