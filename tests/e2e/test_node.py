@@ -27,7 +27,8 @@ def folder() -> Path:
     if node is None or npm is None:
         pytest.skip("node and npm are not installed")
     place = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "penstock" / "node"
-    if not (place / "node_modules" / "openai").is_dir():
+    made = place / "made"  # an installation that was cut short leaves a folder as well
+    if not made.exists():
         place.mkdir(parents=True, exist_ok=True)
         (place / "package.json").write_text('{"private": true, "type": "module"}')
         command = [npm, "install", "--no-audit", "--no-fund", PACKAGE]
@@ -37,6 +38,7 @@ def folder() -> Path:
             pytest.skip("npm took too long to install openai")
         if done.returncode:
             pytest.skip(f"npm cannot install openai: {done.stderr[-300:]}")
+        made.touch()
     return place
 
 

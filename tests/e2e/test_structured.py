@@ -7,14 +7,13 @@ import math
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
 
-from tests.e2e.server import Server, descendants
+from tests.e2e.server import Server, command_line, descendants
 
 MODEL = "penstock-demo"
 ASK: Any = [{"role": "user", "content": "Extract the person as JSON: Tom is 5 years old and lives in Rome."}]
@@ -195,6 +194,6 @@ def test_compile_workers_are_children_and_few(client: openai.OpenAI, server: Ser
     workers = [
         pid
         for pid in descendants(server.process.pid)
-        if b"services.tokenizer.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"services.tokenizer.worker" in command_line(pid)
     ]
     assert 1 <= len(workers) <= 2 * 64
