@@ -92,12 +92,12 @@ def test_a_step_costs_no_scan(bulk: bool) -> None:
     """The processor's own time; far above what it takes, far below a scan."""
     tokens = np.random.default_rng(0).integers(0, 100_000, 60_000, dtype=np.int32)
     lookup, line = PromptLookup(100_000, 2, 4), array("i", tokens.tobytes())
-    began = time.process_time()
+    began = time.thread_time()
     lookup.propose(line, (), 4)
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0
     steps = 1000
-    began = time.process_time()
+    began = time.thread_time()
     for token in tokens[:steps].tolist():
         line.extend([token] * (2 * BULK) if bulk else [token])
         lookup.propose(line, (), 4)
-    assert (time.process_time() - began) / steps < 1e-3
+    assert (time.thread_time() - began) / steps < 1e-3

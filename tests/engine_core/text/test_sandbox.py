@@ -53,10 +53,10 @@ def run(source: str, **names: Any) -> str:
     ],
 )
 def test_bombs_are_refused_soon(source: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     with pytest.raises((TemplateLimit, OverflowError)):
         run(source, big=list(range(9999)), text="word " * 20)
-    assert time.process_time() - began < 5.0
+    assert time.thread_time() - began < 5.0
 
 
 def test_endless_recursion_is_an_error() -> None:

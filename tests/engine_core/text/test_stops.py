@@ -104,8 +104,8 @@ def test_the_worst_stops_cost_little_per_character() -> None:
     """The most and the longest stop strings, all nearly matching all the time: linear in the text."""
     stops = tuple("a" * (MAX_STOP_LENGTH - 1) + chr(0x62 + number) for number in range(MAX_STOP_STRINGS))
     scanner = StopScanner(compile_stops(stops), include_stop=False)
-    began = time.process_time()
+    began = time.thread_time()
     for _ in range(2000):
         scanner.push("aaaa")
-    assert time.process_time() - began < 2.0
+    assert time.thread_time() - began < 2.0
     assert scanner.held() == MAX_STOP_LENGTH - 1

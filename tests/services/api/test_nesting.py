@@ -67,9 +67,9 @@ def test_what_is_no_json_has_some_depth_too(pieces: list[bytes]) -> None:
 def test_a_piece_holds_up_nobody(piece: bytes) -> None:
     """A megabyte of the worst, as it comes off a socket."""
     nesting = Nesting()
-    slowest = 0.0
+    took = []
     for _ in range(16):
-        began = time.perf_counter()
+        began = time.thread_time()
         nesting.push(piece)
-        slowest = max(slowest, time.perf_counter() - began)
-    assert slowest < 0.25
+        took.append(time.thread_time() - began)
+    assert max(took) < 0.25

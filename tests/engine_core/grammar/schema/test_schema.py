@@ -130,9 +130,9 @@ BOMBS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", list(BOMBS))
 def test_a_bomb_is_a_refusal_within_bounds(name: str) -> None:
-    start = time.process_time()
+    start = time.thread_time()
     refusal(BOMBS[name])
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 2
 
 
 def test_large_plain_schemas_pass() -> None:
