@@ -39,20 +39,24 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def drafted_client(drafting: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=drafting.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=drafting.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
 @pytest.fixture
 def copier(lookup: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=lookup.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=lookup.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
 def engine(server: Server) -> dict[str, Any]:
-    """The engine's numbers in a heartbeat from now on."""
+    """The engine's numbers in a heartbeat from now on, when nobody runs."""
     asked = time.time()
-    return dict(server.until("/health", lambda health: health["engine"]["time"] > asked)["engine"])
+
+    def rests(health: dict[str, Any]) -> bool:
+        return bool(health["engine"]["time"] > asked and health["engine"]["running"] == 0)
+
+    return dict(server.until("/health", rests)["engine"])
 
 
 def drafted(answer: Any) -> tuple[int, int]:
@@ -206,7 +210,7 @@ def test_a_draft_model_changes_no_answer_and_takes_a_third_of_the_steps(
 )
 def test_a_wrong_method_is_refused_at_start(value: str, said: str) -> None:
     command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--speculative-config", value]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode != 0
     assert "--speculative-config" in ended.stderr + ended.stdout
     assert said in ended.stderr + ended.stdout
