@@ -351,12 +351,12 @@ def drawn(found: View) -> Group:
     parts = Text("  ").join(
         Text(("● " if fine else "○ ") + name, style="green" if fine else "red") for name, fine in found.parts.items()
     )
-    lists = Table.grid(padding=(0, 3))  # a row of their own each: as long as they are
-    if found.parts_ms:
-        lists.add_row("step parts, ms", "  ".join(f"{part} {value:.2f}" for part, value in found.parts_ms.items()))
+    lines: list[Any] = [head, "", figures]
     if found.reasons:
-        lists.add_row("waiting for", "  ".join(f"{reason} {count}" for reason, count in found.reasons.items()))
-    lines: list[Any] = [head, "", figures, *((lists,) if lists.rows else ()), "", parts]
+        lines.append(row_of("waiting for", found.reasons))
+    if found.parts_ms:
+        lines.append(row_of("step, ms", {part: f"{value:.2f}" for part, value in found.parts_ms.items()}))
+    lines += ["", parts]
     if found.processes:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for title in ("process", "pid", "memory", "cores", "loop lag", "queued", "starts"):
@@ -365,6 +365,15 @@ def drawn(found: View) -> Group:
             table.add_row(*told_row(process))
         lines += ["", table]
     return Group(*lines)
+
+
+def row_of(title: str, values: Mapping[str, object]) -> Table:
+    """Values below their names."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in (title, *values):
+        table.add_column(name, justify="left" if name == title else "right")
+    table.add_row("", *map(str, values.values()))
+    return table
 
 
 def told_row(process: Process) -> tuple[str, ...]:
