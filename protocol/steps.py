@@ -120,7 +120,7 @@ class StepResult(Message, frozen=True, kw_only=True):
 
 
 class ExecutorReady(Message, frozen=True, kw_only=True):
-    """executor → scheduler, once per epoch after the weights are loaded: what it can hold."""
+    """executor → scheduler, once per epoch after the weights are loaded: what it can hold, and how far it has come."""
 
     epoch: int
     blocks: int  # usable KV blocks, numbered 1..blocks; block 0 is scratch
@@ -133,6 +133,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     weight_bytes: int
     cache_bytes: int
     load_seconds: float
+    plans: int = 0  # that it has run since its group's life began: members of one that is in step say the same
 
 
 def choice_seed(seed: int, choice: int) -> int:

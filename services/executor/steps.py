@@ -159,7 +159,8 @@ class Steps:
         self._scheduler, self._known = peer, peer.incarnation
         self._forget()
         journal.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
-        sent = self._port.send(peer, msgspec.structs.replace(self._ready, epoch=peer.epoch))
+        ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._taken)
+        sent = self._port.send(peer, ready)
         assert sent, "a peer that has just joined has credit"
 
     def _forget(self) -> None:

@@ -26,6 +26,12 @@ class Executors:
         return len(self._ready) == self._size
 
     @property
+    def in_step(self) -> bool:
+        """Whether all who are ready have run the same plans. The last ones of a scheduler that was killed may have
+        reached some members only, and the next collective would put two different steps together."""
+        return len({ready.plans for ready in self._ready.values()}) <= 1
+
+    @property
     def peers(self) -> tuple[Peer, ...]:
         return tuple(self._ready)
 

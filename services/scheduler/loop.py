@@ -48,6 +48,7 @@ COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
 LEISURE = 0.002  # seconds; the step behind one that took as long, or longer, does not wait for its successor's plan
+OUT_OF_STEP = "its group is out of step"
 LOST = "the engine lost its executor and it did not come back"
 
 
@@ -62,6 +63,8 @@ class LinkPort(Protocol):
     def send(self, peer: Peer, message: Message) -> bool: ...
 
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool: ...
+
+    def give_up(self, peer: Peer, reason: str) -> None: ...
 
     def receive(self) -> list[Arrival]: ...
 
@@ -226,7 +229,10 @@ class Loop:
                 self.register.note(peer, census)
             case ExecutorReady() as ready:
                 broke = peer in self.executors.peers and self.executors.complete
-                if self.executors.add(peer, ready, now):
+                if self.executors.add(peer, ready, now) and not self.executors.in_step:
+                    for member in self.executors.peers:  # they end, and begin another life
+                        self._steps.give_up(member, OUT_OF_STEP)
+                elif self.executors.complete:
                     self._begin(now)
                 elif broke:
                     self._steps.epoch = self.executors.epoch

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from protocol.links import Hello, Role
 from protocol.steps import ExecutorReady
@@ -42,6 +43,18 @@ def test_a_broken_group_gives_its_epoch_up_once():
     assert (group.epoch, group.missing_since) == (8, 5.0)
     assert not group.remove(two, 6.0)
     assert (group.epoch, group.missing_since) == (8, 5.0)
+
+
+def test_members_are_in_step_that_ran_the_same_plans():
+    group = Executors(2, 7, 0.0)
+    one, two = peer(0), peer(1)
+    group.add(one, structs.replace(said(), plans=12), 1.0)
+    assert group.in_step, "nobody else has said anything"
+    group.add(two, structs.replace(said(), plans=11), 1.0)
+    assert not group.in_step
+    group.remove(two, 2.0)
+    group.add(peer(1), structs.replace(said(), plans=12), 3.0)
+    assert group.in_step
 
 
 def test_one_that_leaves_before_it_loaded_breaks_nothing():

@@ -89,6 +89,26 @@ def test_a_request_runs_to_its_end(overlap):
     assert bench.loop.statistics().results == bench.loop.statistics().plans
 
 
+@pytest.mark.parametrize("plans", [(0, 0), (12, 12), (12, 11)])
+def test_a_group_begins_where_all_have_run_the_same_plans(plans):
+    """The scheduler before this one may have been killed between two sends."""
+    tokens, steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
+    config = Config(model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=2))
+    loop = Loop(config, ModelFacts(256, 4096), tokens, steps, *without_grammars(), 1000.0)
+    members = [FakeExecutor(steps, index) for index in range(2)]
+    for member, run in zip(members, plans, strict=True):
+        member.ready(plans=run)
+    loop.turn(1000.1, 6000.1)
+    loop.turn(1000.2, 6000.2)
+    assert loop.ready == (len(set(plans)) == 1)
+    assert len(steps.peers) == (2 if loop.ready else 0), "both are given up, and begin another life"
+    again = members if loop.ready else [FakeExecutor(steps, index) for index in range(2)]
+    for member in again:
+        member.ready()
+    loop.turn(1000.3, 6000.3)
+    assert loop.ready
+
+
 @pytest.mark.parametrize(("overlap", "depth"), [(True, 2), (False, 1)])
 def test_so_many_plans_are_in_flight(overlap, depth):
     bench = Bench(overlap)
