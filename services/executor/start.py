@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import WARM_TOKENS, warm_steps
 from engine_core.models import registry
 from engine_core.models.decoder import Decoder
+from engine_core.models.draft_spec import DraftSpec
 from engine_core.models.shares import check_ranks, rank_spec
 from engine_core.models.spec import ModelSpec, read_spec
 from engine_core.models.stages import stage_layers
@@ -72,12 +74,7 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     device = take_device(config, index)
     stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
-    spec = read_spec(path)
-    length = folder.model_length(spec, config.model)
-    drafting = find_draft(config, path, spec, length)
-    ranks = config.model.tensor_parallel_size
-    stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
-    check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
+    spec, length, drafting = read_model(config, path)
     group = ALONE
     if life is not None:
         stages.begin("meeting the other executors")
@@ -129,6 +126,18 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     )
     log_loaded(ready, options, shape, draft)
     return Engine(runner, ready, warm)
+
+
+def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | None]:
+    """The model in a folder, the longest sequence of it that is served, and what drafts for it. Raises ModelError, and
+    ConfigError for what cannot be served with these options or shared by so many executors."""
+    spec = read_spec(path)
+    length = folder.model_length(spec, config.model)
+    drafting = find_draft(config, path, spec, length)
+    ranks = config.model.tensor_parallel_size
+    stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
+    check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
+    return spec, length, drafting
 
 
 def take_device(config: Config, index: int) -> torch.device:
