@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,18 @@ device = "cpu"
 class Supervised:
     """A supervisord with its programs, and what they told of themselves through NOTIFY_SOCKET."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes], environ: dict[str, str], notices: NoticeSocket):
+    def __init__(
+        self,
+        folder: Path,
+        process: subprocess.Popen[bytes],
+        environ: dict[str, str],
+        notices: NoticeSocket,
+        conf: Path,
+        roles: Sequence[str],
+    ):
         self.process = process
+        self.roles = tuple(roles)
+        self._conf = conf
         self.log = folder / "log"
         self.run_dir = folder / "run"
         self.url = ""
@@ -48,7 +58,7 @@ class Supervised:
 
     def control(self, *words: str) -> str:
         """What `supervisorctl` prints."""
-        command = [sys.executable, "-m", "supervisor.supervisorctl", "-c", str(CONF), *words]
+        command = [sys.executable, "-m", "supervisor.supervisorctl", "-c", str(self._conf), *words]
         ran = subprocess.run(command, env=self._environ, capture_output=True, text=True, timeout=LIMIT, check=False)
         return ran.stdout + ran.stderr
 
@@ -60,7 +70,7 @@ class Supervised:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            for role in ROLES:
+            for role in self.roles:
                 if role.encode() in words[:4]:
                     found.setdefault(role, pid)
         return found
@@ -76,7 +86,7 @@ class Supervised:
                 if notice.ready:
                     self._ready.add(notice.pid)
             pids = self.pids()
-            whole = len(pids) == len(ROLES) and self._ready >= set(pids.values())
+            whole = len(pids) == len(self.roles) and self._ready >= set(pids.values())
             if whole and not any((old or {}).get(role) == pids[role] for role in fresh) and self.answers():
                 return pids
             assert self.process.poll() is None, self.log.read_text()
@@ -104,6 +114,9 @@ class Supervised:
             select.select([], [], [], 0.02)
 
     def answers(self) -> bool:
+        """Whether requests are taken, where there is an api to take them."""
+        if "api" not in self.roles:
+            return True
         try:
             with urllib.request.urlopen(self.url + "/health/ready", timeout=30):
                 return True
@@ -121,11 +134,13 @@ def home_in(folder: Path) -> Path:
 
 
 @contextmanager
-def supervised(folder: Path) -> Iterator[Supervised]:
+def supervised(
+    folder: Path, *, conf: Path = CONF, toml: str = TOML, roles: Sequence[str] = ROLES
+) -> Iterator[Supervised]:
     """supervisord with the programs of `deploy/`, started; whatever is left of it at the end is killed."""
     run_dir, config = folder / "run", folder / "penstock.toml"
-    run_dir.mkdir(mode=0o700)
-    config.write_text(TOML)
+    run_dir.mkdir(mode=0o700, parents=True)
+    config.write_text(toml)
     notices = NoticeSocket(folder / "notify.sock")
     environ = {
         **os.environ, "PENSTOCK_HOME": str(home_in(folder)), "PENSTOCK_CONFIG": str(config),
@@ -133,11 +148,11 @@ def supervised(folder: Path) -> Iterator[Supervised]:
     }  # fmt: skip
     with (folder / "log").open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(CONF)],
+            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(conf)],
             stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=folder,
         )  # fmt: skip
     try:
-        yield Supervised(folder, process, environ, notices)
+        yield Supervised(folder, process, environ, notices, conf, roles)
     finally:
         left = descendants(process.pid)
         if process.poll() is None:

@@ -25,13 +25,14 @@ WATCHDOG_SECONDS = 2
 class Units:
     """A process per unit, and what each told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, toml: str = TOML) -> None:
+        folder.mkdir(exist_ok=True)
         self.notices = NoticeSocket(folder / "notify.sock")
         self.told: dict[int, list[Notice]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = folder
         self._home = home_in(folder)
-        (folder / "penstock.toml").write_text(TOML)
+        (folder / "penstock.toml").write_text(toml)
         (folder / "run").mkdir(mode=0o700)
 
     def start(self, name: str) -> None:
