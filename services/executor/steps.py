@@ -164,7 +164,10 @@ class Steps:
         assert sent, "a peer that has just joined has credit"
 
     def _forget(self) -> None:
-        """Nothing of the scheduler's requests is left here; steps on the device end unheard."""
+        """Nothing of the scheduler's requests is left here; steps on the device end unheard, in the time that the
+        largest may take: other members may never have heard of them."""
+        if self._group.several and not self.idle:
+            self._watchdog.begin(self._ready.step_tokens)
         self._give_up()
         while self._plans and self._group.several:
             self._begin(self._plans.popleft())

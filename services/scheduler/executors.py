@@ -10,6 +10,8 @@ from services.wire import Peer
 
 log = logging.getLogger(__name__)
 
+MEMBERS_LIMIT = 30.0  # seconds between the first member of a group that is ready and the last
+
 
 class Executors:
     """One replica's executors. Each time the group becomes complete a new epoch begins."""
@@ -20,6 +22,7 @@ class Executors:
         self._size = size
         self._answering = answering  # place in the group of the one that samples
         self._ready: dict[Peer, ExecutorReady] = {}
+        self._waited_since = float("inf")  # monotonic seconds since when some are ready, and others are not
 
     @property
     def complete(self) -> bool:
@@ -77,6 +80,7 @@ class Executors:
         for other in self.peers:
             assert other.index != peer.index, "the link loses a peer before another takes its index"
         self._ready[peer] = ready
+        self._waited_since = float("inf") if self.complete else min(self._waited_since, now)
         journal.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
                      dtype=ready.dtype, load_seconds=ready.load_seconds)  # fmt: skip
         return self.complete
@@ -87,5 +91,12 @@ class Executors:
         self._ready.pop(peer, None)
         if broke:
             self.epoch += 1
-            self.missing_since = now
+            self.missing_since = self._waited_since = now
+        if not self._ready:
+            self._waited_since = float("inf")
         return broke
+
+    def stuck(self, now: float) -> bool:
+        """Whether those who are ready have waited for the others for longer than that takes: members of one life are
+        ready at about the same time, because none is without the others, so somebody hangs in a step."""
+        return not self.complete and now - self._waited_since >= MEMBERS_LIMIT

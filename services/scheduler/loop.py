@@ -49,6 +49,7 @@ NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
 LEISURE = 0.002  # seconds; the step behind one that took as long, or longer, does not wait for its successor's plan
 OUT_OF_STEP = "its group is out of step"
+STUCK = "others of its group do not become ready"
 LOST = "the engine lost its executor and it did not come back"
 
 
@@ -166,6 +167,8 @@ class Loop:
             if self._brain is not None:
                 self._brain.expire(now)
             self._hopeless = self._told_hopeless()
+            if self.executors.stuck(now):
+                self._disband(STUCK)
         self._send_masks()
         results = self._results
         for arrival in self._steps.receive():
@@ -230,8 +233,7 @@ class Loop:
             case ExecutorReady() as ready:
                 broke = peer in self.executors.peers and self.executors.complete
                 if self.executors.add(peer, ready, now) and not self.executors.in_step:
-                    for member in self.executors.peers:  # they end, and begin another life
-                        self._steps.give_up(member, OUT_OF_STEP)
+                    self._disband(OUT_OF_STEP)
                 elif self.executors.complete:
                     self._begin(now)
                 elif broke:
@@ -242,6 +244,11 @@ class Loop:
                     self._steps.epoch = self.executors.epoch
             case Joined():
                 journal.info(log, "executor_joined", executor=peer.index, pid=peer.pid)
+
+    def _disband(self, reason: str) -> None:
+        """Have the members of a group end, so that it begins another life."""
+        for member in self.executors.peers:
+            self._steps.give_up(member, reason)
 
     def _begin(self, now: float) -> None:
         """The executor group is complete: the first one brings the brain, a later one a new epoch for it."""

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from protocol.links import Hello, Role
 from protocol.steps import ExecutorReady
-from services.scheduler.executors import Executors
+from services.scheduler.executors import MEMBERS_LIMIT, Executors
 from services.wire import Peer
 
 
@@ -55,6 +55,32 @@ def test_members_are_in_step_that_ran_the_same_plans():
     group.remove(two, 2.0)
     group.add(peer(1), structs.replace(said(), plans=12), 3.0)
     assert group.in_step
+
+
+def test_some_that_wait_for_the_others_for_too_long_are_stuck():
+    group = Executors(3, 7, 0.0)
+    one, two, three = peer(0), peer(1), peer(2)
+    assert not group.stuck(1e9), "all may load for as long as they need"
+    group.add(one, said(), 100.0)
+    group.add(two, said(), 110.0)
+    assert not group.stuck(100.0 + MEMBERS_LIMIT - 0.1)
+    assert group.stuck(100.0 + MEMBERS_LIMIT)
+    group.add(three, said(), 120.0)
+    assert not group.stuck(1e9)
+    group.remove(two, 200.0)
+    assert not group.stuck(200.0 + MEMBERS_LIMIT - 0.1)
+    assert group.stuck(200.0 + MEMBERS_LIMIT)
+    group.remove(one, 201.0)
+    group.remove(three, 202.0)
+    assert not group.stuck(1e9)
+
+
+def test_an_executor_alone_is_never_stuck():
+    group = Executors(1, 7, 0.0)
+    one = peer()
+    group.add(one, said(), 1.0)
+    group.remove(one, 2.0)
+    assert not group.stuck(1e9)
 
 
 def test_one_that_leaves_before_it_loaded_breaks_nothing():

@@ -11,6 +11,7 @@ from protocol.links import Role
 from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from protocol.steps import StepResult
 from services.restarts import LIMIT, Restarts
+from services.scheduler.executors import MEMBERS_LIMIT
 from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop
 from services.scheduler.options import ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
@@ -106,6 +107,22 @@ def test_a_group_begins_where_all_have_run_the_same_plans(plans):
     for member in again:
         member.ready()
     loop.turn(1000.3, 6000.3)
+    assert loop.ready
+
+
+def test_a_member_that_hangs_does_not_keep_the_others_waiting_for_ever():
+    tokens, steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
+    config = Config(model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=2))
+    loop = Loop(config, ModelFacts(256, 4096), tokens, steps, *without_grammars(), 1000.0)
+    FakeExecutor(steps, 0).ready()
+    loop.turn(1001.0, 6001.0)
+    loop.turn(1000.9 + MEMBERS_LIMIT, 6000.0)
+    assert len(steps.peers) == 1
+    loop.turn(1001.2 + MEMBERS_LIMIT, 6000.0)
+    assert steps.peers == (), "it ends, its group's bond breaks, and so does the one that hangs"
+    for index in range(2):
+        FakeExecutor(steps, index).ready()
+    loop.turn(1100.0, 6100.0)
     assert loop.ready
 
 
