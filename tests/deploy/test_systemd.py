@@ -83,6 +83,21 @@ def test_systemd_has_nothing_to_say_about_the_units(tmp_path: Path) -> None:
 
 
 @analyze
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_drop_in_for_all_units_is_found_for_each(name: str, tmp_path: Path) -> None:
+    """Where its first line says that it goes: what is wrong with it there is told, whatever systemd knows."""
+    text = (UNITS / "systemd-254" / "backoff.conf").read_text()
+    (place,) = re.findall(r"/etc/systemd/system/(\S+/backoff\.conf)", text)
+    staged(tmp_path, backoff=False)
+    (tmp_path / place).parent.mkdir()
+    (tmp_path / place).write_text(text + "FastRestart=yes\n")
+    words = ["systemd-analyze", "verify", "--man=no", f"./{instance(name)}"]
+    environ = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environ, check=False)
+    assert any(place in line and "FastRestart" in line for line in ran.stderr.splitlines()), ran.stderr
+
+
+@analyze
 def test_systemd_sees_an_unknown_key(tmp_path: Path) -> None:
     staged(tmp_path, backoff=False)
     path = tmp_path / "penstock-scheduler.service"
