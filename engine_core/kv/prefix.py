@@ -28,15 +28,18 @@ class Prefix:
         self._duplicates = 0
         self._evicted = 0
 
-    def seal(self, identity: bytes, block: int) -> None:
-        """Let later plans find the block. Its content must be written by a step that is planned already: steps run in
-        order, so whoever is planned afterwards reads it complete."""
-        if self._blocks[identity[0]].setdefault(identity, block) == block:
-            assert self._identities[block] in (None, identity), "a block is sealed once between two takes"
-            self._identities[block] = identity
-            self._sealed += 1
-        else:
-            self._duplicates += 1
+    def seal(self, identities: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Let later plans find these blocks. Their content must be written by a step that is planned already: steps run
+        in order, so whoever is planned afterwards reads it complete."""
+        shards, names, twins = self._blocks, self._identities, 0
+        for identity, block in zip(identities, blocks, strict=True):
+            if shards[identity[0]].setdefault(identity, block) == block:
+                assert names[block] in (None, identity), "a block is sealed once between two takes"
+                names[block] = identity
+            else:
+                twins += 1
+        self._sealed += len(blocks) - twins
+        self._duplicates += twins
 
     def match(self, chain: Sequence[bytes], most: int) -> list[int]:
         """Blocks of the longest known prefix of `chain`, at most `most` of them."""

@@ -30,8 +30,7 @@ def seal_to(state: State, choice: Choice, full: int) -> None:
     size = state.options.block_size
     assert choice.request.root is not None
     extend(choice.chain, choice.request.root, choice.tokens, full, size)
-    for index in range(choice.sealed, full):
-        state.prefix.seal(choice.chain[index], choice.blocks[index])
+    state.prefix.seal(choice.chain[choice.sealed : full], choice.blocks[choice.sealed : full])
     choice.sealed = full
     state.slots.sealed[choice.slot] = full
 

@@ -46,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.prefix.named(block):
             self.count += 1
             name = str(self.count).encode()
-            self.prefix.seal(name, block)
+            self.prefix.seal([name], [block])
             self.names[name] = block
 
     @precondition(lambda self: self.names)
@@ -99,7 +99,7 @@ def sealed_pool(names: str) -> tuple[Pool, list[int]]:
     pool = Pool(len(names), prefix)
     blocks = pool.take(len(names))
     for block, name in zip(blocks, names, strict=True):
-        prefix.seal(name.encode(), block)
+        prefix.seal([name.encode()], [block])
     return pool, blocks
 
 
@@ -161,7 +161,7 @@ def test_a_block_in_one_table_too_many_is_released_as_often_as_the_tables_say() 
 def test_a_quarantined_block_named_later_is_not_found() -> None:
     pool, blocks = sealed_pool("ab")
     pool.check([blocks, [blocks[0]]], thorough=False)
-    pool.prefix.seal(b"again", blocks[0])
+    pool.prefix.seal([b"again"], blocks[:1])
     pool.release([blocks[0]])
     pool.release(blocks)
     assert pool.prefix.match([b"again"], 1) == []

@@ -9,8 +9,7 @@ def names(text: str) -> list[bytes]:
 
 def test_the_longest_known_prefix_is_found_up_to_the_limit() -> None:
     prefix = Prefix(9)
-    for block, name in enumerate(names("abc"), 1):
-        prefix.seal(name, block)
+    prefix.seal(names("abc"), [1, 2, 3])
     assert prefix.match(names("abcd"), 4) == [1, 2, 3]
     assert prefix.match(names("abcd"), 2) == [1, 2]
     assert prefix.match(names("abxc"), 4) == [1, 2]
@@ -20,8 +19,7 @@ def test_the_longest_known_prefix_is_found_up_to_the_limit() -> None:
 
 def test_a_forgotten_block_ends_the_match() -> None:
     prefix = Prefix(9)
-    for block, name in enumerate(names("abc"), 1):
-        prefix.seal(name, block)
+    prefix.seal(names("abc"), [1, 2, 3])
     prefix.forget(2)
     prefix.forget(9)
     assert prefix.match(names("abc"), 3) == [1]
@@ -31,18 +29,18 @@ def test_a_forgotten_block_ends_the_match() -> None:
 
 def test_a_twin_stays_anonymous() -> None:
     prefix = Prefix(9)
-    prefix.seal(b"a", 1)
-    prefix.seal(b"a", 2)
-    assert prefix.match(names("a"), 1) == [1]
+    prefix.seal([b"a"], [1])
+    prefix.seal(names("ab"), [2, 3])
+    assert prefix.match(names("ab"), 2) == [1, 3]
     assert not prefix.named(2)
     stand = prefix.statistics()
-    assert (stand.entries, stand.sealed, stand.duplicates) == (1, 1, 1)
+    assert (stand.entries, stand.sealed, stand.duplicates) == (2, 2, 1)
 
 
 def test_clear_forgets_everything() -> None:
     prefix = Prefix(9)
-    prefix.seal(b"a", 1)
+    prefix.seal([b"a"], [1])
     prefix.clear(9)
     assert prefix.match(names("a"), 1) == []
-    prefix.seal(b"b", 1)
+    prefix.seal([b"b"], [1])
     assert prefix.match(names("b"), 1) == [1]
