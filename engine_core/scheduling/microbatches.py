@@ -21,6 +21,8 @@ from protocol.steps import NOBODY
 def next_turn(state: State) -> tuple[int, Lane]:
     """The micro-batch that the next step runs and its rows; NOBODY where only prompts should run, or nothing can."""
     slots = state.slots
+    if slots.microbatches == 1 and len(state.flights) < state.options.ahead:
+        return 0, slots.decoding()  # no row is early: behind the step that makes its token comes its next one
     flying = [flight.microbatch for flight in state.flights]
     free = [number for number in state.turns if flying.count(number) < state.options.ahead]
     if not free:
