@@ -76,7 +76,7 @@ class Prompter:
         rendered = self._renderer.render(request, now) if request.messages is not None else None
         token_ids = self._prompt_ids(request, rendered)
         param = "prompt" if request.messages is None else "messages"
-        whole, token_ids = len(token_ids), self._truncated(request, token_ids)
+        given, whole, token_ids = request.prompt_ids, len(token_ids), self._truncated(request, token_ids)
         if not token_ids:
             raise InvalidRequest(f"{param} must hold at least one token", param=param)
         sampling = msgspec.structs.replace(
@@ -86,7 +86,7 @@ class Prompter:
         )
         submit = SubmitTokens(
             id=request.id,
-            token_ids=pack("i", token_ids),
+            token_ids=given if given is not None and len(token_ids) == whole else pack("i", token_ids),
             sampling=sampling,
             prediction=self._prediction(request),
             speculate=request.speculate,
