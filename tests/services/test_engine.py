@@ -115,5 +115,5 @@ def test_it_needs_a_directory() -> None:
 def test_it_does_not_outlive_a_parent_that_ended_before_it(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "services.cli", "engine", f"--run-dir={tmp_path / 'run'}"]
     environ = {**os.environ, PARENT: "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, timeout=60)
+    done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, timeout=120)
     assert done.returncode == 1
