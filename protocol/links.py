@@ -1,8 +1,9 @@
 """The links between processes as data: who binds, who connects, which messages travel, how many may wait.
 
 On every link the first-named role binds a ROUTER (MANDATORY) and the other connects a DEALER whose identity is
-role-index-incarnation. `window` is the credit: how many messages a sender may have unacknowledged at one peer; what is
-produced beyond it is merged or refused upstream, never dropped. `high_water` is the socket's own limit, above that.
+role-index-incarnation, and between hosts that of one connection. `window` is the credit: how many messages a sender may
+have unacknowledged at one peer; what is produced beyond it is merged or refused upstream, never dropped. `high_water`
+is the socket's own limit, above that.
 """
 
 from __future__ import annotations
@@ -178,8 +179,9 @@ def given_address(link: Link, links: LinksConfig | None) -> str:
     return links.scheduler_address if link.binder is Role.SCHEDULER else links.tokenizer_address
 
 
-def identity(role: Role, index: int, incarnation: int) -> bytes:
-    return f"{role}-{index}-{incarnation:08x}".encode()
+def identity(role: Role, index: int, incarnation: int, session: int = 0) -> bytes:
+    """The name of a connection: between hosts each has its own, by the first session that it carries."""
+    return f"{role}-{index}-{incarnation:08x}{f'-{session}' if session else ''}".encode()
 
 
 def new_incarnation() -> int:

@@ -24,6 +24,8 @@ class Watch:
         self._port = port
         self._loop = asyncio.get_running_loop()
         self._deliver: Callable[[list[Arrival]], None] | None = None
+        self._socket = port.socket  # whose descriptor, that is the next number, the loop watches
+        self._descriptor = -1
         self._ends: dict[Peer, int] = {}  # a descriptor of our own for each peer's process
         self._draining: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -36,7 +38,7 @@ class Watch:
         """From now on hand arrivals to `deliver`, which must not block."""
         assert self._deliver is None
         self._deliver = deliver
-        self._loop.add_reader(self._port.fileno(), self._drain)
+        self._read()
         self._tick()
 
     def send(self, peer: Peer, message: Message) -> bool:
@@ -55,7 +57,7 @@ class Watch:
 
     def close(self) -> None:
         """Stop watching and close the port."""
-        self._loop.remove_reader(self._port.fileno())
+        self._loop.remove_reader(self._descriptor)
         for handle in (self._timer, self._draining):
             if handle is not None:
                 handle.cancel()
@@ -73,14 +75,27 @@ class Watch:
                     self._watch(arrival.peer)
                 elif isinstance(arrival.message, Left):
                     self._unwatch(arrival.peer)
+            if not self._port.peers:
+                self._wind()  # who has lost all looks for them sooner
             self._deliver(arrivals)
 
     def _tick(self) -> None:
+        self._port.tick(self._loop.time())
+        if self._port.socket is not self._socket:
+            self._loop.remove_reader(self._descriptor)
+            self._read()
+        self._wind()
+        self._drain()
+
+    def _wind(self) -> None:
+        """Set the clock for the next tick."""
         if self._timer is not None:
             self._timer.cancel()
-        self._port.tick(self._loop.time())
-        self._drain()
         self._timer = self._loop.call_later(CALM if self._port.peers else TICK, self._tick)
+
+    def _read(self) -> None:
+        self._socket, self._descriptor = self._port.socket, self._port.fileno()
+        self._loop.add_reader(self._descriptor, self._drain)
 
     def _watch(self, peer: Peer) -> None:
         if peer.pidfd is not None:

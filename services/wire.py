@@ -5,8 +5,9 @@ process ends (seen through a pidfd; of a process elsewhere, by its connection: w
 none any more), when a new incarnation takes its place, when it says Goodbye, or when it was silent for the link's
 limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the connector then
 says Hello again. Either side may give up one who lives (it was silent: stopped, perhaps): what stood
-between them is a session, and both hear of its end before the next one begins, whatever is still on its way. So every
-message was either handed to the session that `send` named, or its owner hears `Left` for that session.
+between them is a session, and both hear of its end before the next one begins, whatever is still on its way. Between
+hosts a connection that breaks ends it, too (services/sockets.py). So every message was either handed to the session
+that `send` named, or its owner hears `Left` for that session.
 
 Synchronous: event loops watch the descriptor (see services/watch.py), plain loops poll the socket.
 """
@@ -24,7 +25,6 @@ import zmq
 from protocol.errors import LinkError
 from protocol.links import (
     MALFORMED,
-    PROTOCOL_VERSION,
     Credit,
     Goodbye,
     Hello,
@@ -37,8 +37,11 @@ from protocol.links import (
     identity,
 )
 from protocol.messages import Message
+from services import greeting
+from services.admission import Door
 from services.rundir import SocketFile
 from services.sight import ended, open_pidfd, place
+from services.sockets import Line, Network, open_socket
 from services.tracing.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -47,9 +50,11 @@ HELLO_INTERVAL = 2.0  # seconds between hellos on a link that stands; they are i
 HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
 GOODBYE = "said goodbye"  # the reason of an orderly end
 UNREACHABLE = "unreachable"  # the reason where its connection is gone
+RECONNECTED = "connected again"  # the reason where it has another
 PROBE_INTERVAL = 0.5  # seconds between words to a peer whose process cannot be seen from here
 PROBES = 20  # of them without an answer; one that is stopped must not find its queue full of them
 CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
+LINGER = 100  # milliseconds that a farewell may take
 CREDIT_INTERVAL = 2.0  # seconds after which fewer go back, too
 
 
@@ -84,6 +89,7 @@ class PortStatistics(msgspec.Struct, frozen=True):
     bytes_out: int
     refused_sends: int
     unacknowledged: int  # now: messages sent whose credit has not come back
+    refused_handshakes: int = 0  # of strangers, at a binder that other hosts reach
 
 
 class Peer:
@@ -142,7 +148,9 @@ class Port:
         self._peers: dict[bytes, Peer] = {}
         self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that are over
         self._arrivals: list[Arrival] = []  # events found outside receive()
-        self._file: SocketFile | None = None  # of a binder
+        self._file: SocketFile | None = None  # of a binder on this machine
+        self._door: Door | None = None  # of a binder that other hosts reach
+        self._line: Line | None = None  # of a connector that reaches another host; its socket is ours
         self._greeted = float("-inf")  # when we last said Hello or Welcome to all
         self._probed = float("-inf")  # when we last did of those out of sight
         self._credited = float("-inf")  # when all credit last went back
@@ -152,8 +160,21 @@ class Port:
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = self._refused = 0
 
     @classmethod
-    def bind(cls, context: zmq.Context[zmq.Socket[bytes]], link: Link, me: Self, run_dir: Path) -> Port:
-        """Listen as binder number `me.index`. A socket file left by an earlier life is taken over."""
+    def bind(
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        link: Link,
+        me: Self,
+        run_dir: Path,
+        network: Network | None = None,
+    ) -> Port:
+        """Listen as binder number `me.index`. A socket file left by an earlier life is taken over. Raises AddressError
+        for an address that cannot be listened at."""
+        if network is not None and network.reaches(link):
+            socket, door = network.listen(link, me.index)
+            port = cls(socket, link, me, binder=True)
+            port._door = door
+            return port
         socket = open_socket(context, zmq.ROUTER, link)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         where = address(link, run_dir, me.index)
@@ -164,9 +185,20 @@ class Port:
 
     @classmethod
     def connect(
-        cls, context: zmq.Context[zmq.Socket[bytes]], link: Link, me: Self, run_dir: Path, index: int = 0
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        link: Link,
+        me: Self,
+        run_dir: Path,
+        index: int = 0,
+        network: Network | None = None,
     ) -> Port:
         """Connect to binder number `index`, now or whenever it comes up."""
+        if network is not None and network.reaches(link):
+            line = network.line(link, index)
+            port = cls(line.open(identity(me.role, me.index, me.incarnation)), link, me, binder=False)
+            port._line = line
+            return port
         socket = open_socket(context, zmq.DEALER, link)
         socket.setsockopt(zmq.IDENTITY, identity(me.role, me.index, me.incarnation))
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -181,7 +213,8 @@ class Port:
         return tuple(self._peers.values())
 
     def fileno(self) -> int:
-        """The edge-triggered descriptor of the socket: after each send and receive, receive again."""
+        """The edge-triggered descriptor of the socket: after each send and receive, receive again. Between hosts a tick
+        may begin another connection; then `socket` is another one, and so is this."""
         return self.socket.FD
 
     def send(self, peer: Peer, message: Message) -> bool:
@@ -202,9 +235,14 @@ class Port:
                 sent = False
         return sent
 
+    def give_up(self, peer: Peer, reason: str) -> None:
+        """End the session with one who lives; it hears of it and says Hello again. `Left` arrives here."""
+        if self._peers.get(peer.name) is peer:
+            self._dismiss(peer, reason, self._arrivals)
+
     def receive(self) -> list[Arrival]:
         """Everything that has arrived, without blocking. Raises LinkError when the binder refused our handshake."""
-        arrivals, self._arrivals = self._arrivals, []
+        arrivals = self._arrivals  # what a send finds out meanwhile stands in its place among them
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -212,9 +250,12 @@ class Port:
                 break
             name = frames[0] if self._binder else b""
             self._take(name, frames[-1], arrivals)
-        for peer in self._peers.values():
+        if self._line is not None and self._peers and not self._line.stands():
+            self._lose(self._peers[b""], UNREACHABLE, arrivals)
+        for peer in self.peers:
             if peer.taken * CREDIT_SHARE >= self.link.window:
                 self._give_credit(peer)
+        self._arrivals = []
         return arrivals
 
     def tick(self, now: float) -> None:
@@ -234,8 +275,10 @@ class Port:
                 self._lose(peer, f"process {peer.pid} ended", self._arrivals)
             elif self.link.silence and now - peer.heard > self.link.silence:
                 self._dismiss(peer, f"silent for {self.link.silence:g} s", self._arrivals)
-            elif probing and peer.pidfd is None:
+            elif probing and (peer.pidfd is None or self._door is not None):
                 self._probe(peer)
+        if self._line is not None and not self._peers and self._line.over(now):
+            self._begin_again(self._line)
         interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
         if not self._binder and now - self._greeted >= interval:
             self._greet()
@@ -249,6 +292,7 @@ class Port:
             bytes_out=self._bytes_out,
             refused_sends=self._refused,
             unacknowledged=sum(self.link.window - peer.credit for peer in self._peers.values()),
+            refused_handshakes=0 if self._door is None else self._door.refused,
         )
 
     def close(self) -> None:
@@ -260,7 +304,16 @@ class Port:
         self._peers.clear()
         if self._file is not None:
             self._file.remove()
-        self.socket.close(linger=100)
+        if self._line is not None:
+            self._line.close(LINGER)
+        self.socket.close(LINGER)
+
+    def _begin_again(self, line: Line) -> None:
+        """Another connection to another host, and so another session, under a name that tells it from all before."""
+        self._session += 1
+        me = self.me
+        self.socket = line.open(identity(me.role, me.index, me.incarnation, self._session))
+        self._greeted = float("-inf")
 
     def _probe(self, peer: Peer) -> None:
         """Say nothing in particular to a peer whose process cannot be seen: a binder's word finds nobody, and a
@@ -325,23 +378,10 @@ class Port:
 
     def _greet(self) -> None:
         self._greeted = self._now
-        me = self.me
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            role=me.role,
-            index=me.index,
-            incarnation=me.incarnation,
-            pid=os.getpid(),
-            config=me.shared,
-            epoch=self.epoch,
-            session=self._session,
-            place=me.place,
-            sent=0 if me.clock is None else me.clock.local(),
-        )
-        self._put(b"", self._encoder.encode(hello))
+        self._put(b"", self._encoder.encode(greeting.hello(self.me, self.epoch, self._session)))
 
     def _answer(self, name: bytes, hello: Hello, arrivals: list[Arrival]) -> None:
-        reason = refusal(self.link, self.me, hello)
+        reason = greeting.refusal(self.link, self.me, hello)
         if reason:
             log.error("link %s: refused: %s", self.link.name, reason)
             self._put(name, self._encoder.encode(Refused(reason)))
@@ -351,31 +391,21 @@ class Port:
         if known is None and name == over_name and hello.session <= over_session:
             self._say_goodbye(name)  # it was on its way when we gave its sender up, as is the data behind it
             return
+        rival = next((peer for peer in self._peers.values() if peer.index == hello.index and peer.name != name), None)
+        if rival is not None and rival.incarnation == hello.incarnation and rival.session > hello.session:
+            self._say_goodbye(name)  # it was on its way over a connection that has ended; its sender has another
+            return
         if known is not None and known.session != hello.session:
             self._lose(known, "began again", arrivals)
         if name not in self._peers:
-            for other in self.peers:
-                if other.index == hello.index:
-                    self._lose(other, "replaced by a new incarnation", arrivals)
+            if rival is not None:
+                same = rival.incarnation == hello.incarnation
+                self._lose(rival, RECONNECTED if same else "replaced by a new incarnation", arrivals)
             self._number += 1
             peer = self._peers[name] = Peer(name, hello, self.link.window, self._now, self._number)
             arrivals.append(Arrival(peer, Joined()))
         self._peers[name].epoch = hello.epoch
-        me = self.me
-        welcome = Welcome(
-            version=PROTOCOL_VERSION,
-            role=me.role,
-            index=me.index,
-            incarnation=me.incarnation,
-            pid=os.getpid(),
-            epoch=self.epoch,
-            session=hello.session,
-            number=self._peers[name].number,
-            place=me.place,
-            sent=hello.sent,
-            time=0 if me.clock is None else me.clock.now(),
-            clock=0 if me.clock is None else me.clock.place,
-        )
+        welcome = greeting.welcome(self.me, hello, self.epoch, self._peers[name].number)
         self._put(name, self._encoder.encode(welcome))
 
     def _welcomed(self, peer: Peer | None, welcome: Welcome, arrivals: list[Arrival]) -> None:
@@ -420,31 +450,3 @@ class Port:
             peer.close()
             self._session += not self._binder
             arrivals.append(Arrival(peer, Left(reason)))
-
-
-def refusal(link: Link, me: Self, hello: Hello) -> str:
-    """Why this hello cannot be accepted, in words that say which side to fix; empty when it can."""
-    who = f"{hello.role}-{hello.index} (pid {hello.pid})"
-    if hello.role != link.connector:
-        return f"{who} connected to the link {link.name!r}, which is for role {link.connector.value!r}"
-    if hello.version != PROTOCOL_VERSION:
-        return (
-            f"{who} speaks protocol version {hello.version}, {me.role.value}-{me.index} speaks {PROTOCOL_VERSION}; "
-            "start both from the same release"
-        )
-    if hello.config != me.shared:
-        return (
-            f"{who} was started with other model options than {me.role.value}-{me.index}; give both the same "
-            "(compare `penstock config` on each side)"
-        )
-    return ""
-
-
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, link: Link) -> zmq.Socket[bytes]:
-    """A socket with every bound stated."""
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.SNDHWM, link.high_water)
-    socket.setsockopt(zmq.RCVHWM, link.high_water)
-    socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
-    socket.setsockopt(zmq.LINGER, 0)
-    return socket

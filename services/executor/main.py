@@ -29,12 +29,14 @@ from services.executor.device import begin_device, is_device_error, is_group_err
 from services.executor.handshake import Life
 from services.executor.interfaces import choose
 from services.executor.rendezvous import rendezvous
+from services.executor.slack import set_timer_slack
 from services.executor.watchdog import TICK as LOOK
 from services.executor.watchdog import Watchdog
 from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import ExitCode, Stop
 from services.process import leave as leave_process
+from services.sockets import network_of
 from services.stages import Stages
 from services.tracing.execution import ExecutionTraces
 from services.tracing.startup import OwnStart
@@ -52,7 +54,9 @@ log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the port
 PAUSE = 50e-6  # seconds between looks at a device that is running a step, unless something arrives
+SLACK = 1000  # nanoseconds by which the kernel may lengthen that
 REST = 0.5  # seconds without work after which there is time for what takes milliseconds
+LEAVE = 5.0  # seconds without work after which one that is told to end does: a busy scheduler elsewhere may need some
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 BROKEN_SECONDS = 5.0  # between a step that fails and the end of the member that made it fail; it may write a report
 CAPTURE_SECONDS = 4.0  # between captures of graphs, each of which holds the streams up for 40 ms, while it never rests
@@ -112,7 +116,8 @@ def serve(
     from services.executor.steps import Steps
 
     replica = groups.place(index, config.model).replica
-    port = Port.connect(context, STEPS, me, Path(config.run.run_dir), replica)
+    network = network_of(context, config.links)
+    port = Port.connect(context, STEPS, me, Path(config.run.run_dir), replica, network)
     watchdog = Watchdog()
     for positions, seconds in engine.warm:
         watchdog.tell(positions, seconds)
@@ -186,9 +191,10 @@ def turn_until_stopped(
     microseconds. What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs
     are captured, garbage is collected.
     """
-    poller = zmq.Poller()
-    poller.register(port.socket, zmq.POLLIN)
+    poller, polled = zmq.Poller(), port.socket
+    poller.register(polled, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
+    set_timer_slack(SLACK)
     next_tick = time.monotonic()
     worked = collected = captured = time.monotonic()
     end = float("inf")
@@ -199,18 +205,22 @@ def turn_until_stopped(
                 end = now + drain
                 notify("STOPPING=1", "STATUS=draining")
             stop.drain()
-            if not port.peers or now - worked >= REST or now >= end:
+            if not port.peers or now - worked >= LEAVE or now >= end:
                 return
         if now >= next_tick:
             lag.observe(now - next_tick)
             next_tick = now + TICK
             port.tick(now)
+            if port.socket is not polled:  # another connection, to a scheduler on another host
+                poller.unregister(polled)
+                polled = port.socket
+                poller.register(polled, zmq.POLLIN)
             steps.tick(now)
             figures.tick(now, time.time())
         steps.take(port.receive())
-        steps.turn()
-        if not steps.idle:
+        if not steps.idle:  # before the turn, in which a CPU does all of a step
             worked = now
+        steps.turn()
         if not steps.halved and (now - worked >= REST or now - captured >= CAPTURE_SECONDS):
             captured = now
             watchdog.rest()  # capturing takes its time; the next step is watched again

@@ -30,6 +30,7 @@ from services.llm.outputs import Gathering
 from services.llm.params import RequestOutputKind
 from services.llm.prompts import Order
 from services.sizing import sized, usable_cores
+from services.sockets import network_of
 from services.tracing.tracer import tracer_of
 from services.watch import Watch
 from services.wire import Arrival, Port, Self
@@ -163,8 +164,9 @@ class Engine:
         incarnation = new_incarnation()
         clock = None if self._calls is None else self._calls.clock
         me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model), clock=clock)
+        network = network_of(self._context, self.config.links)
         self._watches = [
-            Watch(Port.connect(self._context, TEXT, me, self.host.directory, number))
+            Watch(Port.connect(self._context, TEXT, me, self.host.directory, number, network))
             for number in range(self.config.tokenizer.tokenizer_processes)
         ]
         # A program may hold its interpreter for long: a late heartbeat is no sign that the engine hangs.

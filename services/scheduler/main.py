@@ -31,6 +31,7 @@ from services.scheduler.guides import Guides
 from services.scheduler.loop import Loop
 from services.scheduler.masker import Masker
 from services.scheduler.options import ModelFacts
+from services.sockets import network_of
 from services.stages import Stages
 from services.tracing.scheduling import SchedulerTraces
 from services.tracing.startup import OwnStart
@@ -64,7 +65,8 @@ def run(config: Config, index: int) -> int:
     me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model), clock=clock)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = Path(config.run.run_dir)
-    tokens, steps = Port.bind(context, TOKENS, me, run_dir), Port.bind(context, STEPS, me, run_dir)
+    network = network_of(context, config.links)
+    tokens, steps = (Port.bind(context, link, me, run_dir, network) for link in (TOKENS, STEPS))
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:

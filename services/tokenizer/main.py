@@ -34,6 +34,7 @@ from services.census import LAG, Vitals, lagging, telling
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify
 from services.process import ExitCode
+from services.sockets import network_of
 from services.stages import Stages
 from services.tokenizer.compiler import Compiler
 from services.tokenizer.figures import Figures
@@ -81,9 +82,10 @@ async def serve(config: Config, index: int) -> int:
     me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model), clock=clock)
     start = OwnStart(tracer, f"{Role.TOKENIZER}-{index}", stages)
     run_dir = Path(config.run.run_dir)
-    text = Watch(Port.bind(context, TEXT, me, run_dir))
+    network = network_of(context, config.links)
+    text = Watch(Port.bind(context, TEXT, me, run_dir, network))
     replicas = range(config.model.data_parallel_size)
-    tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica)) for replica in replicas]
+    tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler),
                   None if tracer is None else TextTraces(tracer))  # fmt: skip

@@ -101,6 +101,13 @@ def test_identities_tell_lives_apart(one, two):
     assert identity(*one)[0] != 0  # a leading zero is ZMQ's own
 
 
+@given(sessions=st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)))
+def test_identities_tell_connections_apart(sessions):
+    names = [identity(Role.API, 1, 7, session) for session in sessions]
+    assert (names[0] == names[1]) == (sessions[0] == sessions[1])
+    assert len(names[0]) < 64
+
+
 def test_incarnations_differ():
     found = {new_incarnation() for _ in range(1000)}
     assert len(found) > 990
