@@ -1,4 +1,4 @@
-"""Names of spans, events and attributes, and the values that OpenTelemetry gives its enumerations.
+"""Names of spans, events and attributes, and the values that OpenTelemetry gives its kinds of span.
 
 Source: OpenTelemetry semantic conventions, "HTTP spans", and "Generative AI spans" (in development: what is renamed
 there is renamed here). What has no convention is called `penstock.*`.
@@ -14,13 +14,6 @@ class Kind(enum.IntEnum):
 
     INTERNAL = 1
     SERVER = 2
-
-
-class Status(enum.IntEnum):
-    """Status.StatusCode, of the same file."""
-
-    UNSET = 0
-    ERROR = 2
 
 
 # Spans of a request. The api's are named by what is asked: `POST /v1/chat/completions`, and in it `chat MODEL`.
@@ -49,13 +42,11 @@ ABORTED = "aborted"
 CLIENT_LEFT = "client left"
 DEADLINE = "deadline exceeded"
 MOVED = "tokenizer lost"
-EXCEPTION = "exception"
 
 # Attributes with a convention.
 HTTP_METHOD = "http.request.method"
 HTTP_ROUTE = "http.route"
 HTTP_STATUS = "http.response.status_code"
-URL_PATH = "url.path"
 URL_SCHEME = "url.scheme"
 ERROR_TYPE = "error.type"
 GEN_AI_OPERATION = "gen_ai.operation.name"
@@ -92,7 +83,6 @@ OUTPUT_TOKENS = "penstock.output.tokens"
 ACCEPTED_DRAFTS = "penstock.drafts.accepted"
 REJECTED_DRAFTS = "penstock.drafts.rejected"
 ROWS = "penstock.rows"
-STOP_STRING = "penstock.stop_string"
 CHUNK_START = "penstock.chunk.start"  # its first position
 CHUNK_TOKENS = "penstock.chunk.tokens"
 STEP_NUMBER = "penstock.step"
@@ -115,4 +105,3 @@ DRAFTING_SECONDS = "penstock.drafting.seconds"
 SKIPPED_PROMPTS = "penstock.prompts.untraced"  # further ones, beyond those that are told one by one
 TOKENS_SO_FAR = "penstock.tokens"  # of an event
 PROCESSES = "penstock.processes"
-STAGE = "penstock.stage"
