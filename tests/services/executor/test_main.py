@@ -4,6 +4,7 @@ stopped, and leaves a report when it fails."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -12,15 +13,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 
+from engine_core.histogram import Histogram
 from protocol.config import ModelConfig
 from protocol.links import STEPS, Role, shared_hash
 from protocol.messages import Message, Sampling
 from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
+from services.census import LAG
+from services.executor import main
 from services.executor.main import COLLECT_SECONDS, REST, collection_due
 from services.notify import NoticeSocket
 from services.process import ExitCode
@@ -121,11 +126,77 @@ def test_a_life(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, model: M
         assert again.token_ids == before[0].token_ids  # the same request, another life of the scheduler
 
         process.send_signal(signal.SIGTERM)
-        second.wait(Left)
+        second.port.close()  # a scheduler that has drained; until then there may be more to do
         assert process.wait(DEADLINE) == 0
-        second.port.close()
     finally:
         end(process)
+
+
+class Asked:
+    """A `Stop` that has been asked."""
+
+    asked = True
+
+    def __init__(self, reader: int) -> None:
+        self._reader = reader
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def drain(self) -> None:
+        pass
+
+
+class Quiet:
+    """Every part of a process that turns, with nothing to do. Its scheduler goes after so many turns."""
+
+    idle, halved, busy, planned = True, False, False, False
+
+    def __init__(self, socket: zmq.Socket[bytes], turns: int) -> None:
+        self.socket = socket
+        self.turns = turns
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return ("scheduler",) if self.turns > 0 else ()
+
+    def receive(self) -> list:
+        self.turns -= 1
+        return []
+
+    def take(self, arrivals: list) -> None:
+        assert arrivals == []
+
+    def turn(self) -> None:
+        pass
+
+    def tick(self, *now: float) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def prepare_more(self) -> bool:
+        return True  # so that it does not wait
+
+
+@pytest.mark.parametrize(
+    ("idle", "drain", "turns"), [(math.inf, math.inf, 0), (0.0, math.inf, 1000), (math.inf, 0.0, 1000)]
+)
+def test_told_to_end_it_serves_until_nobody_needs_it(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, idle: float, drain: float, turns: int
+) -> None:
+    """Until its scheduler has gone; or nothing came for a while, or the drain limit is over, while there is one."""
+    monkeypatch.setattr(main, "LEAVE", idle)
+    monkeypatch.setattr(main, "REST", 0.0)
+    reader, writer = os.pipe()
+    with context.socket(zmq.PAIR) as socket:
+        quiet: Any = Quiet(socket, 1000)
+        lag = Histogram(LAG)
+        main.turn_until_stopped(quiet, quiet, quiet, Asked(reader), quiet, quiet, lag, drain)  # type: ignore[arg-type]
+        assert quiet.turns == turns
+    os.close(reader)
+    os.close(writer)
 
 
 def test_stopped_and_continued_it_goes_on(
