@@ -12,8 +12,8 @@ import torch
 
 from protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
 from protocol.groups import group_size, place
-from services.executor.membership import begin, remove_others, store_file
 from services.executor.handshake import Life
+from services.executor.membership import begin, remove_others, store_file
 from services.executor.rendezvous import free_port
 from tests.services.executor.test_rendezvous import free_address
 
