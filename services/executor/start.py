@@ -104,9 +104,6 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
             step_tokens=step_tokens(config.model, device),
             synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
         )
-        if options.synthetic_acceptance is not None:
-            reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
-            journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
         stages.begin("compiling kernels")
         compile_steps(model, options, options.step_tokens, draft, processes)
     runner, shape = make_runner(config, model, spec, options, draft, stages)
@@ -154,7 +151,10 @@ def take_device(config: Config, index: int) -> torch.device:
 
 
 def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:
-    """One line with what the memory went to."""
+    """One line with what the memory went to, and a warning where what comes out will be wrong."""
+    if options.synthetic_acceptance is not None:
+        reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
+        journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
     journal.info(
         log,
         "loaded",
