@@ -104,7 +104,7 @@ class Reply:
         self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float, name: str = ""
     ) -> None:
         self.n = n
-        self.name = name  # the response's id, where it has one
+        self.name = name  # the response's id, where it has one; its owner's to set
         self.prompts = [PromptFacts() for _ in range(prompts)]
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
         self.error: RequestError | None = None

@@ -120,11 +120,13 @@ class AsyncLLM:
         await self._engine.start()
         if headers:
             order = traced(order, headers)
+        known = name or str(self._counter)  # before we wait: others come meanwhile
         self._counter += 1
         kind = order.params.output_kind
         streaming = kind is not RequestOutputKind.FINAL_ONLY
         async with self._engine.request(order, stream=streaming) as reply:
-            gathering = self._engine.gathering(reply, order, name or str(self._counter - 1), kind)
+            reply.name = known
+            gathering = self._engine.gathering(reply, order, known, kind)
             finished = False
             while not finished:
                 news = await reply.news()

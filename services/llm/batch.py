@@ -78,6 +78,7 @@ async def one(engine: Engine, order: Order, name: str, number: int, return_error
     """The output of one order."""
     try:
         async with engine.request(order) as reply:
+            reply.name = name
             gathering = engine.gathering(reply, order, name, RequestOutputKind.FINAL_ONLY)
             news = await reply.news()
             if reply.error is None:

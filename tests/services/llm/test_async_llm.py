@@ -66,6 +66,15 @@ async def test_many_at_once(engine: AsyncLLM) -> None:
     assert await asyncio.gather(*(one(number) for number in range(30))) == [12] * 30
 
 
+async def test_each_has_a_name_of_its_own_also_where_some_wait(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._engine, "_room", asyncio.Semaphore(2))
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    found = await asyncio.gather(*(collected(engine.generate([10, 11], params)) for _ in range(6)))
+    assert len({outputs[-1].request_id for outputs in found}) == 6
+
+
 async def test_a_chat(engine: AsyncLLM) -> None:
     messages = [{"role": "user", "content": "What is 128 + 457?"}]
     outputs = await collected(engine.chat(messages, SamplingParams(temperature=0.0, max_tokens=30)))

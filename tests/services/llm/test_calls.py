@@ -78,8 +78,9 @@ def whole(spans: list[Span]) -> bool:
 
 def test_every_request_is_a_trace_of_its_own(llm: LLM, sink: Collector) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    llm.generate(["Once upon a time", "Twice"], params, use_tqdm=False)
+    outputs = llm.generate(["Once upon a time", "Twice"], params, use_tqdm=False)
     found = asked(sink, 6, 2)
+    assert {root["attributes"]["gen_ai.response.id"] for root in found} == {one.request_id for one in outputs}
     assert len({root["trace"] for root in found}) == len(found) == 2
     for root in found:
         spans = sink.trace(root["trace"], whole, LIMIT)
@@ -160,7 +161,7 @@ async def test_streams_and_those_that_are_left(sink: Collector, monkeypatch: pyt
         with within("8" * 32):
             outputs = [output async for output in llm.generate("Once", PARAMS)]
         question = [{"role": "user", "content": "Hello"}]
-        left = llm.chat(question, SamplingParams(max_tokens=3000, ignore_eos=True), trace_headers=headers)
+        left = llm.chat(question, SamplingParams(max_tokens=3000, ignore_eos=True), "mine", trace_headers=headers)
         await anext(left)
         await left.aclose()
     assert outputs[-1].finished
@@ -168,4 +169,5 @@ async def test_streams_and_those_that_are_left(sink: Collector, monkeypatch: pyt
     assert completion["parent"] == PARENT
     assert 0 < completion["attributes"]["gen_ai.server.time_to_first_token"] < LIMIT
     assert (chat["name"], chat["parent"], chat["state"]) == ("chat penstock-demo", PARENT, "b=2")
+    assert chat["attributes"]["gen_ai.response.id"] == "mine"
     assert (chat["attributes"]["error.type"], chat["events"][-1]["name"]) == ("client_left", "client left")
