@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from benchmarks.structured_engine import Cell, Engine
 from engine_core.embedded import demo_folder, eagle_folder
@@ -35,20 +34,9 @@ CELLS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def engine(cell: Cell, head: Path | None = None, **fields: object) -> Engine:
     cell = msgspec.structs.replace(cell, method="eagle", **fields)
     return Engine(demo_folder(), tokens(), cell, draft=head or eagle_folder())
-
-
-@pytest.fixture(scope="module")
-def expected() -> Outputs:
-    """What is said without drafts, one request after the other, one step at a time."""
-    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
 
 
 @pytest.fixture(scope="module")

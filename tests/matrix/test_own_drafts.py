@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import torch
 
 from benchmarks.structured_engine import Cell, Engine
 from engine_core.embedded import demo_folder, draft_folder
@@ -26,20 +25,9 @@ from tests.matrix.test_speculation import (
 CROWD = [Cell(depth=depth, max_num_seqs=64) for depth in (1, 2)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def engine(cell: Cell, **fields: object) -> Engine:
     cell = msgspec.structs.replace(cell, method="draft_model", **fields)
     return Engine(demo_folder(), tokens(), cell, draft=draft_folder())
-
-
-@pytest.fixture(scope="module")
-def expected() -> Outputs:
-    """What is said without drafts, one request after the other, one step at a time."""
-    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
 
 
 @pytest.mark.parametrize("cell", COMPANY + ALONE, ids=label)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import torch
 
 from benchmarks.structured_engine import Ask, Cell, Engine
 from engine_core.embedded import demo_folder, draft_folder, eagle_folder
@@ -30,12 +29,6 @@ CELLS = [
 def answers(group: Group, cell: Cell, asked: list[Ask]) -> Outputs:
     draft = FOLDERS[cell.method]() if cell.method in FOLDERS else None
     return outputs(Engine(demo_folder(), tokens(), cell, draft=draft, group=group), asked)
-
-
-@pytest.fixture(scope="module")
-def expected() -> Outputs:
-    torch.set_num_threads(1)
-    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
 
 
 def label(cell: Cell) -> str:

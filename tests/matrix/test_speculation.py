@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from benchmarks.structured_engine import Ask, Cell, Engine, Key
 from engine_core.embedded import demo_folder
@@ -30,11 +29,6 @@ COMPANY = [
 ]  # fmt: skip
 ALONE = [Cell(depth=depth, max_num_seqs=1) for depth in (1, 2)]
 TINY = [Cell(depth=depth, blocks=28, block_size=8, expected_share=0.0, max_num_seqs=16) for depth in (1, 2)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def texts() -> list[str]:
@@ -86,12 +80,6 @@ def outputs(engine: Engine, asked: list[Ask]) -> Outputs:
     answers = engine.answer(asked)
     assert not [answer.error for answer in answers.values() if answer.error]
     return {key: answer.token_ids for key, answer in answers.items()}
-
-
-@pytest.fixture(scope="module")
-def expected() -> Outputs:
-    """What is said without drafts, one request after the other, one step at a time."""
-    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from msgspec.structs import replace
 
 from benchmarks.structured_engine import Ask, Cell, Engine
@@ -21,7 +20,7 @@ from engine_core.models.spec import read_spec
 from engine_core.scheduling.statistics import SchedulerStatistics
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models.eagle_heads import listening_head
-from tests.matrix.test_speculation import Outputs, asks, misremembered, outputs
+from tests.matrix.test_speculation import Outputs, asks, misremembered
 from tests.ranks import Ranks, Size
 
 SIZES: tuple[Size, ...] = ((1, 2), (1, 3), (2, 2))
@@ -60,12 +59,6 @@ def answers(
     engine = Engine(demo_folder(), tokens(), cell, draft=draft, draft_format=draft_format, group=group)
     found = {key: answer.token_ids for key, answer in engine.answer(asked).items()}
     return None if engine.scheduled is None else (found, engine.scheduled)
-
-
-@pytest.fixture(scope="module")
-def expected() -> Outputs:
-    torch.set_num_threads(1)
-    return outputs(Engine(demo_folder(), tokens(), Cell(depth=1, drafts=False, max_num_seqs=1)), asks())
 
 
 @pytest.fixture(scope="module")

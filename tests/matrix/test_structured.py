@@ -10,7 +10,6 @@ import re
 
 import msgspec
 import pytest
-import torch
 
 from benchmarks.structured_engine import Answer, Ask, Cell, Engine
 from engine_core.embedded import demo_folder
@@ -24,11 +23,6 @@ PERSON = json.dumps({
     "required": ["name", "age", "tags"], "additionalProperties": False,
 })  # fmt: skip
 LONGEST = 90
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def asks() -> list[Ask]:
