@@ -64,6 +64,17 @@ def test_the_files_of_both_hosts_are_one_server() -> None:
     assert first.run == second.run == RunConfig(run_dir="/run/penstock")
 
 
+def test_the_two_commands_on_the_page_are_one_server() -> None:
+    block = PAGE[PAGE.index("By hand it is two commands") :].split("```")[1]
+    commands = [line.split("#")[0].split() for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    assert [words[0] for words in commands] == ["penstock", "penstock"]
+    first, second = (told(words[1:], HOSTS / "none") for words in commands)
+    fit(first, second)
+    here, there = parts_of(first), parts_of(second)
+    assert [*here[Role.EXECUTOR], *there[Role.EXECUTOR]] == list(range(groups.executors(first.model)))
+    assert set(there) == {Role.EXECUTOR}
+
+
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_instances_are_executors_of_their_host(name: str) -> None:
     """penstock-executor@0 to @3 on each host are 0 to 3 in the server there, 4 to 7 here."""
