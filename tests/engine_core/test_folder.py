@@ -84,7 +84,7 @@ def hub(model: str, revision: str = "", **environment: str) -> subprocess.Comple
         [sys.executable, "-c", script, model, revision],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**inherited, **environment},
         check=False,
     )

@@ -26,5 +26,5 @@ print("triton" in sys.modules)
 
 
 def test_a_cpu_needs_no_triton() -> None:
-    run = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, timeout=300, check=False)
     assert run.stdout == "False\n", run.stderr

@@ -70,7 +70,7 @@ def loaded(names: list[str], suspects: Iterable[str]) -> list[str]:
     script = "import importlib, sys\nfor name in sys.argv[2:]: importlib.import_module(name)\n"
     script += "print(*[s for s in sys.argv[1].split(',') if s in sys.modules])"
     command = [sys.executable, "-c", script, ",".join(suspects), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -132,7 +132,7 @@ for name in sys.argv[1:]:
         del sys.modules[loaded]
 """
     names = modules("protocol", *BRAIN)
-    done = subprocess.run([sys.executable, "-c", script, *names], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script, *names], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -153,7 +153,7 @@ sys.exit(one.connect_ex(path))
             if not closed:
                 run_dir.chmod(0o755)
             command = [sys.executable, "-c", script, str(NOBODY), str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             assert done.returncode == (errno.EACCES if closed else 0), done.stderr
         finally:
             port.close()
@@ -356,7 +356,7 @@ except PenstockError:
 sys.exit("a port of -1 passed")
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-O", "-c", script], env=environment, capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-O", "-c", script], env=environment, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -188,5 +188,5 @@ def test_layer_types_that_do_not_fit(tmp_path: Path, kinds: object) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     script = "import sys, engine_core.folder; print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert found.stdout.strip() == "set()"
