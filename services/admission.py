@@ -29,6 +29,7 @@ ZAP = "inproc://zeromq.zap.01"
 DOMAIN = b"penstock"
 VERSION = b"1.0"
 CURVE = b"CURVE"
+UNKNOWN = "unknown"  # the address of one who was gone before anybody could look
 TELL_SECONDS = 30.0  # between two lines of the log about strangers at one door
 EVENT = struct.Struct("=Hi")  # what, and a descriptor or a reason
 FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -51,7 +52,8 @@ class Door:
         self.refused = 0
         self.untold = 0  # of these, not yet in the log
         self._told = float("-inf")
-        self._last = ("", "")  # address and reason of the last one
+        self._address = UNKNOWN  # of the last one whose is known
+        self._cause = ""  # of the last one
         self._shaking: dict[int, str] = {}  # by descriptor: addresses of those who may be in their handshakes
         self._admitted = 0  # of these
         self._reason = ""  # of the handshake that failed last, until its connection has ended
@@ -69,7 +71,8 @@ class Door:
             if self._reason or self._admitted == 0:
                 self.refused += 1
                 self.untold += 1
-                self._last = address, self._reason or "it spoke another protocol"
+                self._address = self._address if address == UNKNOWN else address
+                self._cause = self._reason or "it spoke another protocol"
                 self._reason = ""
             else:
                 self._admitted -= 1
@@ -80,9 +83,10 @@ class Door:
     def tell(self, now: float) -> None:
         """Log those who were refused since the last time, unless that was a moment ago."""
         if self.untold and now - self._told >= TELL_SECONDS:
-            address, reason = self._last
-            journal.warning(log, "link_refused", link=self.name, address=address, reason=reason, times=self.untold)
-            self._told, self.untold = now, 0
+            journal.warning(
+                log, "link_refused", link=self.name, address=self._address, reason=self._cause, times=self.untold
+            )
+            self._told, self.untold, self._address = now, 0, UNKNOWN
 
 
 class Admission:
@@ -190,5 +194,5 @@ def address_of(descriptor: int) -> str:
         with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as connection:
             name = connection.getpeername()
     except OSError:
-        return "unknown"
-    return str(name[0]) if isinstance(name, tuple) else "unknown"
+        return UNKNOWN
+    return str(name[0]) if isinstance(name, tuple) else UNKNOWN

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import zmq
 
 from protocol.config import LinksConfig
 from protocol.errors import AddressError
 from protocol.links import Link, Role
+from services import sockets
 from services.linkkeys import LinkKeys, new_keys
 from services.sockets import Network
 from services.wire import Arrival, Joined, Left, Port, Self
@@ -23,6 +25,12 @@ from services.wire import Arrival, Joined, Left, Port, Self
 LIMIT = 60.0  # seconds that anything may take on a busy machine
 BACKLOG = 128
 CHUNK = 1 << 16
+
+
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is given up because a machine is busy, unless a test is about that."""
+    for name, value in (("HANDSHAKE_MS", 60_000), ("SILENCE_MS", 60_000), ("ATTEMPT", LIMIT)):
+        monkeypatch.setattr(sockets, name, value)
 
 
 class Ends:
@@ -107,7 +115,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.cuts = 0  # connections that were broken
-        self.stalled = False
+        self._stalled = False
         self._left: int | None = None  # bytes until the next break
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
@@ -124,6 +132,10 @@ class Proxy:
         with self._lock:
             self._left = after
         self._wake.send(b"c")
+
+    def stall(self) -> None:
+        """From now on what arrives stays unread."""
+        self._wake.send(b"s")
 
     @property
     def armed(self) -> bool:
@@ -143,16 +155,19 @@ class Proxy:
             for key, _ in self._selector.select():
                 one = key.fileobj
                 if one is self._waker:
-                    if b"e" in self._waker.recv(CHUNK):
+                    words = self._waker.recv(CHUNK)
+                    if b"e" in words:
                         return
+                    if b"s" in words:
+                        self._stalled = True
+                        for each in self._pairs:
+                            self._selector.unregister(each)
                     if self._pairs and self._left == 0:
                         self._break()
                 elif one is self._listener:
                     self._accept()
-                elif isinstance(one, socket.socket) and one in self._pairs and not self.stalled:
+                elif isinstance(one, socket.socket) and one in self._pairs and not self._stalled:
                     self._pass(one)
-            if self.stalled:
-                time.sleep(0.01)  # what arrives stays unread, and readable
 
     def _accept(self) -> None:
         one, _ = self._listener.accept()
@@ -164,7 +179,8 @@ class Proxy:
         for each, partner in ((one, other), (other, one)):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._pairs[each] = partner
-            self._selector.register(each, selectors.EVENT_READ)
+            if not self._stalled:
+                self._selector.register(each, selectors.EVENT_READ)
 
     def _pass(self, one: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -194,7 +210,8 @@ class Proxy:
     def _end(self, one: socket.socket) -> None:
         for each in (one, self._pairs.get(one)):
             if each is not None and self._pairs.pop(each, None) is not None:
-                self._selector.unregister(each)
+                if not self._stalled:
+                    self._selector.unregister(each)
                 each.close()
 
 

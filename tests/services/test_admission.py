@@ -17,6 +17,7 @@ from services.admission import (
     CURVE,
     DOMAIN,
     TELL_SECONDS,
+    UNKNOWN,
     VERSION,
     Admission,
     Door,
@@ -157,11 +158,24 @@ def test_connections_one_after_the_other_are_counted_exactly(kinds: list[str]) -
     assert door.refused == sum(kind != "peer" for kind in kinds)
 
 
+def test_of_several_the_address_that_is_known_is_told(
+    door: Door, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are gone before anybody can look."""
+    addresses = iter([UNKNOWN, "10.0.0.9", UNKNOWN])
+    monkeypatch.setattr(admission, "address_of", lambda _: next(addresses))
+    for number in (5, 6, 7):
+        door.note(zmq.EVENT_ACCEPTED, number)
+        door.note(zmq.EVENT_DISCONNECTED, number)
+    door.tell(0.0)
+    assert [record.fields["address"] for record in caplog.records] == ["10.0.0.9"]  # type: ignore[attr-defined]
+
+
 def test_many_are_told_in_one_line(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    for now in range(100):
+    for tenth in range(100):
         door.note(zmq.EVENT_ACCEPTED, 5)
         door.note(zmq.EVENT_DISCONNECTED, 5)
-        door.tell(now / 10)
+        door.tell(tenth / 10)
     assert len(caplog.records) == 1
     door.tell(TELL_SECONDS)
     door.tell(TELL_SECONDS * 3)
