@@ -245,6 +245,18 @@ def test_a_hello_that_was_on_its_way_begins_no_session_for_the_data_behind_it(wi
     assert binder.peers[0].session == 1
 
 
+def test_one_that_is_given_up_hears_of_it_and_begins_anew(wires: Wires) -> None:
+    binder, connector = wires.bind(STRICT), wires.connect(STRICT)
+    meet(wires, binder, connector)
+    (first,) = binder.peers
+    binder.give_up(first, "out of step")
+    binder.give_up(first, "out of step")  # which it is already
+    found = [arrival.message for arrival in wires.until(binder, lambda a: left(a) and joined(a))]
+    assert found == [Left("out of step"), Joined()]
+    wires.until(connector, lambda _: bool(connector.peers))
+    assert binder.peers[0].incarnation == first.incarnation
+
+
 def test_a_connector_that_was_not_told_finds_out_by_its_next_hello(wires: Wires) -> None:
     binder, connector = wires.bind(), wires.connect()
     meet(wires, binder, connector)

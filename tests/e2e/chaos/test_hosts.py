@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from services.commands.client import Client
+from services.commands.top import look, told_processes
 from services.linkkeys import new_keys, write_keys
 from tests.e2e.canary import ask, ask_all, prompts
 from tests.e2e.chaos.groups import STREAMS, TOKENS, calm, executors
 from tests.e2e.chaos.leftovers import KEPT, at_rest, ended
 from tests.e2e.chaos.streams import Answer, answers, bodies, marks
 from tests.e2e.hosts import FIRST, TwoHosts, serving_from_two, shared, two_hosts, working
+from tests.e2e.server import LIMIT
 from tests.e2e.test_processes import wait_gone
 
 RANKS = ("--tensor-parallel-size", "2")
@@ -92,6 +97,17 @@ def test_each_host_tells_what_it_has(two: TwoHosts) -> None:
     assert "Penstock serves a part here" in there
     assert "here         executor:1" in there
     assert "elsewhere    api,tokenizer,scheduler,executor" in there
+
+
+def test_one_scrape_has_the_processes_of_both_hosts(two: TwoHosts) -> None:
+    """So `penstock top` has them as well."""
+    deadline, found = time.monotonic() + LIMIT, frozenset[tuple[str, str]]()
+    wanted = {("api", "0"), ("tokenizer", "0"), ("scheduler", "0"), ("executor", "0"), ("executor", "1")}
+    with Client(two.server.url) as client:
+        while found != wanted:
+            assert time.monotonic() < deadline, found
+            found = frozenset((one.role, one.index) for one in told_processes(*[look(client)] * 2))
+            select.select([], [], [], 0.05)
 
 
 def test_a_killed_executor_of_the_other_host_costs_time_and_no_token(two: TwoHosts, undisturbed: list[Answer]) -> None:
