@@ -61,7 +61,6 @@ EAGER = 0.02  # seconds between looks until requests are taken
 LEDGER_TICK = 1.0  # seconds between entries into the ledger
 SERVER_TICK = 1.0  # seconds between new values of the Date header
 GC_THRESHOLD = 50_000  # allocations between collections: a request's parts hold few cycles
-GC_THRESHOLD = 50_000  # allocations between collections: a request's parts hold few cycles
 MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
 HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
 
