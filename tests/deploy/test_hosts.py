@@ -7,8 +7,10 @@ import configparser
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ import yaml
 from protocol import groups
 from protocol.addresses import read_address
 from protocol.config import Config, RunConfig
+from protocol.errors import ConfigError
 from protocol.links import Role, shared_hash
 from protocol.parts import parts_of
 from services import cli, options
+from services.linkkeys import check_access
 from services.restarts import FILE as FAILURES
 from tests.deploy.test_containers import documents, pods
 from tests.deploy.test_supervisord import programs
@@ -190,22 +194,24 @@ def test_workers_of_more_hosts_have_executors_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("which", [LEADER, WORKER])
-def test_each_pod_gets_the_keys_as_its_users_own(which: int, shared: Path) -> None:
-    pod = pods(PODS)[which]
-    (copying,) = pod["initContainers"]
-    *command, source, target = copying["command"]
-    assert command == ["install", "-D", "-m", "0600"]
-    assert target == told(words_of(which), shared).links.link_keys
+def test_each_pod_has_the_keys(which: int, shared: Path) -> None:
+    pod, path = pods(PODS)[which], Path(told(words_of(which), shared).links.link_keys)
     (secret,) = [volume for volume in pod["volumes"] if "secret" in volume]
-    mounts = {mount["mountPath"]: mount["name"] for mount in copying["volumeMounts"]}
-    assert mounts[str(Path(source).parent)] == secret["name"]
+    (place,) = [mount for mount in container(which)["volumeMounts"] if mount["name"] == secret["name"]]
+    assert place == {"name": secret["name"], "mountPath": str(path.parent), "readOnly": True}
     assert secret["secret"]["defaultMode"] == 0o400
-    assert any(path != str(Path(source).parent) and target.startswith(path + "/") for path in mounts)
-    assert secret["name"] not in {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert (
-        f"secret generic {secret['secret']['secretName']} --from-file={Path(source).name}"
-        in (DEPLOY / PODS).read_text()
-    )
+    told_how = f"secret generic {secret['secret']['secretName']} --from-file={path.name}"
+    assert told_how in (DEPLOY / PODS).read_text()
+
+
+@pytest.mark.parametrize(("group_may", "taken"), [(0o040, True), (0o060, False), (0o044, False)])
+def test_a_secrets_file_is_private_enough(group_may: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubelet gives root's file to the pod's group, for which it adds the right to read it to the mode."""
+    context = pods(PODS)[WORKER]["securityContext"]
+    monkeypatch.setattr(os, "geteuid", lambda: context["runAsUser"])
+    found = os.stat_result((stat.S_IFREG | 0o400 | group_may, 0, 0, 1, 0, context["fsGroup"], 0, 0, 0, 0))
+    with nullcontext() if taken else pytest.raises(ConfigError):
+        check_access("link.keys", found)
 
 
 @pytest.mark.parametrize("which", [LEADER, WORKER])
@@ -214,11 +220,10 @@ def test_each_pod_is_probed_and_closed_in(which: int) -> None:
     assert {"livenessProbe", "readinessProbe"} <= set(found)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False
-    for each in (found, *pod["initContainers"]):
-        assert each["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-        }  # fmt: skip
-        assert {mount["name"] for mount in each["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
+    assert found["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+    }  # fmt: skip
+    assert {mount["name"] for mount in found["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert "/dev/shm" in {mount["mountPath"] for mount in found["volumeMounts"]}
 
 
