@@ -63,6 +63,7 @@ EVERY_PROCESS: tuple[Metric, ...] = (
     counter("link_messages", "Messages of a link, its handshakes and credits included", "link", "direction"),
     counter("link_bytes", "Bytes of those messages", "link", "direction"),
     counter("link_refused_messages", "Attempts to send that found no credit, or nobody", "link"),
+    counter("link_refused_handshakes", "Connections from other hosts that ended without having shown our keys", "link"),
     gauge("link_unacknowledged_messages", "Messages sent whose credit has not come back", "link"),
     gauge("link_queued_messages", "Messages and rows that wait to be sent", "link"),
     gauge("waiting_requests", "Requests that wait, by what for", "reason"),

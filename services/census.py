@@ -106,6 +106,7 @@ def add_link(sheet: Sheet, name: str, ports: Iterable[PortStatistics], queued: i
     sheet.put("link_bytes", sum(port.bytes_in for port in several), name, "in")
     sheet.put("link_bytes", sum(port.bytes_out for port in several), name, "out")
     sheet.put("link_refused_messages", sum(port.refused_sends for port in several), name)
+    sheet.put("link_refused_handshakes", sum(port.refused_handshakes for port in several), name)
     sheet.put("link_unacknowledged_messages", sum(port.unacknowledged for port in several), name)
     sheet.put("link_queued_messages", queued, name)
 

@@ -53,11 +53,12 @@ def test_every_process_tells_its_vitals(tmp_path: Path) -> None:
 
 def test_ports_of_one_link_are_summed() -> None:
     sheet = Sheet()
-    add_link(sheet, "tokens", [PortStatistics(1, 2, 3, 4, 5, 6, 7), PortStatistics(1, 20, 30, 40, 50, 60, 70)], 0)
+    add_link(sheet, "tokens", [PortStatistics(1, 2, 3, 4, 5, 6, 7, 8), PortStatistics(1, 20, 30, 40, 50, 60, 70)], 0)
     values = {(sample.name, *sample.labels): sample.value for sample in sheet.figures(ME, 0.0).samples}
     assert values["link_peers", "tokens"] == 2
     assert values["link_messages", "tokens", "out"] == 33
     assert values["link_refused_messages", "tokens"] == 66
+    assert values["link_refused_handshakes", "tokens"] == 8
 
 
 def test_a_peer_that_is_gone_takes_its_figures_with_it() -> None:
