@@ -21,7 +21,7 @@ from protocol.errors import ConfigError
 from protocol.groups import MOST_EXECUTORS, check_groups
 from protocol.links import ports_of
 from protocol.parts import check_parts
-from protocol.speculation import WITH_MODEL, read_speculative
+from protocol.speculation import read_speculative
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -393,10 +393,7 @@ def check(config: Config) -> Config:
     check_groups(model)
     check_links(config)
     check_parts(config)
-    drafts = read_speculative(config.scheduler.speculative_config)
-    if drafts.method in WITH_MODEL and model.pipeline_parallel_size > 1:
-        why = f"drafts of {drafts.method} need the whole model on each executor; ngram serves with several stages"
-        raise ConfigError("--pipeline-parallel-size", model.pipeline_parallel_size, why)
+    read_speculative(config.scheduler.speculative_config)
     check_listening(config.api)
     return config
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.config import Config, ModelConfig, SchedulerConfig, check
-from protocol.errors import ConfigError
 from protocol.groups import (
     MOST_EXECUTORS,
     Place,
@@ -83,7 +82,7 @@ def test_there_may_be_several_replicas() -> None:
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])
-def test_drafts_that_need_the_whole_model_are_refused_with_several_stages(method: str) -> None:
+def test_drafts_of_a_model_go_with_ranks_and_stages(method: str) -> None:
     config = msgspec.structs.replace(
         Config(),
         model=sized(stages=2),
@@ -91,9 +90,7 @@ def test_drafts_that_need_the_whole_model_are_refused_with_several_stages(method
             speculative_config=f'{{"method": "{method}", "model": "draft", "num_speculative_tokens": 3}}'
         ),
     )
-    with pytest.raises(ConfigError, match="ngram serves") as caught:
-        check(config)
-    assert caught.value.option == "--pipeline-parallel-size"
+    check(config)
     check(msgspec.structs.replace(config, model=sized(ranks=2)))
 
 

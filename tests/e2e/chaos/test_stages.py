@@ -1,5 +1,5 @@
 """One stage of a pipeline is killed under streams of all kinds: its group begins anew, and each stream ends with
-exactly its own tokens. Two stages over gloo, the embedded model."""
+exactly its own tokens. Two stages over gloo, the embedded model; alone, and with its draft on the last stage."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from tests.e2e.server import Server, serving
 STAGES = ("--pipeline-parallel-size", "2", "--device", "cpu", "--max-num-seqs", "32")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("stages"), *STAGES) as made:
+DRAFTS = ("--speculative-config", '{"method": "draft_model", "model": "penstock-demo-draft"}')
+
+
+@pytest.fixture(scope="module", params=[(), pytest.param(DRAFTS, marks=pytest.mark.long)], ids=["alone", "drafts"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("stages"), *STAGES, *request.param) as made:
         yield made
         ended(made)
 
