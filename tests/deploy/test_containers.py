@@ -88,7 +88,7 @@ def test_the_images_have_the_torch_that_the_project_wants() -> None:
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (command,) = [rest for word, rest in instructions() if word == "RUN" and "torch" in rest]
     assert command.split()[-1].strip('"') in wanted
-    for index, words in (("", ["pip", "install"]), ("http://x", ["pip", "install", "--index-url", "http://x"])):
+    for index, words in (("", ["pip", "install"]), ("http://x", ["pip", "install", "-i", "http://x"])):
         said = subprocess.run(
             ["sh", "-c", f"printf '%s\n' {command}"],
             env={"TORCH_INDEX": index},

@@ -25,7 +25,6 @@ OTHERS = {
     "up": {"--build"},
     "systemctl": {"--now"},
     "kubectl": {"--from-literal", "--from-file"},
-    "pip": {"--index-url"},
     "useradd": {"--uid", "--gid", "--home-dir", "--create-home", "--shell"},
     "groupadd": {"--gid"},
     "apt-get": {"--yes", "--no-install-recommends"},
