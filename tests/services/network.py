@@ -92,6 +92,11 @@ class Ends:
             port.close()
             context.term()
 
+    def end(self) -> None:
+        """Of ports that somebody else has closed: their contexts."""
+        for context in self._contexts:
+            context.term()
+
     def _made(self, link: Link, role: Role, where: str, index: int, incarnation: int, keys: LinkKeys) -> Port:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         name = "scheduler_address" if link.binder is Role.SCHEDULER else "tokenizer_address"

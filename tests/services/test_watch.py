@@ -14,9 +14,11 @@ import pytest
 import zmq
 
 from protocol.links import TOKENS, Role
+from protocol.messages import Rejected
 from services import watch
 from services.watch import Watch
-from services.wire import Arrival, Joined, Left, Port, Self
+from services.wire import UNREACHABLE, Arrival, Joined, Left, Port, Self
+from tests.services.network import Ends, Proxy, patient
 
 LIMIT = 60.0  # seconds
 PEER = """
@@ -94,3 +96,39 @@ async def test_a_port_alone_ticks_often(tmp_path: Path) -> None:
         assert found._timer.when() - asyncio.get_running_loop().time() <= watch.TICK
         assert arrivals.empty()
         assert watch.TICK < watch.CALM < TOKENS.silence / 3  # hellos come in time
+
+
+async def test_a_connection_between_hosts_that_breaks_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one has another descriptor, which the loop follows: messages wake it without a tick."""
+    patient(monkeypatch)
+    monkeypatch.setattr(watch, "CALM", 1e6)
+    ends = Ends()
+    port, number = ends.bind(TOKENS)
+    proxy = Proxy(number)
+    arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+
+    def keep(batch: list[Arrival]) -> None:
+        for arrival in batch:
+            arrivals.put_nowait(arrival)
+
+    binder, connector = Watch(port), Watch(ends.connect(TOKENS, proxy.port))
+    monkeypatch.setattr(watch, "TICK", 0.05)
+    try:
+        binder.start(lambda _: None)
+        connector.start(keep)
+        joined = await asyncio.wait_for(arrivals.get(), LIMIT)
+        assert isinstance(joined.message, Joined)
+        proxy.cut()
+        left = await asyncio.wait_for(arrivals.get(), LIMIT)
+        assert left == Arrival(joined.peer, Left(UNREACHABLE))
+        again = await asyncio.wait_for(arrivals.get(), LIMIT)
+        assert isinstance(again.message, Joined)
+        (peer,) = binder.peers
+        assert binder.send(peer, Rejected(id=1, status=400, message=""))
+        heard = await asyncio.wait_for(arrivals.get(), LIMIT)
+        assert heard == Arrival(again.peer, Rejected(id=1, status=400, message=""))
+    finally:
+        connector.close()
+        binder.close()
+        proxy.close()
+        ends.end()
