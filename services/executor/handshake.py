@@ -20,7 +20,8 @@ MAGIC = b"PEN1"
 HELLO = struct.Struct("<4sIII32s")  # magic, replica, member's number, hash of shared options, number used once
 ANSWER = struct.Struct("<32s32s")  # the first member's number used once, and its proof
 LENGTH = struct.Struct("<H")  # of what is sealed
-NONCE = PROOF = 32  # bytes
+NONCE = 32  # bytes
+PROOF = 32
 LONGEST = 4096  # bytes of what is sealed
 
 
