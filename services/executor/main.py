@@ -33,6 +33,7 @@ from services.executor.slack import set_timer_slack
 from services.executor.watchdog import TICK as LOOK
 from services.executor.watchdog import Watchdog
 from services.heartbeat import Heartbeat
+from services.linkkeys import read_keys
 from services.notify import notify
 from services.process import ExitCode, Stop
 from services.process import leave as leave_process
@@ -70,6 +71,8 @@ def run(config: Config, index: int) -> int:
     refuses us.
     """
     stop, done, stages = Stop(), threading.Event(), Stages()
+    if config.links.scheduler_address:
+        read_keys(config.links.link_keys)  # what is wrong with them is told now, not when the model is loaded
     bond: Bond | None = None
     life: Life | None = None
     if groups.group_size(config.model) > 1:

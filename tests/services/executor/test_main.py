@@ -66,10 +66,11 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made.destroy(linger=0)
 
 
-def spawn(run_dir: Path, model: ModelConfig, **environ: str) -> subprocess.Popen[bytes]:
+def spawn(run_dir: Path, model: ModelConfig, *words: str, **environ: str) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "services.cli", "executor", f"--run-dir={run_dir}", f"--model={model.model}",
         "--load-format=dummy", f"--max-num-seqs={model.max_num_seqs}", "--device=cpu", "--cpu-threads=1",
+        *words,
     ]  # fmt: skip
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
     return subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE)
@@ -279,5 +280,20 @@ def test_other_model_options_than_the_scheduler(
         assert process.stderr is not None
         assert b"other model options" in process.stderr.read().splitlines()[-1]
         scheduler.port.close()
+    finally:
+        end(process)
+
+
+def test_keys_that_cannot_be_used_are_told_before_the_model_is_looked_at(run_dir: Path) -> None:
+    process = spawn(
+        run_dir,
+        ModelConfig(model=str(run_dir / "no-model")),
+        "--scheduler-address=tcp://127.0.0.1:1024",
+        f"--link-keys={run_dir / 'no-keys'}",
+    )
+    try:
+        _, told = process.communicate(timeout=DEADLINE)
+        assert process.returncode == ExitCode.CONFIG
+        assert "--link-keys" in told.decode().splitlines()[-1]
     finally:
         end(process)
