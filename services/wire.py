@@ -243,13 +243,7 @@ class Port:
     def receive(self) -> list[Arrival]:
         """Everything that has arrived, without blocking. Raises LinkError when the binder refused our handshake."""
         arrivals = self._arrivals  # what a send finds out meanwhile stands in its place among them
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            name = frames[0] if self._binder else b""
-            self._take(name, frames[-1], arrivals)
+        self._read(arrivals)
         if self._line is not None and self._peers and not self._line.stands():
             self._lose(self._peers[b""], UNREACHABLE, arrivals)
         for peer in self.peers:
@@ -262,6 +256,7 @@ class Port:
         """Keep the link alive: say hello, return credits, notice lost peers; monotonic seconds. Call every 0.2 s, or
         every second when there are peers whose ends somebody watches."""
         self._now = now
+        self._read(self._arrivals)  # last words come before an end, and hellos that wait count
         due = now - self._credited >= CREDIT_INTERVAL
         if due:
             self._credited = now
@@ -323,6 +318,16 @@ class Port:
         peer.probes += 1
         if not self._put(peer.name, self._encoder.encode(Credit(0))) and not self._binder:
             self._lose(peer, UNREACHABLE, self._arrivals)
+
+    def _read(self, arrivals: list[Arrival]) -> None:
+        """Take whatever has arrived at the socket."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            name = frames[0] if self._binder else b""
+            self._take(name, frames[-1], arrivals)
 
     def _put(self, name: bytes, payload: bytes) -> bool:
         try:

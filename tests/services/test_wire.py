@@ -324,6 +324,26 @@ def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
         child.wait()
 
 
+def test_last_words_come_before_an_end_and_count_against_silence(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks late finds both at once: the word that has arrived, and that its sender has ended or was silent."""
+    binder, connector = wires.bind(STRICT), wires.connect(STRICT)
+    meet(wires, binder, connector)
+    assert connector.send(connector.peers[0], Abort(0))
+    wires.quietly(binder, lambda a: bool(messages(a)))  # and whatever was on its way before it
+    assert connector.send(connector.peers[0], Abort(1))
+    assert binder.socket.poll(20000)
+    binder.tick(wires.now + 2 * STRICT.silence)
+    assert messages(binder.receive()) == [Abort(1)]
+    assert binder.peers
+    monkeypatch.setattr(Peer, "exited", lambda peer: True)
+    connector.close()
+    assert binder.socket.poll(20000)
+    binder.tick(wires.now + 2 * STRICT.silence)
+    assert [arrival.message for arrival in binder.receive()] == [Left("said goodbye")]
+
+
 ELSEWHERE = 1  # what processes of another namespace or host say of their place
 
 
