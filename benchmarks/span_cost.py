@@ -41,7 +41,7 @@ from services.tracing.tracer import Tracer
 REQUESTS, PROMPT, OUTPUT = 256, 128, 512
 TRIES = 5
 OUTCOME = Outcome(finishes=(Finish.LENGTH,), prompt_tokens=PROMPT, output_tokens=OUTPUT, cached_tokens=0, accepted=0,
-                  rejected=0, first_token=0.1, error=None, left=False)  # fmt: skip
+                  rejected=0, first_token=0.1, error=None, left=False, response="chatcmpl-0")  # fmt: skip
 Told = Callable[[Tracer, TraceContext, int], None]
 
 

@@ -192,7 +192,7 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
     """An api's parts over fake ports, with an engine that is ready."""
     ports = [port] if isinstance(port, FakePort) else list(port)
     config = sized(Config(api=ApiConfig(**options)), cores=1)
-    pipeline = Pipeline(ports, 0, 1, config.api.max_queued_requests, 2.0, processes=1)
+    pipeline = Pipeline(ports, 0, 1, config.api.max_queued_requests, LIMIT, processes=1)
     for each in ports:
         each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
