@@ -70,7 +70,9 @@ def test_the_first_round_is_not_kept_and_each_way_asks_its_server(monkeypatch: p
     assert len(calls) == 8 * 3
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+@pytest.mark.parametrize(
+    "method", ["draft_model", *(pytest.param(method, marks=pytest.mark.long) for method in ("ngram", "eagle"))]
+)
 def test_a_small_measurement(method: str, tmp_path: Path) -> None:
     """How fast it is, is the machine's matter."""
     out = tmp_path / "result.json"

@@ -77,6 +77,7 @@ def test_reports_are_read_in_order(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["off.json", "rate_0.5.json", "rate_1.0.json"]
 
 
+@pytest.mark.long
 def test_a_small_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How fast the machine is, is no matter of this test."""
     main(["--smoke", "--rates", "off,1.0", "--batches", "1,2", "--output", str(tmp_path)])

@@ -30,22 +30,23 @@ BEGUN = {"prompt": "Say: ", "max_tokens": 32, "temperature": 1.0, "seed": 3}
 STORY = {"prompt": "Tell me a long story.", "max_tokens": 600, "temperature": 0, "ignore_eos": True, "stream": True}
 ENDED = "the structure|without a choice"  # what a request hears whose automaton passed a limit on its way
 
+MARK = "@"  # where the salt stands
 # What finished outputs of small grammars look like, said in a way that nobody has to search for.
 PLAIN = {
-    "regex: exponential alternation": rf"[ab]*b{SALT}",
-    "regex: exponential automaton": rf"[ab]*a[ab]{{24}}{SALT}",
-    "regex: nested quantifiers": rf"(a{SALT})+",
-    "regex: a megabyte of alternatives": rf"{SALT}x[0-9]{{5}}",
-    "grammar: left recursion": rf"{SALT}[a{SALT}]*",
-    "grammar: hidden left recursion": rf"[xy]*{SALT}a*",
-    "grammar: ambiguity": rf"[a{SALT}]*",
-    "grammar: unit rules in a ring": str(SALT),
-    "grammar: thousands of rules": rf"{SALT}x([0-9]+)",
+    "regex: exponential alternation": rf"[ab]*b{MARK}",
+    "regex: exponential automaton": rf"[ab]*a[ab]{{24}}{MARK}",
+    "regex: nested quantifiers": rf"(a{MARK})+",
+    "regex: a megabyte of alternatives": rf"{MARK}x[0-9]{{5}}",
+    "grammar: left recursion": rf"{MARK}[a{MARK}]*",
+    "grammar: hidden left recursion": rf"[xy]*{MARK}a*",
+    "grammar: ambiguity": rf"[a{MARK}]*",
+    "grammar: unit rules in a ring": MARK,
+    "grammar: thousands of rules": rf"{MARK}x([0-9]+)",
     "grammar: wide repeats": r"[ab]*",
-    "grammar: slow and slower": rf"[a-z{SALT}]+",
-    "grammar: lark left recursion": rf"{SALT}[a{SALT}]*",
-    "100,000 choices": rf"{SALT}-[0-9]{{6}}",
-    "choices of one stem": rf"{SALT}a{{1,1499}}",
+    "grammar: slow and slower": rf"[a-z{MARK}]+",
+    "grammar: lark left recursion": rf"{MARK}[a{MARK}]*",
+    "100,000 choices": rf"{MARK}-[0-9]{{6}}",
+    "choices of one stem": rf"{MARK}a{{1,1499}}",
 }
 
 
@@ -88,7 +89,7 @@ def resident(server: Server) -> dict[str, int]:
     return found
 
 
-def judge(name: str, field: str, status: int, answer: Any) -> None:
+def judge(name: str, field: str, status: int, answer: Any, salt: int = SALT) -> None:
     """A 400 that names the field and says why in few words; an output that follows the grammar as far as it goes; or
     the word that the automaton passed a limit on its way."""
     if status == 400:
@@ -105,9 +106,10 @@ def judge(name: str, field: str, status: int, answer: Any) -> None:
     if choice["finish_reason"] == "length":
         return
     if name in PLAIN:
-        assert re.fullmatch(PLAIN[name], choice["text"]), f"{name}: {choice['text']!r}"
+        plain = PLAIN[name].replace(MARK, str(salt))
+        assert re.fullmatch(plain, choice["text"]), f"{name}: {choice['text']!r}"
     elif field == "guided_json" and name.startswith("schema: "):
-        schema = cases(SALT)[name]["guided_json"]
+        schema = cases(salt)[name]["guided_json"]
         jsonschema.Draft202012Validator(schema).validate(json.loads(choice["text"]))
 
 
@@ -119,6 +121,7 @@ def bodies(salt: int) -> list[tuple[str, str, bytes]]:
     return found + [(f"text: {name}", "guided_json", make(begun)) for name, make in texts(salt).items()]
 
 
+@pytest.mark.long
 def test_bombs_one_after_the_other_leave_everything_as_it_was(server: Server) -> None:
     alone = streamed(server)
     pids, before = server.children(), resident(server)
@@ -142,11 +145,12 @@ def test_bombs_all_at_once(server: Server) -> None:
     pids, before = server.children(), resident(server)
     with ThreadPoolExecutor(CROWD + 1) as threads:
         neighbour = threads.submit(streamed, server)
-        answers = [(name, threads.submit(posted, server, body)) for name, _, body in bodies(OTHER_SALT)]
+        answers = [
+            (name, field, threads.submit(posted, server, body)) for name, field, body in bodies(OTHER_SALT)
+        ]
         assert neighbour.result() == alone
-        for name, answer in answers:
-            status, found = answer.result()
-            assert status in (200, 400) or re.search(ENDED, found["error"]["message"]), f"{name}: {status} {found}"
+        for name, field, answer in answers:
+            judge(name, field, *answer.result(), OTHER_SALT)
     assert server.children() == pids
     after = resident(server)
     assert {role: after[role] - before[role] for role in after if after[role] - before[role] > MOST_GROWN} == {}
