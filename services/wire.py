@@ -127,6 +127,11 @@ class Peer:
             self.pidfd = None
 
 
+def end_of(pid: int) -> str:
+    """The reason where its process has ended. What it said last may be lost with its connection, a goodbye too."""
+    return f"process {pid} ended"
+
+
 class Arrival(msgspec.Struct, frozen=True):
     """What `receive` found: a message of the link, or that a peer joined or left."""
 
@@ -267,7 +272,7 @@ class Port:
             if due and peer.taken:
                 self._give_credit(peer)
             if peer.exited():
-                self._lose(peer, f"process {peer.pid} ended", self._arrivals)
+                self._lose(peer, end_of(peer.pid), self._arrivals)
             elif self.link.silence and now - peer.heard > self.link.silence:
                 self._dismiss(peer, f"silent for {self.link.silence:g} s", self._arrivals)
             elif probing and (peer.pidfd is None or self._door is not None):

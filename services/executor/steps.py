@@ -26,7 +26,7 @@ from services.executor.bond import leave
 from services.executor.report import Reports
 from services.executor.watchdog import Watchdog
 from services.tracing.execution import ExecutionTraces
-from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port
+from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,9 @@ class Steps:
                     self._join(arrival.peer)
                 case Left(reason):
                     if arrival.peer is self._scheduler:
-                        write = journal.info if reason == GOODBYE else journal.warning
+                        # Who started a process here tells of its end, if that is worth a warning.
+                        expected = reason in (GOODBYE, end_of(arrival.peer.pid))
+                        write = journal.info if expected else journal.warning
                         write(log, "scheduler_left", pid=arrival.peer.pid, reason=reason)
                         self._scheduler = None
                         self._forget()

@@ -21,7 +21,7 @@ from services.executor.report import Reports
 from services.executor.start import Engine, start
 from services.executor.steps import Steps
 from services.executor.watchdog import Watchdog
-from services.wire import Arrival, Joined, Left, Peer
+from services.wire import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
 from tests.services.executor.folder import write_folder
 
 PROMPT = np.array([5, 6, 7, 8], "<i4")
@@ -357,3 +357,15 @@ def test_so_is_what_an_epoch_asked_that_is_over(
     run(steps, peer(), first(1, epoch=6))
     assert engine.runner.statistics().sampled - sampled == 2
     assert results(port)[-1].epoch == 6
+
+
+@pytest.mark.parametrize(
+    ("reason", "level"), [(GOODBYE, "INFO"), (end_of(2**22 + 1), "INFO"), (UNREACHABLE, "WARNING")]
+)
+def test_a_scheduler_that_ends_is_no_warning_and_one_that_is_lost_is(
+    steps: Steps, reason: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = peer()
+    with caplog.at_level("INFO", "services.executor.steps"):
+        steps.take([Arrival(scheduler, Joined()), Arrival(scheduler, Left(reason))])
+    assert [record.levelname for record in caplog.records if "scheduler_left" in record.getMessage()] == [level]
