@@ -73,6 +73,7 @@ def test_a_worker_drains(tmp_path: Path, keys: str) -> None:
         server.ready()
         server.process.terminate()
         server.until(lambda: server.fields.get("STOPPING") == "1" and "executor-3" in server.order("ended"))
+        server.until(lambda: "executor-2" in server.order("stopping"))
         assert server.order("stopping").count("executor-2") == 1
         fifo.write_text("done")
         code, output = server.wait()
