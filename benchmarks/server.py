@@ -45,10 +45,19 @@ class Server:
             self._told = file.tell()
         return "\n".join([line for line in lines if " request id=" not in line][-TAIL:])
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._process.poll()
+
+    def lines(self, words: str) -> list[str]:
+        """The lines of its whole log that have these words."""
+        with self._log.open(encoding="utf-8", errors="replace") as file:
+            return [line.rstrip("\n") for line in file if words in line]
+
     def logged(self, words: str) -> int:
         """How many lines of its whole log have these words."""
-        with self._log.open("rb") as file:
-            return sum(words.encode() in line for line in file)
+        return len(self.lines(words))
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds of user and system that each role's processes have taken since they started."""

@@ -33,3 +33,8 @@ class Stages:
     def note(self, name: str) -> None:
         """One of which the supervisor knows, or needs not."""
         self.all.append(Stage(name, time.monotonic()))
+
+    def took(self, now: float) -> str:
+        """What each of them took until `now`, in words for the log."""
+        ends = [*(stage.began for stage in self.all[1:]), now]
+        return ", ".join(f"{stage.name} {end - stage.began:.2f} s" for stage, end in zip(self.all, ends, strict=True))

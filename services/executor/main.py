@@ -136,7 +136,9 @@ def serve(
     gc.freeze()
     gc.disable()
     notify("READY=1", "STATUS=serving")
-    OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(time.monotonic())
+    now = time.monotonic()
+    journal.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.took(now))
+    OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, done), name="watchdog", daemon=True).start()
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.notify import VARIABLE, NoticeSocket
-from services.stages import IMPORTS, Stages
+from services.stages import IMPORTS, Stage, Stages
 
 
 def test_the_first_stage_began_with_the_process() -> None:
@@ -28,3 +28,9 @@ def test_a_stage_ends_where_the_next_begins(tmp_path: Path, monkeypatch: pytest.
     assert times == sorted(times)
     assert [notice.status for notice in notices.receive()] == ["loading weights"]
     notices.close()
+
+
+def test_what_they_took_is_told_in_order() -> None:
+    stages = Stages()
+    stages.all[:] = [Stage(IMPORTS, 10.0), Stage("loading weights", 11.5)]
+    assert stages.took(14.0) == "importing 1.50 s, loading weights 2.50 s"
