@@ -55,6 +55,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
+    model: tuple[str, ...]  # its folder; nothing: the embedded one
     arguments: tuple[str, ...]
     exact: bool
     goal: float | None
@@ -71,16 +72,16 @@ def settings(options: argparse.Namespace, folder: Path | None) -> list[Setting]:
     full = blows.plan(options.kills, options.stops, roles)
     if folder is None:
         arguments = (*TWO_EACH, "--max-num-seqs", "96", *extra)
-        return [Setting(name="embedded", title="embedded model", arguments=arguments, exact=True, goal=EMBEDDED_GOAL,
-                        vocab=int(SMOKE.vocab * VOCAB_MARGIN), plan=full, streams=options.streams,
-                        prompt=16, tokens=options.tokens or 60)]  # fmt: skip
+        return [Setting(name="embedded", title="embedded model", model=(), arguments=arguments, exact=True,
+                        goal=EMBEDDED_GOAL, vocab=int(SMOKE.vocab * VOCAB_MARGIN), plan=full,
+                        streams=options.streams, prompt=16, tokens=options.tokens or 60)]  # fmt: skip
     invariant = Setting(name="8b_invariant", title="8B, --batch-invariant", exact=True, goal=None, plan=full,
-                        arguments=(str(folder), *DUMMY, *TWO_EACH, "--batch-invariant", *extra),
+                        model=(str(folder),), arguments=(*DUMMY, *TWO_EACH, "--batch-invariant", *extra),
                         vocab=int(EIGHT.vocab * VOCAB_MARGIN), streams=options.streams, prompt=128,
                         tokens=options.tokens or 384)  # fmt: skip
     recomputed = blows.plan(1, 0, [role for role in roles if role in ("executor", "scheduler")])
     fast = msgspec.structs.replace(invariant, name="8b", title="8B", exact=False, plan=recomputed,
-                                   arguments=(str(folder), *DUMMY, *TWO_EACH, *extra))  # fmt: skip
+                                   arguments=(*DUMMY, *TWO_EACH, *extra))  # fmt: skip
     return [setting for setting in (invariant, fast) if setting.name in options.servers.split(",")]
 
 
@@ -125,7 +126,7 @@ class Injection:
             mark = self._chance.randint(*(int(share * self.tokens) for share in SHARE))
             found = self._play(mark, fall)
         over = time.time()
-        rested = time.time() - over if soon(lambda: rests(self._server.url, over), REST_LIMIT) else None
+        rested = short(time.time() - over) if soon(lambda: rests(self._server.url, over), REST_LIMIT) else None
         own = [answer.error.startswith("disconnected") and blow.role == "api" for answer in found]
         pairs = [pair for *pair, lost in zip(found, self.undisturbed, own, strict=True) if not lost]
         errors = [answer.error for answer, _ in pairs if answer.error]
@@ -137,7 +138,8 @@ class Injection:
             blow=blow, mark=mark, streams=len(found), own=sum(own),
             same=sum(answer.same(before) for answer, before in pairs),
             as_long=sum(answer.as_long(before) for answer, before in pairs),
-            pause=median(pauses), longest_pause=max(pauses), rested=rested, error=errors[0] if errors else "",
+            pause=short(median(pauses)), longest_pause=short(max(pauses)), rested=rested,
+            error=errors[0] if errors else "",
             died=said(self._server, f"process_died process={blow.role}-", fell),
             whole=said(self._server, "serving_again", fell), load=load, blocks=blocks,
         )  # fmt: skip
@@ -158,8 +160,12 @@ def said(server: Server, words: str, fell: Sequence[float]) -> float | None:
     for line in server.lines(words) if fell else ():
         stamp = datetime.datetime.fromisoformat(line.split(maxsplit=1)[0].replace("Z", "+00:00")).timestamp()
         if stamp >= fell[0] - 0.001:  # stamps are cut to milliseconds
-            return stamp - fell[0]
+            return max(0.0, short(stamp - fell[0]))
     return None
+
+
+def short(value: float) -> float:
+    return round(value, 3)
 
 
 def loaded(server: Server) -> tuple[float, int]:
@@ -183,7 +189,7 @@ class Run:
         """Start one, strike it, end it. Raises TimeoutError when it does not start."""
         run_dir, memory = place / f"run-{setting.name}", device_memory()
         caches = {name: os.environ.get(name, str(place)) for name in ("TRITON_CACHE_DIR", "XDG_CACHE_HOME")}
-        with serving([*setting.arguments, "--run-dir", str(run_dir)], caches) as server:
+        with serving([*setting.model, *setting.arguments, "--run-dir", str(run_dir)], caches) as server:
             chip = device(server)
             injection = Injection(server, setting, self.options.limit, self.options.seed)
             load, kv = loaded(server)
@@ -193,7 +199,7 @@ class Run:
             report = Report(
                 name=setting.name, title=setting.title, exact=setting.exact, goal=setting.goal, tokens=injection.tokens,
                 seconds=round(injection.seconds, 3), start=round(server.seconds, 2), load=load,
-                environment={**self.environment, "chip": chip, "server_arguments": " ".join(setting.arguments[1:])},
+                environment={**self.environment, "chip": chip, "server_arguments": " ".join(setting.arguments)},
             )  # fmt: skip
             self.keep(report)
             had: dict[str, float] = {}
