@@ -10,8 +10,9 @@ What it costs without a server, which a busy machine disturbs less, is benchmark
 Printed and written for each: CPU microseconds per output token by role, tokens per second, and both against the server
 without traces: the median over rounds of the difference within a round.
 
-On a GPU: `python -m benchmarks.tracing --h200 "MODEL OPTIONS"` gives the same load to `penstock serve` in turns, with a
-start of its own for each.
+On a GPU: `python -m benchmarks.tracing --h200 "MODEL OPTIONS"` gives the same load, in turns, to three of `penstock
+serve` that share the GPU's memory: the options must leave each a third of it (`--kv-cache-memory`). Who has no load
+does nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -104,11 +106,18 @@ def environment(given: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def measure(setting: str, number: int, url: str, workload: Workload, clients: int) -> Measured:
+class Place(NamedTuple):
+    """A server."""
+
+    url: str
+    starter: int  # pid of the process that started the server's
+
+
+def measure(setting: str, number: int, place: Place, workload: Workload, clients: int) -> Measured:
     """Give the load to one server."""
-    before = cpu_seconds(os.getpid())
-    outcome = asyncio.run(run(target(url), workload, processes=clients))
-    after = cpu_seconds(os.getpid())
+    before = cpu_seconds(place.starter)
+    outcome = asyncio.run(run(target(place.url), workload, processes=clients))
+    after = cpu_seconds(place.starter)
     summary = summarize(outcome.records)
     assert not summary.failed, summary.errors
     assert summary.itl_ms is not None
@@ -159,17 +168,17 @@ def text(cost: Cost) -> str:
 
 
 @contextmanager
-def server(setting: str, collector: str, options: argparse.Namespace) -> Iterator[str]:
-    """One server of this setting: its address."""
+def server(setting: str, collector: str, options: argparse.Namespace) -> Iterator[Place]:
+    """One server of this setting."""
     given = variables(setting, collector)
     if options.h200:
         with serving(shlex.split(options.h200), given) as found:
-            yield found.url
+            yield Place(found.url, found.pid)
         return
     with contextlib.ExitStack() as stack:
         with environment(given):
             url = stack.enter_context(pipeline(options.step / 1000, options))
-        yield url
+        yield Place(url, os.getpid())
 
 
 def rounds(options: argparse.Namespace) -> list[Measured]:
@@ -181,20 +190,13 @@ def rounds(options: argparse.Namespace) -> list[Measured]:
     names = list(SETTINGS)
     measured: list[Measured] = []
     with collecting() as collector, ExitStack() as stack:
-        urls: dict[str, str] = {}
-        if not options.h200:
-            urls = {name: stack.enter_context(server(name, collector, options)) for name in names}
-            for url in urls.values():
-                asyncio.run(run(target(url), warm, processes=options.clients))
+        places = {name: stack.enter_context(server(name, collector, options)) for name in names}
+        for place in places.values():
+            asyncio.run(run(target(place.url), warm, processes=options.clients))
         for number in range(options.rounds):
             for setting in names[number % len(names) :] + names[: number % len(names)]:
                 seeded = msgspec.structs.replace(workload, seed=number + 2)
-                if options.h200:  # a GPU holds one server at a time
-                    with server(setting, collector, options) as url:
-                        asyncio.run(run(target(url), warm, processes=options.clients))
-                        measured.append(measure(setting, number, url, seeded, options.clients))
-                else:
-                    measured.append(measure(setting, number, urls[setting], seeded, options.clients))
+                measured.append(measure(setting, number, places[setting], seeded, options.clients))
                 print(f"round {number}, {setting}: {measured[-1].tokens_per_second:,.0f} tok/s,"
                       f" {sum(measured[-1].microseconds.values()):.2f} µs of CPU a token", flush=True)  # fmt: skip
     return measured

@@ -134,7 +134,7 @@ def test_the_processed_distribution_is_what_the_entries_are_drawn_from(seed: int
             ids, values = found.ids[entry].tolist(), found.values[entry].tolist()
             assert ids[0] == token
             assert values[0] == pytest.approx(expected[token], abs=1e-4)
-            assert found.ranks[entry] == pytest.approx(1 + (expected > expected[token] + 1e-9).sum(), abs=1)
+            assert found.ranks[entry].item() == pytest.approx(1 + (expected > expected[token] + 1e-9).sum(), abs=1)
             best = np.argsort(-expected, kind="stable")[: min(row.logprobs, int(np.isfinite(expected).sum()))]
             assert values[1 : 1 + len(best)] == pytest.approx(expected[best].tolist(), abs=1e-4)
             assert len(set(ids[1 : 1 + len(best)])) == len(best)
@@ -153,7 +153,7 @@ def test_forbidden_tokens_are_listed_by_the_raw_distribution_alone(processed: bo
         if processed:
             assert sorted(named) == sorted(worst)
             assert found.ranks[0] == 1
-            assert found.values[0, 1:4].exp().sum() == pytest.approx(1.0, abs=1e-5)
+            assert found.values[0, 1:4].exp().sum().item() == pytest.approx(1.0, abs=1e-5)
         else:
             assert named == logits[0].topk(5).indices.tolist()
             assert found.ranks[0] == VOCABULARY - 2
