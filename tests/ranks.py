@@ -22,7 +22,8 @@ SECONDS = 240.0  # that a member may take for one thing; nobody waits that long 
 
 
 class Ranks:
-    """As many processes as the largest group has members. Smaller groups are the first ones of them."""
+    """As many processes as the largest group has members. Smaller groups are the first ones of them. `device`: cpu, or
+    cuda, or "own cuda" where each process sees its own GPU alone."""
 
     def __init__(self, sizes: tuple[Size, ...], folder: Path, device: str = "cpu") -> None:
         context = multiprocessing.get_context("forkserver")
@@ -85,8 +86,11 @@ def serve(rank: int, sizes: tuple[Size, ...], store: str, device: str, link: Con
     for name, value in {**ENVIRONMENT, **ONE_HOST}.items():
         os.environ.setdefault(name, value)
     backend = "gloo"
-    if device == "cuda":
-        torch.cuda.set_device(rank)
+    if device == "own cuda":  # it sees no other
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown.split(",")[rank] if shown else str(rank)
+    if device != "cpu":
+        torch.cuda.set_device(rank if device == "cuda" else 0)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.FileStore(store, most), rank=rank, world_size=most)
     parts = {size: member(rank, size) for size in sizes}

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine_core.execution.exchange import Exchange
+
 
 @dataclass(frozen=True)
 class Group:
@@ -32,6 +34,7 @@ class Group:
     forwards: dist.ProcessGroup | None = None  # of this rank in every stage, for hidden states; None: one stage
     backwards: dist.ProcessGroup | None = None  # of the same members, for tokens: neither waits for the other
     invariant: bool = False  # sums are made in the order of ranks, whatever the batch
+    exchange: Exchange | None = None  # for small sums and the norm behind them, where there is one
 
     @property
     def answers(self) -> bool:

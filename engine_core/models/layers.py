@@ -233,9 +233,12 @@ class Norm:
     def add(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream takes up what a block has made of it: the norm of the sum, and that sum.
 
-        The ranks' partial sums meet here, `[tokens, width]` each, and but once more where a stage ends: whatever joins
-        all-reduce, addition and norm to one operation has its place here.
+        The ranks' partial sums meet here, `[tokens, width]` each, and but once more where a stage ends: in one launch
+        with addition and norm where the group has an exchange that takes so many.
         """
+        exchange = self.group.exchange
+        if exchange is not None and exchange.takes(partial):
+            return exchange.add(partial, residual, self.weight, self.eps)
         return add_rms_norm(self.group.sum(partial), residual, self.weight, self.eps)
 
     def destinations(self) -> Destinations:

@@ -45,6 +45,7 @@ from protocol.steps import ExecutorReady
 from services import journal, process
 from services.executor.compilers import compilers
 from services.executor.drafts import check_agreed, find_draft, load_draft
+from services.executor.exchange import with_exchange
 from services.executor.handshake import Life
 from services.executor.membership import begin
 from services.stages import Stages
@@ -75,12 +76,13 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
+    dtype = choose_dtype(config.model.dtype, spec, device)
     group = ALONE
     if life is not None:
         stages.begin("meeting the other executors")
         group = begin(config, groups.place(index, config.model), life, device)
         check_agreed(config, drafting, group)
-    dtype = choose_dtype(config.model.dtype, spec, device)
+        group = with_exchange(group, spec.hidden, dtype, device)
     with compilers(device) as processes:
         stages.begin("loading weights")
         model = registry.build(
