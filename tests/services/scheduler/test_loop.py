@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gc
-
 import msgspec
 import numpy as np
 import pytest
@@ -15,13 +13,6 @@ from services.scheduler.executors import MEMBERS_LIMIT
 from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop
 from services.scheduler.options import ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
-
-
-@pytest.fixture(autouse=True)
-def collector():
-    yield
-    gc.unfreeze()
-    gc.enable()
 
 
 class Bench:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 
 import numpy as np
@@ -18,13 +17,6 @@ from services.wire import Peer
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, without_grammars
 
 ROUNDS = 400
-
-
-@pytest.fixture(autouse=True)
-def collector():
-    yield
-    gc.unfreeze()
-    gc.enable()
 
 
 class Lives:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 
 import numpy as np
@@ -20,13 +19,6 @@ from tests.engine_core.grammar.vocabulary import END, allowed, automaton, tokens
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Inline, Transcript
 
 PLACES = 256
-
-
-@pytest.fixture(autouse=True)
-def collector():
-    yield
-    gc.unfreeze()
-    gc.enable()
 
 
 class Sampler(FakeExecutor):
