@@ -88,16 +88,18 @@ def exchange_kernel(
         turn = tl.load(turns + row)
         own = sent_words(partial + row * partial_stride, places, there, WORD, EMPTY)
         added = tl.load(residual + row * residual_stride + places, mask=there, other=0.0)
+        lines = inbox(addresses, RANK, turn * RANKS * ROWS + row, WIDTH, WORD) + places
+        words = standing_words(lines, there, RANK, RANKS, ROWS * WIDTH)
+        while lacking(words, TILE, EMPTY) > 0:
+            words = standing_words(lines, there, RANK, RANKS, ROWS * WIDTH)
         values = tl.zeros([TILE], tl.float32)
         for other in tl.static_range(RANKS):
-            words = own
-            if other != RANK:
-                line = inbox(addresses, RANK, (turn * RANKS + other) * ROWS + row, WIDTH, WORD) + places
-                words = tl.load(line, mask=there, other=0, volatile=True)
-                while tl.max((words == EMPTY).to(tl.int32), 0) > 0:
-                    words = tl.load(line, mask=there, other=0, volatile=True)
-                tl.store(line, tl.full([TILE], EMPTY, WORD), mask=there)  # all threads have seen it full
-            values += words.to(partial.dtype.element_ty, bitcast=True).to(tl.float32)
+            if other == RANK:
+                part = own
+            else:
+                part = words[other - (other > RANK)]
+                tl.store(lines + other * ROWS * WIDTH, tl.full([TILE], EMPTY, WORD), mask=there)  # all threads saw it
+            values += part.to(partial.dtype.element_ty, bitcast=True).to(tl.float32)
         values = values.to(total.dtype.element_ty).to(tl.float32) + added.to(tl.float32)
         rounded = values.to(total.dtype.element_ty)
         tl.store(total + row * WIDTH + places, rounded, mask=there)
@@ -106,6 +108,25 @@ def exchange_kernel(
         found = (values * gain * weights).to(normed.dtype.element_ty)
         tl.store(normed + row * WIDTH + places, found, mask=there)
         tl.store(turns + row, (turn + 1) % TURNS)
+
+
+@triton.jit
+def standing_words(lines, there, RANK: tl.constexpr, RANKS: tl.constexpr, APART: tl.constexpr):
+    """What stands in the lines of the other ranks by now."""
+    found = ()
+    for other in tl.static_range(RANKS):
+        if other != RANK:
+            found = found + (tl.load(lines + other * APART, mask=there, other=0, volatile=True),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def lacking(lines, TILE: tl.constexpr, EMPTY: tl.constexpr):
+    """Whether a word of any of the lines has not arrived."""
+    empty = tl.zeros([TILE], tl.int32)
+    for line in tl.static_range(len(lines)):
+        empty |= (lines[line] == EMPTY).to(tl.int32)
+    return tl.max(empty, 0)
 
 
 @triton.jit
