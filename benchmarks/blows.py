@@ -35,6 +35,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     blow: Blow
     mark: int = 0  # tokens that clients had got together when it fell
+    delay: float = 0.0  # by which the launcher puts off the start of one whose like has died within a minute
     streams: int
     own: int = 0  # of them, those that ended with their api process
     same: int  # of the others, those with exactly the undisturbed run's tokens and end
@@ -71,8 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any] = {}
 
     def allowed(self, strike: Strike) -> float:
-        """Seconds that a client of this strike may see nothing."""
-        kill = self.goal if self.goal is not None else (strike.load or self.load) + ABOVE_LOAD
+        """Seconds that a client of this strike may see nothing. The launcher's delay is meant and not load time's."""
+        kill = self.goal if self.goal is not None else (strike.load or self.load) + ABOVE_LOAD + strike.delay
         return kill + (SILENCE if strike.blow.signal == STOP else 0.0)
 
     def kept(self, strike: Strike) -> bool:

@@ -24,7 +24,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -42,7 +42,7 @@ from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from benchmarks.soak import below, memory_of
 from services.bench.client import target
 from services.bench.run import ROOT
-from services.restarts import LIMIT, WINDOW
+from services.restarts import DELAYS, LIMIT, WINDOW
 
 RESULTS = ROOT / "benchmarks" / "results"
 TWO_EACH = ("--api-processes", "2", "--tokenizer-processes", "2")
@@ -97,6 +97,30 @@ def bodies(setting: Setting) -> list[bytes]:
     return found
 
 
+class Deaths:
+    """Of processes, by role and number, within the last minute: what the launcher makes of them."""
+
+    def __init__(self) -> None:
+        self._times: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
+
+    def wait(self, process: tuple[str, int], now: float) -> float:
+        """Seconds until a further death is not the last of too many."""
+        recent = self._recent(process, now)
+        return recent[0] + WINDOW - now if len(recent) == LIMIT - 1 else 0.0
+
+    def add(self, process: tuple[str, int], now: float) -> float:
+        """A process dies; seconds by which the launcher puts off its start."""
+        recent = self._recent(process, now)
+        recent.append(now)
+        return DELAYS[min(len(recent), len(DELAYS)) - 1]
+
+    def _recent(self, process: tuple[str, int], now: float) -> deque[float]:
+        times = self._times[process]
+        while times and now - times[0] >= WINDOW:
+            times.popleft()
+        return times
+
+
 class Injection:
     """One server's blows, one after the other, and what became of its streams."""
 
@@ -104,7 +128,7 @@ class Injection:
         self._server, self._setting, self._limit = server, setting, limit
         self._where, self._bodies = target(server.url), bodies(setting)
         self._chance = random.Random(f"blows {seed}")
-        self._deaths: dict[str, deque[float]] = {role: deque(maxlen=LIMIT - 1) for role in ROLES}
+        self._deaths = Deaths()
         began = time.monotonic()
         self.undisturbed = self._play()
         self.seconds = time.monotonic() - began
@@ -116,13 +140,15 @@ class Injection:
         fell: list[float] = []
 
         def fall() -> None:
-            os.kill(self._chance.choice(processes(self._server.pid, blow.role)), signal.Signals[blow.signal])
+            os.kill(processes(self._server.pid, blow.role)[place], signal.Signals[blow.signal])
             fell.append(time.time())
 
         if blow == NOBODY:
-            mark, found = 0, self._play()
+            mark, delay, found = 0, 0.0, self._play()
         else:
-            self._pause(blow.role)
+            place = self._chance.randrange(len(processes(self._server.pid, blow.role)))
+            time.sleep(self._deaths.wait((blow.role, place), time.monotonic()))
+            delay = self._deaths.add((blow.role, place), time.monotonic())
             mark = self._chance.randint(*(int(share * self.tokens) for share in SHARE))
             found = self._play(mark, fall)
         over = time.time()
@@ -135,7 +161,7 @@ class Injection:
         pauses = [answer.pause for answer, _ in pairs] or [0.0]
         load, blocks = loaded(self._server) if blow.role == "executor" else (None, None)
         return Strike(
-            blow=blow, mark=mark, streams=len(found), own=sum(own),
+            blow=blow, mark=mark, delay=delay, streams=len(found), own=sum(own),
             same=sum(answer.same(before) for answer, before in pairs),
             as_long=sum(answer.as_long(before) for answer, before in pairs),
             pause=short(median(pauses)), longest_pause=short(max(pauses)), rested=rested,
@@ -146,13 +172,6 @@ class Injection:
 
     def _play(self, mark: int = 0, fall: Callable[[], None] | None = None) -> list[Answer]:
         return asyncio.run(play(self._where, self._bodies, self._limit, mark, fall))
-
-    def _pause(self, role: str) -> None:
-        """Wait until a further death is not the last of too many within a minute."""
-        deaths = self._deaths[role]
-        if len(deaths) == deaths.maxlen:
-            time.sleep(max(0.0, deaths[0] + WINDOW - time.monotonic()))
-        deaths.append(time.monotonic())
 
 
 def said(server: Server, words: str, fell: Sequence[float]) -> float | None:

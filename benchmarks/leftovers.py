@@ -78,13 +78,14 @@ def settled(samples: Mapping[str, float]) -> bool:
 
 
 def processes(launcher: int, role: str) -> list[int]:
-    """Pids of a role's processes, in order. One that died a moment ago is waited for."""
+    """Pids of a role's processes, by their numbers. One that died a moment ago is waited for."""
 
     def found() -> list[int]:
-        return [pid for pid in below(launcher) if role.encode() in command(pid)[:4]]
+        words = [(command(pid)[:4], pid) for pid in below(launcher)]  # python, entry, role, --index=N
+        return [pid for each, pid in sorted(words) if role.encode() in each]
 
     soon(lambda: bool(found()), REST_LIMIT)
-    return sorted(found())
+    return found()
 
 
 def command(pid: int) -> list[bytes]:

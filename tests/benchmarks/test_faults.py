@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import blows, faults
 from benchmarks.blows import KILL, ROLES, Blow
-from benchmarks.faults import bodies, loaded, main, parser, said, settings
+from benchmarks.faults import Deaths, bodies, loaded, main, parser, said, settings
 from benchmarks.server import Server
 
 LOG = """\
@@ -56,6 +56,17 @@ def test_requests_are_greedy_or_have_a_seed_and_words_of_their_own() -> None:
     assert len({tuple(body["prompt"]) for body in found}) == 64
     assert all(body["temperature"] == 0 or body["seed"] == number for number, body in enumerate(found))
     assert all(body["max_tokens"] == 7 and max(body["prompt"]) < setting.vocab for body in found)
+
+
+def test_deaths_of_a_process_are_never_too_many_and_put_its_start_off() -> None:
+    deaths, one = Deaths(), ("executor", 0)
+    assert [deaths.add(one, now) for now in (0.0, 10.0, 20.0)] == [0.0, 0.5, 1.0]
+    assert deaths.wait(one, 25.0) == 0.0
+    assert deaths.add(one, 30.0) == 2.0
+    assert deaths.wait(one, 45.0) == 15.0
+    assert deaths.wait(("executor", 1), 45.0) == 0.0
+    assert deaths.wait(one, 60.0) == 0.0
+    assert deaths.add(one, 75.0) == 1.0  # after those at 20 and 30 seconds
 
 
 def test_what_the_log_says_of_a_blow(server: Server) -> None:
