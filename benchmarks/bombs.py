@@ -2,7 +2,8 @@
 
 Gaps between the tokens of one free stream, alone and while clients send what `bomb_cases` lists, each as soon as its
 last one was answered. The stream's p99 among bombs is held against its own without them. On a CPU the workers that
-compile compete with the executor for cores, which on a GPU they do not.
+compile compete with the executor for cores, which on a GPU they do not. `--shape 8b --device cuda` serves dummy weights
+of a shape of `benchmarks/shapes.py` in place of the embedded model.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ import itertools
 import json
 import os
 import statistics
+import sys
+import tempfile
 import threading
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bomb_cases import cases, texts
+from benchmarks.serve import commit
 from benchmarks.server import serving
+from benchmarks.shapes import SHAPES, make_folder
 
 CLIENTS = 2  # that send bombs at a time
+DUMMY = ("--load-format", "dummy", "--max-model-len", "4096")
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")
 RESULTS = Path(__file__).resolve().parent / "results" / "bombs.json"
 PROMPT = "Tell me a long story."
@@ -146,11 +152,22 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--tokens", type=int, default=1500, help="of each stream")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shape", default="", choices=["", *SHAPES], help="dummy weights; empty: the embedded model")
+    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    with serving(["--device", options.device, *ONE_EACH], {"OMP_NUM_THREADS": "1"}) as server:
+    with ExitStack() as stack:
+        arguments = ["--device", options.device, *ONE_EACH]
+        if options.shape:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bombs-")))
+            arguments = [str(make_folder(SHAPES[options.shape], place)), *DUMMY, *arguments]
+        server = stack.enter_context(serving(arguments, {"OMP_NUM_THREADS": "1"}))
         found = measured(server.url, options.tokens, options.rounds)
-    about = {"device": options.device, "cores": len(os.sched_getaffinity(0)), "clients": CLIENTS}
+        print(server.tail(), file=sys.stderr)
+    about = {
+        "model": options.shape or "embedded", "device": options.device, "cores": len(os.sched_getaffinity(0)),
+        "clients": CLIENTS, "commit": options.commit or commit(),
+    }  # fmt: skip
     text = json.dumps({**about, **found}, indent=1)
     print(text)
     options.out.write_text(text + "\n")

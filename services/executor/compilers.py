@@ -1,17 +1,22 @@
-"""Processes that compile kernels for the executor while it starts: forks of it, which begin with what it imported."""
+"""Who compiles kernels: while the executor starts, forks of it, which begin with what it imported; later nobody should,
+and what is compiled under requests after all is logged."""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
 import torch
 
-from services import process
+from services import journal, process
+
+log = logging.getLogger(__name__)
 
 MOST = 12  # processes; about as many kernels take a second or more
 
@@ -51,3 +56,26 @@ def begin(parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     process.follow_parent(signal.SIGKILL, {process.PARENT: str(parent)})
+
+
+def log_compilations(device: torch.device) -> None:
+    """From now on, have a line in the log for each kernel that this process compiles: all streams wait for it.
+
+    Source: Triton's `knobs.runtime.jit_cache_hook`, called before a compilation, and `jit_post_compile_hook`.
+    """
+    if device.type == "cpu":
+        return
+    import triton
+
+    began = time.monotonic()
+
+    def before(**_: object) -> bool:
+        nonlocal began
+        began = time.monotonic()
+        return False  # go on
+
+    def after(*, repr: str, **_: object) -> None:
+        journal.warning(log, "kernel_compiled", kernel=repr, seconds=time.monotonic() - began)
+
+    triton.knobs.runtime.jit_cache_hook = before
+    triton.knobs.runtime.jit_post_compile_hook = after

@@ -106,14 +106,13 @@ def run(config: Config, index: int) -> int:
     return ExitCode.ORDERLY
 
 
-def serve(
-    config: Config, index: int, engine: Engine, stop: Stop, stages: Stages, bond: Bond | None = None
-) -> None:
+def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages, bond: Bond | None = None) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
     clock = None if tracer is None else tracer.clock
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model), clock=clock)
+    from services.executor.compilers import log_compilations
     from services.executor.figures import Figures
     from services.executor.report import Reports
     from services.executor.steps import Steps
@@ -136,6 +135,7 @@ def serve(
     gc.freeze()
     gc.disable()
     notify("READY=1", "STATUS=serving")
+    log_compilations(engine.runner.options.device)
     now = time.monotonic()
     journal.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.took(now))
     OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)

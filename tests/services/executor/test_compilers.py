@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import triton
 
 from services.executor import compilers as compiling
-from services.executor.compilers import begin, compilers, forks
+from services.executor.compilers import begin, compilers, forks, log_compilations
 from services.process import Stop
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,6 +69,28 @@ def test_a_signal_to_a_fork_is_not_heard_by_the_executor() -> None:
         assert not stop.asked
     finally:
         stop.close()
+
+
+def test_a_kernel_that_is_compiled_late_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = triton.knobs.runtime
+    for name in ("jit_cache_hook", "jit_post_compile_hook"):
+        monkeypatch.setattr(runtime, name, None)
+    log_compilations(torch.device("cpu"))
+    assert runtime.jit_cache_hook is None
+    log_compilations(torch.device("cuda", 0))
+    told: dict[str, Any] = {"key": "", "repr": "scatter[num_warps=4](x: *fp32)", "fn": None, "compile": {},
+                            "is_manual_warmup": False, "already_compiled": False}  # fmt: skip
+    assert runtime.jit_cache_hook is not None
+    assert not runtime.jit_cache_hook(**told)  # else nothing would be compiled
+    assert not caplog.records
+    assert runtime.jit_post_compile_hook is not None
+    runtime.jit_post_compile_hook(**told)
+    (line,) = caplog.records
+    assert (line.levelname, line.getMessage()) == ("WARNING", "kernel_compiled")
+    assert vars(line)["fields"]["kernel"] == told["repr"]
+    assert vars(line)["fields"]["seconds"] >= 0
 
 
 def test_forks_end_with_a_killed_executor() -> None:
