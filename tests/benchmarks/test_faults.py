@@ -60,7 +60,7 @@ def test_requests_are_greedy_or_have_a_seed_and_words_of_their_own() -> None:
 
 def test_deaths_of_a_process_are_never_too_many_and_put_its_start_off() -> None:
     deaths, one = Deaths(), ("executor", 0)
-    assert [deaths.add(one, now) for now in (0.0, 10.0, 20.0)] == [0.0, 0.5, 1.0]
+    assert [deaths.add(one, each) for each in (0.0, 10.0, 20.0)] == [0.0, 0.5, 1.0]
     assert deaths.wait(one, 25.0) == 0.0
     assert deaths.add(one, 30.0) == 2.0
     assert deaths.wait(one, 45.0) == 15.0
