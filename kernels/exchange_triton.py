@@ -11,9 +11,9 @@ make it right:
   that in a launch behind the one that emptied this half, and a launch's stores are done when it ends. So two halves
   are enough, ranks are never further apart than one exchange, and no barrier is needed.
 - Waiting. A program sends all its rows before it waits for any, and programs are at most as many as the GPU has
-  multiprocessors: what ran before ends without us, what may be started ahead of our end (`kernels/launch.py`) starts
-  when all our programs have, so all of them get their place and send. Then whoever waits is waiting for what is sent
-  already or by a launch that the other rank's stream has yet to reach. Other streams must not wait for this one
+  registers for at once: what ran before ends without us, what may be started ahead of our end (`kernels/launch.py`)
+  starts when all our programs have, so all of them get their place and send. Then whoever waits is waiting for what is
+  sent already or by a launch that the other rank's stream has yet to reach. Other streams must not wait for this one
   meanwhile with all of a GPU taken.
 - Replays. The half that is next stands in the device's memory, for each row by itself, so that a launch in a graph
   continues where the last one has ended, whichever graph that was in and however many rows it had. Every rank has to
@@ -32,7 +32,9 @@ from torch import Tensor
 from kernels.exchange import TURNS, Inboxes, empty_word
 from kernels.launch import overlaps, processors
 
-PER_THREAD = 16  # elements of a row
+PER_THREAD = 16  # elements of a row: as in the norm's kernel, so that a row's sum of squares has the same bits
+REGISTERS = 1 << 16  # of a multiprocessor, of which Volta and every GPU since has so many
+FEW, FEW_REGISTERS, MANY_REGISTERS = 4, 64, 128  # bytes of others' words by an element, a thread's registers for them
 
 
 def exchange_rows(
@@ -47,20 +49,27 @@ def exchange_rows(
     assert partial.stride(1) == residual.stride(1) == 1
     normed, total = (torch.empty(partial.shape, dtype=partial.dtype, device=partial.device) for _ in range(2))
     tile = triton.next_power_of_2(width)
+    warps = min(16, max(4, tile // (32 * PER_THREAD)))
+    registers = FEW_REGISTERS if (inboxes.ranks - 1) * partial.dtype.itemsize <= FEW else MANY_REGISTERS
     ahead = overlaps(partial.device)
-    exchange_kernel[(programs(tokens, partial.device),)](
+    exchange_kernel[(programs(tokens, places(warps, registers, partial.device)),)](
         partial, residual, weight, normed, total, inboxes.addresses, inboxes.turns, tokens,
         partial.stride(0), residual.stride(0), eps,
         WIDTH=width, TILE=tile, RANK=inboxes.rank, RANKS=inboxes.ranks, ROWS=inboxes.rows, TURNS=TURNS,
         WORD=tl.int32 if partial.dtype.itemsize == 4 else tl.int16, EMPTY=empty_word(partial.dtype), AHEAD=ahead,
-        num_warps=min(16, max(4, tile // (32 * PER_THREAD))), launch_pdl=ahead,
+        num_warps=warps, maxnreg=registers, launch_pdl=ahead,
     )  # fmt: skip
     return normed, total
 
 
-def programs(tokens: int, device: torch.device) -> int:
-    """As many as have a multiprocessor each, with as few rows each as that allows."""
-    each = -(-tokens // processors(device))
+def places(warps: int, registers: int, device: torch.device) -> int:
+    """Programs of so many warps, of so many registers a thread, that a GPU has at once when it has nothing else."""
+    return processors(device) * max(1, REGISTERS // (32 * warps * registers))
+
+
+def programs(tokens: int, most: int) -> int:
+    """As many as there are places for at most, with as few rows each as that allows."""
+    each = -(-tokens // most)
     return -(-tokens // each)
 
 

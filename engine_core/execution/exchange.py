@@ -12,7 +12,7 @@ from torch import Tensor
 from engine_core.execution.peers import DeviceMemory, SharedMemory
 from kernels.exchange import Inboxes, empty_word, inbox_bytes
 
-MOST_LINES = 1024  # of all ranks' rows in half of an inbox: a rank reads as many in an exchange
+MOST_LINES = 4096  # of all ranks' rows in half of an inbox: a rank reads as many in an exchange
 FEWEST_PROOFS = 4096  # bytes, in which the ranks prove that they reach the memory
 
 

@@ -14,7 +14,7 @@ from engine_core.execution.graphs import Memory
 from engine_core.execution.group import Group
 from kernels.norm import add_rms_norm
 
-TRIED = (1, 8, 32, 64, 128, 256, 512)  # rows
+TRIED = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)  # rows
 CALLS = 20  # in a graph
 REPLAYS = 5  # of which the quickest counts
 EPS = 1e-5

@@ -31,7 +31,7 @@ from tests.engine_core.execution.file_memory import FileMemory
 from tests.ranks import Ranks
 
 WIDTH = 24
-TOKENS, PAGE = 5, 16
+TOKENS, PAGE = 2, 16
 
 
 def check_exact(found: Sequence[Pair], parts: Sequence[Tensor], residual: Tensor, weight: Tensor) -> None:
@@ -48,9 +48,9 @@ def check_exact(found: Sequence[Pair], parts: Sequence[Tensor], residual: Tensor
     torch.testing.assert_close(normed.double(), of_total, rtol=3 * step, atol=1e-6)
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.float16), (3, torch.bfloat16)])
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.bfloat16)])
 def test_ranks_meet_whenever_they_come(few_ranks: Ranks, size: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    sizes = (3, 1, 4, 1, 1, 2)
+    sizes = (2, 1, 3, 1)
     found = few_ranks.run(size, exchanged, sizes, WIDTH, dtype, tmp_path, 7)
     for at, rows in enumerate(sizes):
         parts, residual, weight = drawn(7 + at, size, rows, WIDTH, dtype)
