@@ -3,17 +3,19 @@
 A process for each GPU, as in a group. For each hidden size and number of tokens: microseconds of a call by NCCL's
 all-reduce and the norm's kernel, by NCCL's gathering and a sum in the order of ranks (what `--batch-invariant` asks
 for), and by the exchange, each in a CUDA graph of several calls; the slowest rank counts. Beside them stands the time
-that the bytes which a rank sends in an exchange take at NVLink's speed.
+that the bytes which a rank sends in an exchange take at NVLink's speed. `--passes` adds what it is worth to a model: a
+decode pass through some layers of 8B's and of 70B's shape, with it and without.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,16 +25,24 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from engine_core.execution.exchange import open_exchange
-from engine_core.execution.exchange_trial import Trial, try_exchange
+from benchmarks.shapes import EIGHT, SEVENTY, Shape
+from engine_core.execution.exchange import Exchange, open_exchange
+from engine_core.execution.exchange_trial import Trial, microseconds, try_exchange
 from engine_core.execution.group import Group
 from engine_core.execution.peers import CudaMemory
+from engine_core.loading import load
+from engine_core.models.registry import build
+from engine_core.models.spec import read_spec
+from kernels.attention import AttentionBatch
 from services.executor.membership import ENVIRONMENT, ONE_HOST
 
 RANKS = (2, 4, 8)
 HIDDEN = (4096, 8192)
 NVLINK = 450e9  # bytes a second that an H100 or H200 sends
-SECONDS = 300.0  # that ranks may take for everything
+SECONDS = 300.0  # that ranks may take for one hidden size
+LAYERS, CONTEXT, PAGE = 8, 256, 16  # of a pass
+BATCHES = (1, 8, 64, 256)  # rows of a pass
+SHAPES = (EIGHT, SEVENTY)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +68,78 @@ def figure(chip: str, ranks: int, hidden: int, reduced: Sequence[Trial], gathere
     )  # fmt: skip
 
 
-def measure(rank: int, ranks: int, hidden: Sequence[int], store: str, link: Connection) -> None:
-    """One rank: what it finds at each hidden size, plainly and in the order of ranks."""
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """A decode pass through some layers, in microseconds."""
+
+    shape: str
+    ranks: int
+    layers: int
+    tokens: int
+    reduced: float
+    exchanged: float
+
+
+def decode_batch(rows: int, device: torch.device) -> AttentionBatch:
+    """Rows that decode behind so much context, each in pages of its own."""
+    first = torch.arange(rows, dtype=torch.int32, device=device)
+    pages = CONTEXT // PAGE
+    tables = 1 + first[:, None] * pages + torch.arange(pages, dtype=torch.int32, device=device)
+    arrivals = None
+    if device.type == "cuda":
+        from kernels.attention_device import arrival_counters
+
+        arrivals = arrival_counters(device)
+    return AttentionBatch(
+        query_start=torch.arange(rows + 1, dtype=torch.int32, device=device), context=torch.full_like(first, CONTEXT),
+        slots=first, block_tables=tables, slot_mapping=tables[:, -1].long() * PAGE + PAGE - 1,
+        max_query=1, max_context=CONTEXT, arrivals=arrivals,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def passes(
+    group: Group, shape: Shape, folder: Path, batches: Sequence[int], dtype: torch.dtype, device: torch.device,
+    timed: Callable[[Callable[[], object], torch.device], float],
+) -> list[float]:  # fmt: skip
+    """What a pass takes by the rows in it, in a group with an exchange or without."""
+    (folder / "config.json").write_text(json.dumps({**shape.config, "num_hidden_layers": LAYERS}))
+    spec = read_spec(folder)
+    model = build(spec, dtype, device, CONTEXT, group=group)
+    load(model, folder, "dummy", 1)
+    sizes = 1 + max(batches) * CONTEXT // PAGE, PAGE, model.placement.kv_heads(spec.kv_heads), spec.head_dim
+    cache = [(torch.zeros(sizes, dtype=dtype, device=device),) * 2 for _ in range(spec.layers)]
+    found = []
+    for rows in batches:
+        ids, batch = torch.arange(rows, dtype=torch.int32, device=device), decode_batch(rows, device)
+        positions = torch.full((rows,), CONTEXT - 1, device=device)
+
+        def run(ids: torch.Tensor = ids, positions: torch.Tensor = positions, batch: AttentionBatch = batch) -> object:
+            return model.forward(ids, positions, replace(batch), cache)
+
+        found.append(timed(run, device))
+    return found
+
+
+def compare_passes(group: Group, exchange: Exchange, shape: Shape, folder: Path, device: torch.device) -> list[Pass]:
+    """A pass of each size, both ways."""
+    ways = [
+        passes(one, shape, folder, BATCHES, torch.bfloat16, device, microseconds)
+        for one in (group, replace(group, exchange=exchange))
+    ]
+    return [
+        Pass(shape=shape.title, ranks=group.size, layers=LAYERS, tokens=rows, reduced=reduced, exchanged=exchanged)
+        for rows, reduced, exchanged in zip(BATCHES, *ways, strict=True)
+    ]
+
+
+def measure(rank: int, ranks: int, hidden: Sequence[int], whole: bool, place: str, link: Connection) -> None:
+    """One rank: what it finds at each hidden size, plainly and in the order of ranks, and of a pass if that is asked
+    for."""
     for name, value in {**ENVIRONMENT, **ONE_HOST}.items():
         os.environ.setdefault(name, value)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=FileStore(store, ranks), rank=rank, world_size=ranks)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=FileStore(f"{place}/store", ranks), rank=rank, world_size=ranks)
     members = dist.group.WORLD
     assert members is not None, "it was just made"
     group = Group(rank, ranks, ranks=members, members=members)
@@ -72,21 +147,27 @@ def measure(rank: int, ranks: int, hidden: Sequence[int], store: str, link: Conn
     for width in hidden:
         exchange = open_exchange(members, width, torch.bfloat16, device, CudaMemory())
         found = [try_exchange(replace(group, invariant=ordered), exchange, device) for ordered in (False, True)]
+        shapes = [shape for shape in SHAPES if whole and shape.config["hidden_size"] == width]
+        own = Path(place) / str(rank)
+        own.mkdir(exist_ok=True)
+        through = [one for shape in shapes for one in compare_passes(group, exchange, shape, own, device)]
         torch.cuda.synchronize(device)
         exchange.close()
-        link.send([[msgspec.to_builtins(trial) for trial in trials] for trials in found])
+        link.send(msgspec.to_builtins((*found, through)))
     link.recv()  # until all are done
 
 
-def figures(ranks: int, hidden: Sequence[int]) -> list[Figure]:
-    """What so many GPUs give."""
+def figures(ranks: int, hidden: Sequence[int], whole: bool) -> tuple[list[Figure], list[Pass]]:
+    """What so many GPUs give; of passes what the first rank finds."""
     context = multiprocessing.get_context("spawn")
-    links, processes, found = [], [], []
+    links, processes = [], []
+    found: list[Figure] = []
+    through: list[Pass] = []
     chip = torch.cuda.get_device_name(0)
     with tempfile.TemporaryDirectory(prefix="penstock-exchange-") as place:
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=measure, args=(rank, ranks, hidden, f"{place}/store", theirs), daemon=True)
+            process = context.Process(target=measure, args=(rank, ranks, hidden, whole, place, theirs), daemon=True)
             process.start()
             theirs.close()
             links.append(ours)
@@ -97,15 +178,16 @@ def figures(ranks: int, hidden: Sequence[int]) -> list[Figure]:
                 for rank, link in enumerate(links):
                     if not link.poll(SECONDS):
                         raise TimeoutError(f"rank {rank} of {ranks} says nothing for {SECONDS:g} s")
-                    told.append(msgspec.convert(link.recv(), list[list[Trial]]))
-                reduced, gathered = zip(*told, strict=True)  # by rank, of each size
+                    told.append(msgspec.convert(link.recv(), tuple[list[Trial], list[Trial], list[Pass]]))
+                reduced, gathered, _ = zip(*told, strict=True)  # by rank, of each size
                 sizes = zip(zip(*reduced, strict=True), zip(*gathered, strict=True), strict=True)
                 found += [figure(chip, ranks, width, *size) for size in sizes]
+                through += told[0][2]
         finally:
             for process in processes:
                 process.kill()
                 process.join()
-    return found
+    return found, through
 
 
 def table(found: Sequence[Figure]) -> str:
@@ -121,11 +203,23 @@ def table(found: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
+def table_of_passes(found: Sequence[Pass]) -> str:
+    """In Markdown."""
+    lines = [
+        f"| {one.ranks} | {one.shape} | {one.layers} | {one.tokens} | {one.reduced:.0f} | {one.exchanged:.0f} "
+        f"| {one.reduced / one.exchanged:.2f} |"
+        for one in found
+    ]
+    heads = "| GPUs | shape | layers | rows | NCCL | exchange | times |", "|---|---|---|---|---|---|---|"
+    return "\n".join([*heads, *lines])
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m benchmarks.exchange", description=__doc__.partition("\n")[0],
                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
     found.add_argument("--ranks", type=int, action="append", help="GPUs; as many as there are of 2, 4 and 8")
     found.add_argument("--hidden", type=int, action="append", help="hidden sizes; 4096 and 8192")
+    found.add_argument("--passes", action="store_true", help="decode passes, too")
     found.add_argument("--output", type=Path, help="write the figures there, as JSON")
     return found
 
@@ -137,10 +231,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not sizes:
         print(f"an exchange takes two GPUs or more, of which there are {count}", file=sys.stderr)
         return 2
-    found = [one for ranks in sizes for one in figures(ranks, options.hidden or HIDDEN)]
+    found: list[Figure] = []
+    through: list[Pass] = []
+    for ranks in sizes:
+        of_calls, of_passes = figures(ranks, options.hidden or HIDDEN, options.passes)
+        found += of_calls
+        through += of_passes
     if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+        options.output.write_bytes(msgspec.json.format(msgspec.json.encode({"calls": found, "passes": through})))
     print(f"{found[0].chip}, microseconds\n\n{table(found)}")
+    if through:
+        print(f"\n{table_of_passes(through)}")
     return 0
 
 

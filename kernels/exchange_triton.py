@@ -125,7 +125,8 @@ def standing_words(lines, there, RANK: tl.constexpr, RANKS: tl.constexpr, APART:
     found = ()
     for other in tl.static_range(RANKS):
         if other != RANK:
-            found = found + (tl.load(lines + other * APART, mask=there, other=0, volatile=True),)  # noqa: RUF005
+            line = tl.load(lines + other * APART, mask=there, other=0, volatile=True)
+            found += (line,)  # type: ignore[assignment]
     return found
 
 
