@@ -82,6 +82,7 @@ def quickest(group: Group, exchange: Exchange, device: torch.device) -> tuple[Gr
     trials = try_exchange(group, exchange, device)
     rows = group.least(quicker_rows(trials))
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
     if not rows:
         exchange.close()
         return group, trials

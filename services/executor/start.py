@@ -82,8 +82,8 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
         stages.begin("meeting the other executors")
         group = begin(config, groups.place(index, config.model), life, device)
         check_agreed(config, drafting, group)
-        group = with_exchange(group, spec.hidden, dtype, device)
     with compilers(device) as processes:
+        group = with_exchange(group, spec.hidden, dtype, device)
         stages.begin("loading weights")
         model = registry.build(
             spec, dtype, device, length,
