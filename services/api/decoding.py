@@ -47,8 +47,8 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
         elif name == b"content-length":
             check_content_length(value, limit)
     pieces: list[bytes] = []
-    size = 0
-    nesting = Nesting()
+    size = opened = 0
+    nesting: Nesting | None = None  # of a body that has opened enough to be too deep, wherever that may stand
     more = True
     while more:
         message = await receive()
@@ -60,12 +60,15 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
         if size > limit:
             raise too_large(limit)
         exchange.of(scope).grow(len(piece))
-        if more or pieces or openings(piece) > levels:
+        pieces.append(piece)
+        opened += openings(piece)
+        if opened > levels:
+            if nesting is None:
+                nesting, piece = Nesting(), b"".join(pieces)
             nesting.push(piece)
             if nesting.deepest > levels:
                 told = f"the body is nested deeper than {levels} levels (--max-json-depth)"
                 raise InvalidRequest(told, code="limit_exceeded")
-        pieces.append(piece)
     body = b"".join(pieces)
     if options.log_prompts:
         shown = body[:LOGGED].decode(errors="replace")

@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol import limits
+from protocol.config import ApiConfig
 from protocol.errors import InvalidRequest
+from services.api import exchange
 from services.api.app import application
-from services.api.decoding import check_depth
+from services.api.decoding import check_depth, read_json
 from services.api.refusals import REFUSED
 from services.api.requests import ChatRequest, CompletionRequest
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
@@ -52,6 +54,27 @@ async def test_malformed_bodies(path: str, what: str, body: bytes) -> None:
     assert answer.status_code == 400, what
     check_error(answer.json(), "invalid_request_error", answer.json()["error"]["param"])
     assert port.sent == []
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 10_000])
+@pytest.mark.parametrize(("levels", "refused"), [(limits.MAX_JSON_DEPTH, False), (limits.MAX_JSON_DEPTH + 1, True)])
+async def test_depth_is_counted_across_the_pieces_of_a_body(width: int, levels: int, refused: bool) -> None:
+    """Whatever comes before what is deep, and in strings, does not count."""
+    body = b'{"model":"' + b"[{" * 70 + b'\\"","x":[[],[]],"y":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+    pieces = [body[at : at + width] for at in range(0, len(body), width)]
+    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    messages.append({"type": "http.request", "body": b""})
+    scope: dict[str, Any] = {"type": "http", "headers": [], exchange.KEY: exchange.Exchange(b"", 0.0)}
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    if refused:
+        with pytest.raises(InvalidRequest, match="nested deeper"):
+            await read_json(scope, receive, ApiConfig())
+        assert messages, "it is refused before it has come"
+    else:
+        assert await read_json(scope, receive, ApiConfig()) == body
 
 
 def test_depth_is_counted_in_levels() -> None:
