@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.interpreter import quicken
+
+quicken()
+
 
 @pytest.fixture
 def device() -> str:
