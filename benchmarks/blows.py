@@ -127,8 +127,8 @@ def table(reports: Sequence[Report]) -> str:
 
 
 def line(report: Report, strikes: Sequence[Strike]) -> str:
-    """Strikes of one kind; times are those of the one that came closest to what is allowed, or beyond it."""
-    worst = max(strikes, key=lambda strike: strike.longest_pause - report.allowed(strike))
+    """Strikes of one kind; times beside the median are those of the one with the longest pause."""
+    worst = max(strikes, key=lambda strike: strike.longest_pause)
     same, others = sum(strike.same for strike in strikes), sum(strike.others for strike in strikes)
     streams = f"{same} of {others}"
     if not report.exact:
