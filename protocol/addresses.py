@@ -22,6 +22,11 @@ class HostAddress(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"tcp://{self.host}:{self.port}"
 
+    @property
+    def bare(self) -> str:
+        """The host as resolvers and sockets take it: an IPv6 address without its brackets."""
+        return self.host.strip("[]")
+
     def after(self, count: int) -> HostAddress:
         """The same host, so many ports further on."""
         return HostAddress(self.host, self.port + count)

@@ -28,7 +28,7 @@ COUNTS: Mapping[Role, str] = {
     Role.SCHEDULER: "--data-parallel-size",
     Role.EXECUTOR: "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size",
 }
-ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)
+ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)  # from the clients to the device
 Parts = Mapping[Role, Sequence[int]]  # numbers of the processes of each role, ascending
 
 

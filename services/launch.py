@@ -30,7 +30,7 @@ from engine_core.models.spec import read_spec
 from protocol.config import ApiConfig, Config
 from protocol.errors import ConfigError
 from protocol.links import Role
-from protocol.parts import Parts, parts_of, spelled
+from protocol.parts import ORDER, Parts, parts_of, spelled
 from services import address, banner, faults, heartbeat, journal, meeting, options, process
 from services.api import listening
 from services.api.keys import Keys
@@ -48,8 +48,8 @@ from services.tracing.tracer import tracer_of
 log = logging.getLogger(__name__)
 
 ENTRY = Path(__file__).resolve().parent.parent / "penstock.py"  # run by path: what stands in the cwd hides nothing
-START_ORDER = (Role.EXECUTOR, Role.SCHEDULER, Role.TOKENIZER, Role.API)  # the slowest first
-END_ORDER = (Role.API, Role.TOKENIZER, Role.SCHEDULER, Role.EXECUTOR)  # whoever still serves somebody goes first
+END_ORDER = ORDER  # whoever still serves somebody goes first
+START_ORDER = ORDER[::-1]  # the slowest first
 LAUNCHER = "launcher"
 END_SECONDS = 5.0  # from SIGTERM to SIGKILL, beyond draining
 SILENCE_SECONDS = 6.0  # without a heartbeat, of a process that has begun to send them: it hangs and is killed

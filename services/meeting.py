@@ -27,7 +27,7 @@ def check(config: Config, parts: Parts) -> None:
         read_keys(links.link_keys)
     for option, where in listening(config, parts):
         try:
-            address.check(where.host.strip("[]"), where.port)
+            address.check(where.bare, where.port)
         except AddressError as error:
             raise AddressError(option, str(where), error.allowed) from None
 

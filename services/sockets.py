@@ -226,7 +226,7 @@ def resolved(link: Link, where: HostAddress) -> tuple[str, bool]:
     """The numeric address of a host as libzmq wants it, and whether it is IPv6. Of a name that is known in both ways it
     is the IPv4 one, on every host alike. Raises AddressError for a host that is not known."""
     try:
-        found = sockets.getaddrinfo(where.host.strip("[]"), where.port, type=sockets.SOCK_STREAM)
+        found = sockets.getaddrinfo(where.bare, where.port, type=sockets.SOCK_STREAM)
     except OSError as error:
         raise AddressError(option(link), str(where), f"its host is not known here: {error.strerror}") from error
     family, _, _, _, named = min(found, key=lambda one: one[0] != sockets.AF_INET)

@@ -16,7 +16,6 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -287,10 +286,8 @@ def is_file(where: str) -> bool:
 
 
 def host_and_port(where: str) -> tuple[str, int]:
-    found = urlsplit(where)
-    assert found.hostname is not None, "the options were checked"
-    assert found.port is not None
-    return found.hostname, found.port
+    found = read_address("--rendezvous", where)
+    return found.bare, found.port
 
 
 def free_port(listener: socket.socket) -> int:

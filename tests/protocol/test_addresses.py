@@ -17,6 +17,7 @@ def test_what_is_read_is_what_was_written(host: str, port: int) -> None:
     address = read_address("--rendezvous", f"tcp://{host}:{port}")
     assert address == HostAddress(host, port)
     assert str(address) == f"tcp://{host}:{port}"
+    assert f"[{address.bare}]" == host if ":" in address.bare else address.bare == host
 
 
 @pytest.mark.parametrize(
