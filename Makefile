@@ -39,6 +39,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 serve: setup
 	$(BIN)/penstock serve $(MODEL) --port $(PORT) $(ARGS)
 
+# Tests start many processes, which all import the same: it is compiled once, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -37,7 +37,7 @@ from benchmarks.h200 import VOCAB_MARGIN, device, versions
 from benchmarks.leftovers import REST_LIMIT, device_memory, grown, processes, remains, rests, soon
 from benchmarks.load.streams import Answer, play
 from benchmarks.serve import commit, machine
-from benchmarks.server import Server, serving
+from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from benchmarks.soak import below, memory_of
 from services.bench.client import target
@@ -208,8 +208,7 @@ class Run:
         """Start one, strike it, end it. Raises TimeoutError when it does not start."""
         run_dir, memory = place / f"run-{setting.name}", device_memory()
         caches = {name: os.environ.get(name, str(place)) for name in ("TRITON_CACHE_DIR", "XDG_CACHE_HOME")}
-        # As an installation has it: without bytecode a process imports for twice as long.
-        caches |= {"PYTHONPYCACHEPREFIX": str(place / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+        caches |= with_bytecode(place)
         with serving([*setting.model, *setting.arguments, "--run-dir", str(run_dir)], caches) as server:
             chip = device(server)
             injection = Injection(server, setting, self.options.limit, self.options.seed)

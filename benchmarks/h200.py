@@ -31,7 +31,7 @@ import msgspec
 from benchmarks import limits, offline, rows
 from benchmarks.rows import ALL, FEATURES, OFFLINE, SERVING, STARTS, WARMUP_OUTPUT, WORKLOADS, Record, Row
 from benchmarks.serve import HEADING, Result, commit, line, machine, measure
-from benchmarks.server import Server, serving
+from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import SHAPES, Shape, make_folder
 from engine_core.models.spec import ModelSpec, read_spec
 from services.bench.client import target
@@ -46,7 +46,7 @@ CLIENTS = 4  # processes
 ROW_LIMIT = 90.0  # seconds that a row may take
 OFFLINE_LIMIT = 120.0  # the same with the start of an engine
 VOCAB_MARGIN = 0.75  # share of a vocabulary that prompts draw from: its end holds special tokens
-COLD = "Triton's and Penstock's caches empty; the operating system's page cache as it was"
+COLD = "Triton's and Penstock's caches empty; bytecode as installed; the operating system's page cache as it was"
 WARM = "caches as the cold start left them"
 RANDOM = "random prompts: no prefix is cached"
 SHARED = "the shared prefix is cached by the warm-up, the rest of each prompt is random"
@@ -73,6 +73,7 @@ class Run:
         caches.mkdir(exist_ok=True)
         environ = {} if self.options.skip_start else {"TRITON_CACHE_DIR": str(caches / "triton"),
                                                       "XDG_CACHE_HOME": str(caches)}  # fmt: skip
+        environ |= {} if smoke else with_bytecode(place)
         wanted = [row for row in self.wanted() if row not in STARTS and row not in OFFLINE]
         alone = [row for row in self.wanted() if row in OFFLINE and (self.options.rows or shape.name in row.targets)]
         starts = {row.name: row for row in self.wanted() if row in STARTS and not self.options.skip_start}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import server
-from benchmarks.server import Server, end, ready_url, serving
+from benchmarks.server import MODULES, Server, end, ready_url, serving, with_bytecode
 from services.bench.processes import children, cpu_seconds
+from services.bench.run import ROOT
 from services.notify import NoticeSocket
 
 SAYS = """
@@ -109,3 +111,17 @@ def test_a_server_that_ends_is_told(tmp_path: Path) -> None:
     finally:
         process.wait(120)
         notices.close()
+
+
+def test_bytecode_is_kept_where_python_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert with_bytecode(tmp_path) == {}
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    kept = with_bytecode(tmp_path, ("services.restarts",))
+    assert {path.name.partition(".")[0] for path in tmp_path.rglob("restarts.*.pyc")} == {"restarts"}
+    script = "import sys, services.restarts; print(sys.pycache_prefix, sys.dont_write_bytecode)"
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, **kept},
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert found.stdout.split() == [str(tmp_path / "bytecode"), "False"]
+    assert all(importlib.util.find_spec(module) for module in MODULES)
