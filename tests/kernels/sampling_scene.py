@@ -86,10 +86,10 @@ def moved(part: Any, device: str) -> Any:
     return type(part)(**{name: x.clone().to(device) if isinstance(x, torch.Tensor) else x for name, x in found.items()})
 
 
-def packed(tokens: Sequence[int], vocabulary: int) -> torch.Tensor:
+def packed(tokens: Sequence[int], vocabulary: int) -> NDArray[np.int32]:
     bits = np.zeros(-(-vocabulary // 32) * 32, bool)
     bits[list(tokens)] = True
-    return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").copy())
+    return np.packbits(bits, bitorder="little").view("<i4")
 
 
 def uses(row: Row) -> int:
@@ -120,20 +120,21 @@ def tables(rows: Sequence[Row], vocabulary: int) -> SlotSampling:
     ]
     assert all(len({token for token, _ in row.bias}) == len(row.bias) for row in rows)
     most = max(1, *(len(found) for found in edits), 1)
-    table = torch.zeros(4, slots, most, dtype=torch.float64)
+    table = np.zeros((4, slots, most))
     for slot, found in enumerate(edits):
         for at, (token, (until, early, late)) in enumerate(found.items()):
-            table[:, slot, at] = torch.tensor([token, until, early, late], dtype=torch.float64)
+            table[:, slot, at] = token, until, early, late
     longest = max((len(word) for row in rows for word in row.bad_words), default=1)
-    words = torch.full((slots, max(1, *(len(row.bad_words) for row in rows), 1), longest), WORD_END, dtype=torch.int32)
+    words = np.full((slots, max(1, *(len(row.bad_words) for row in rows), 1), longest), WORD_END, np.int32)
     for slot, row in enumerate(rows):
         for at, word in enumerate(row.bad_words):
-            words[slot, at, : len(word)] = torch.tensor(word[::-1])
-    masks = torch.zeros(len(rows) + slots, -(-vocabulary // 32), dtype=torch.int32)
+            words[slot, at, : len(word)] = word[::-1]
+    masks = np.zeros((len(rows) + slots, -(-vocabulary // 32)), np.int32)
     for slot, row in enumerate(rows):
         if row.mask is not None:
             masks[slot] = packed(row.mask, vocabulary)
-        masks[len(rows) + slot] = packed(row.allowed, vocabulary)
+        if row.allowed:
+            masks[len(rows) + slot] = packed(row.allowed, vocabulary)
     return SlotSampling(
         uses=torch.tensor([*map(uses, rows), 0], dtype=torch.int32),
         temperature=column("temperature", torch.float32, 1.0),
@@ -147,13 +148,13 @@ def tables(rows: Sequence[Row], vocabulary: int) -> SlotSampling:
         prompt_tokens=column("prompt", torch.int32, 0),
         logprobs=column("logprobs", torch.int32, -1),
         edit_counts=torch.tensor([*map(len, edits), 0], dtype=torch.int32),
-        edit_tokens=table[0].int(),
-        edit_until=table[1].int(),
-        edit_early=table[2].float(),
-        edit_late=table[3].float(),
+        edit_tokens=torch.from_numpy(table[0]).int(),
+        edit_until=torch.from_numpy(table[1]).int(),
+        edit_early=torch.from_numpy(table[2]).float(),
+        edit_late=torch.from_numpy(table[3]).float(),
         word_counts=torch.tensor([*(len(row.bad_words) for row in rows), 0], dtype=torch.int32),
-        words=words,
-        masks=masks,
+        words=torch.from_numpy(words),
+        masks=torch.from_numpy(masks),
         own_masks=len(rows),
     )
 
@@ -161,10 +162,10 @@ def tables(rows: Sequence[Row], vocabulary: int) -> SlotSampling:
 def scene(rows: Sequence[Row], vocabulary: int, padding: int = 0) -> Scene:
     """Tables and entries of these rows, and `padding` entries of the scratch slot behind them."""
     slots = len(rows) + 1
-    tokens = torch.zeros(slots, max(len(row.sequence) for row in rows) + 2, dtype=torch.int32)
-    counts = torch.zeros(slots, vocabulary, dtype=torch.int32)
+    tokens = np.zeros((slots, max(len(row.sequence) for row in rows) + 2), np.int32)
+    counts = np.zeros((slots, vocabulary), np.int32)
     for slot, row in enumerate(rows):
-        tokens[slot, : len(row.tokens)] = torch.tensor(row.tokens)
+        tokens[slot, : len(row.tokens)] = row.tokens
         for token in set(row.tokens[: row.prompt]):
             counts[slot, token] |= 1
         for token in row.tokens[row.prompt :]:
@@ -182,7 +183,7 @@ def scene(rows: Sequence[Row], vocabulary: int, padding: int = 0) -> Scene:
         drafts=torch.tensor(following, dtype=torch.int32),
         masks=torch.tensor(masks, dtype=torch.int32),
     )
-    history = SlotHistory(tokens, known, counts)
+    history = SlotHistory(torch.from_numpy(tokens), known, torch.from_numpy(counts))
     return Scene(tables(rows, vocabulary), history, entries, (start[1:] - 1)[: len(rows)].tolist(), row_of.tolist())
 
 
