@@ -86,10 +86,10 @@ def moved(part: Any, device: str) -> Any:
     return type(part)(**{name: x.clone().to(device) if isinstance(x, torch.Tensor) else x for name, x in found.items()})
 
 
-def packed(tokens: Sequence[int], vocabulary: int) -> NDArray[np.int32]:
+def packed(tokens: Sequence[int], vocabulary: int) -> torch.Tensor:
     bits = np.zeros(-(-vocabulary // 32) * 32, bool)
     bits[list(tokens)] = True
-    return np.packbits(bits, bitorder="little").view("<i4")
+    return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").copy())
 
 
 def uses(row: Row) -> int:
@@ -132,9 +132,9 @@ def tables(rows: Sequence[Row], vocabulary: int) -> SlotSampling:
     masks = np.zeros((len(rows) + slots, -(-vocabulary // 32)), np.int32)
     for slot, row in enumerate(rows):
         if row.mask is not None:
-            masks[slot] = packed(row.mask, vocabulary)
+            masks[slot] = packed(row.mask, vocabulary).numpy()
         if row.allowed:
-            masks[len(rows) + slot] = packed(row.allowed, vocabulary)
+            masks[len(rows) + slot] = packed(row.allowed, vocabulary).numpy()
     return SlotSampling(
         uses=torch.tensor([*map(uses, rows), 0], dtype=torch.int32),
         temperature=column("temperature", torch.float32, 1.0),
