@@ -99,11 +99,10 @@ def run(config: Config, index: int) -> int:
         return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
     finally:
         done.set()
-    if bond is not None:
-        leave_process(Role.EXECUTOR, index, config.run)
-        logging.shutdown()
-        os._exit(ExitCode.ORDERLY)  # what torch does at its end may wait for members that have ended
-    return ExitCode.ORDERLY
+    leave_process(Role.EXECUTOR, index, config.run)
+    logging.shutdown()
+    # What torch does at its end may wait for members that have ended, or abort: a thread of its own may still run.
+    os._exit(ExitCode.ORDERLY)
 
 
 def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages, bond: Bond | None = None) -> None:
