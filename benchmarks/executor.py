@@ -1,9 +1,10 @@
 """Steps of one executor without its process: `python -m benchmarks.executor --shape 0.6b --batch 1 --batch 256`.
 
 A model with random weights runs decode steps from plans like the scheduler's, blocks included, with the next step
-launched before the result of the one before is read. Printed for each batch: milliseconds per step, host microseconds
-of launching and collecting, the share of the time in which the device stood idle, and with `--kernels` what the time
-went to, from torch's profiler.
+launched before the result of the one before is read. With `--prompt` each step has a new prompt of so many tokens, too,
+beside the batch's rows or, with `--batch 0`, alone. Printed for each batch: milliseconds per step, host microseconds of
+launching and collecting, the share of the time in which the device stood idle, and with `--kernels` what the time went
+to, from torch's profiler.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ WAYS = {
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode steps of one batch."""
+    """Steps of one batch."""
 
-    batch: int
+    batch: int  # decoding rows
     context: int
+    prompt: int  # tokens beside them
     step_ms: float  # by the clock, steps in flight all the time
     busy_ms: float  # from a step's first work to its result, on the device
     launch_us: float  # of the host
@@ -61,13 +63,14 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that decode side by side, all of one context."""
+    """Requests that decode side by side, all of one context, and beside them a prompt that is new with each step."""
 
     batch: int
     context: int
     steps: int
     way: Sampling
     shared: int = 0  # blocks that all of them begin with
+    prompt: int = 0  # tokens; 0: none
 
     @property
     def blocks(self) -> int:
@@ -78,9 +81,22 @@ class Load:
         """Blocks first .. end - 1 of a request."""
         return [1 + block + (0 if block < self.shared else slot * self.blocks) for block in range(first, end)]
 
+    def prompt_start(self) -> SlotStart:
+        """The prompt in the slot and the blocks behind those of the batch."""
+        first = 1 + self.shared + self.batch * self.blocks
+        return SlotStart(
+            slot=self.batch,
+            token_ids=np.full(self.prompt, 7, "<i4").tobytes(),
+            prompt_tokens=self.prompt,
+            computed=0,
+            blocks=np.arange(first, first + -(-self.prompt // BLOCK), dtype="<i4").tobytes(),
+            sampling=self.way,
+            seed=0,
+        )
+
 
 def plans(load: Load) -> Iterator[StepPlan]:
-    """A start, then decode steps; every request gets a new block whenever it needs one, at its own time."""
+    """A start, then steps; every request that decodes gets a new block whenever it needs one, at its own time."""
     starts, held = [], []
     for slot in range(load.batch):
         known = load.context + slot % BLOCK + 1  # blocks end at different steps
@@ -97,6 +113,8 @@ def plans(load: Load) -> Iterator[StepPlan]:
             )
         )
     on = np.arange(load.batch, dtype="<i4").tobytes()
+    prompts = (load.prompt_start(),) if load.prompt else ()
+    chunks = np.array([(load.batch, 0, load.prompt, 1)], "<i4").tobytes() if load.prompt else b""
     for step in range(load.steps):
         pairs = []
         for slot in range(load.batch):
@@ -106,8 +124,8 @@ def plans(load: Load) -> Iterator[StepPlan]:
                 held[slot] += 1
         blocks = np.array(pairs, "<i4").tobytes()
         yield StepPlan(
-            step=step, epoch=1, starts=tuple(starts) if step == 0 else (), blocks=blocks,
-            decode_on=on if step == 0 else b"",
+            step=step, epoch=1, starts=(*starts, *prompts) if step == 0 else prompts, blocks=blocks,
+            decode_on=on if step == 0 else b"", chunks=chunks,
         )  # fmt: skip
     yield StepPlan(step=load.steps, epoch=1, decode_off=on)
 
@@ -139,6 +157,7 @@ def measure(runner: Runner, load: Load) -> Figure:
     return Figure(
         batch=load.batch,
         context=load.context,
+        prompt=load.prompt,
         step_ms=round(taken * 1e3 / (load.steps - WARM), 3),
         busy_ms=round(statistics.median(busy[WARM:]) * 1e3, 3),
         launch_us=round(statistics.median(launches[WARM:]) * 1e6, 1),
@@ -251,9 +270,14 @@ def line(figure: Figure) -> str:
     """One row of the table."""
     idle = f"{figure.idle:6.1%}" if figure.idle >= 0 else "     -"
     return (
-        f"{figure.batch:5d} {figure.context:7d} {figure.step_ms:8.3f} {figure.busy_ms:8.3f} "
+        f"{figure.batch:5d} {figure.context:7d} {figure.prompt:6d} {figure.step_ms:8.3f} {figure.busy_ms:8.3f} "
         f"{figure.launch_us:9.1f} {figure.collect_us:10.1f} {idle}"
     )
+
+
+def for_each(values: list[int], batches: Sequence[int]) -> list[int]:
+    """One value for all batches, or one for each."""
+    return values * len(batches) if len(values) == 1 else values
 
 
 def main() -> None:
@@ -262,6 +286,7 @@ def main() -> None:
     parser.add_argument("--shape", default="0.6b", choices=list(SHAPES))
     parser.add_argument("--batch", type=int, action="append", default=None)
     parser.add_argument("--context", type=int, action="append", default=None, help="one, or one for each batch")
+    parser.add_argument("--prompt", type=int, action="append", default=None, help="likewise; at most 255 rows decode")
     parser.add_argument("--shared", type=int, default=0, help="leading tokens that all requests have in common")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=40960)
@@ -274,10 +299,11 @@ def main() -> None:
     runner = build(options.shape, options.max_model_len, options.blocks, eager=options.eager)
     ready = time.perf_counter() - began
     print(f"{options.shape} {torch.cuda.get_device_name()} ready in {ready:.1f} s, {runner.statistics()}")
-    print("batch context  step_ms  busy_ms launch_us collect_us   idle")
-    batches, contexts = options.batch or [1, 8, 64, 256], options.context or [512]
-    for batch, context in zip(batches, contexts * len(batches) if len(contexts) == 1 else contexts, strict=True):
-        load = Load(batch, context, options.steps, WAYS[options.way], options.shared // BLOCK)
+    print("batch context prompt  step_ms  busy_ms launch_us collect_us   idle")
+    batches = options.batch or [1, 8, 64, 256]
+    contexts, prompts = for_each(options.context or [512], batches), for_each(options.prompt or [0], batches)
+    for batch, context, prompt in zip(batches, contexts, prompts, strict=True):
+        load = Load(batch, context, options.steps, WAYS[options.way], options.shared // BLOCK, prompt)
         figure = measure(runner, load)
         middle = steady(traced(runner, replace(load, steps=TRACED)), TRACED - WARM)
         print(line(msgspec.structs.replace(figure, idle=idle_share([event[1:] for event in middle]))))

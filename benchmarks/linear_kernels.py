@@ -291,8 +291,8 @@ def compile_all(batches: Sequence[int]) -> None:
         pool.map(compile_part, parts, chunksize=1)
 
 
-def measure_layers(clock: Clock, batches: Sequence[int]) -> Iterator[Figure]:
-    for model in MODELS:
+def measure_layers(clock: Clock, models: Sequence[Model], batches: Sequence[int]) -> Iterator[Figure]:
+    for model in models:
         for rows, way, taken, distance in sequences(clock, model, batches):
             found = [work(product, rows) for product in products(model)[:-1]]
             both = model.layers * sum(size for size, _ in found), model.layers * sum(flops for _, flops in found)
@@ -302,10 +302,12 @@ def measure_layers(clock: Clock, batches: Sequence[int]) -> Iterator[Figure]:
             )  # fmt: skip
 
 
-def measure_products(clock: Clock, batches: Sequence[int], sweep: bool) -> Iterator[list[Figure]]:
+def measure_products(
+    clock: Clock, models: Sequence[Model], batches: Sequence[int], sweep: bool
+) -> Iterator[list[Figure]]:
     """Each product's ways, the fastest first."""
     memory = torch.empty(640 << 20, dtype=torch.bfloat16, device="cuda").normal_(std=0.02)
-    for model in MODELS:
+    for model in models:
         for product in products(model):
             for rows in batches:
                 if product.name == "logits" and rows > max(BATCHES):
@@ -337,11 +339,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear_kernels")
     parser.add_argument("--sweep", action="store_true", help="every tiling worth trying")
     parser.add_argument("--rows", default=",".join(map(str, (*BATCHES, *CHUNKS))), help="batch sizes, with commas")
+    parser.add_argument("--model", choices=[model.name for model in MODELS], help="one of them alone")
     parser.add_argument("--best", type=int, default=5, help="how many ways of each product are printed at least")
     parser.add_argument("--skip", choices=("layers", "products"), help="one half of it")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/linear_kernels.json"))
     options = parser.parse_args(arguments)
     batches = [int(rows) for rows in options.rows.split(",")]
+    models = [model for model in MODELS if options.model in (None, model.name)]
     if options.sweep:
         compile_all(batches)
     gc.freeze()
@@ -350,12 +354,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     clock = Clock()
     figures: list[Figure] = []
     if options.skip != "products":
-        for ways in measure_products(clock, batches, options.sweep):
+        for ways in measure_products(clock, models, batches, options.sweep):
             figures += ways
             kept = [one for at, one in enumerate(ways) if at < options.best or notable(one)]
             print("\n".join(text(one) for one in kept), flush=True)
     if options.skip != "layers":
-        for one in measure_layers(clock, [rows for rows in batches if rows <= max(BATCHES)]):
+        for one in measure_layers(clock, models, [rows for rows in batches if rows <= max(BATCHES)]):
             figures.append(one)
             print(text(one), flush=True)
     record(figures, options.output)
