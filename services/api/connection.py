@@ -15,6 +15,7 @@ import logging
 from http import HTTPStatus
 from typing import Any, cast
 
+import httptools
 import msgspec
 import uvicorn
 from starlette.types import Scope
@@ -25,6 +26,7 @@ from protocol.config import ApiConfig
 from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
 from services import journal
 from services.api import errors, exchange
+from services.api.parser import RequestParser
 from services.tracing.context import trace_of, unsampled
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,8 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._requests = RequestParser(self)
+        self.parser = cast(httptools.HttpRequestParser, self._requests)
         self.logger = logging.getLogger(UVICORN)
         self.logger.setLevel(logging.ERROR)
         self._limits = limits or ConnectionLimits()
@@ -149,6 +153,8 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._requests.offered:
+            return  # the same head comes once more, without the offer
         super().on_headers_complete()  # raises for a target that is none, with the phase still that of a head
         self._phase = Phase.BODY
         self._fruitless = 0
@@ -160,6 +166,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._requests.offered:
+            return
         self._phase = Phase.IDLE
         self._fruitless = 0
         super().on_message_complete()

@@ -281,6 +281,37 @@ async def test_two_requests_on_one_connection_have_an_outlet_each() -> None:
         assert text_of(await client.rest()) == "two"
 
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAAAAAAIAAAAA\r\n"
+
+
+async def test_who_offers_another_protocol_is_answered_as_if_it_had_not() -> None:
+    """As Java's client does with its first request, and others with each one."""
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        client = Client(reader, writer)
+        for word in ("one", "two"):
+            writer.write(HEAD.removesuffix(b"\r\n") + OFFER + b"\r\n")
+            await asyncio.sleep(0)
+            writer.write(BODY)
+            message = await found.message()
+            assert isinstance(message, SubmitText)
+            assert message.prompt == "a"
+            found.port.arrive(batch([(message.id, Row(text=word, finish=Finish.STOP))]))
+            assert b"200 OK" in await client.head()
+            assert text_of(await client.rest()) == word
+        client.close()
+
+
+async def test_a_head_with_an_offer_is_bounded_like_any_other() -> None:
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        writer.write(b"GET / HTTP/1.1\r\n" + OFFER)
+        for _ in range(80):
+            writer.write(b"x: " + b"y" * 1000 + b"\r\n")
+        assert (await asyncio.wait_for(reader.read(), LIMIT)).startswith(b"HTTP/1.1 431")
+        writer.close()
+
+
 async def test_a_head_without_end_is_refused() -> None:
     async with world() as found:
         reader, writer = await asyncio.open_connection(*found.address)
