@@ -54,6 +54,16 @@ class RingTiling:
     stages: int  # turns of RING_INPUTS that are held
 
 
+@dataclass(frozen=True)
+class WideTiling:
+    """How a product of many rows is cut whose weights are fetched ahead. Powers of 2."""
+
+    rows: int  # all of them: 128 or 256
+    outputs: int  # of a program: 256 at most, gated 128
+    splits: int  # programs that share the inputs of its outputs
+    stages: int  # turns of 64 inputs that are held
+
+
 SINGLE = Tiling(16, 64, 32, 4, 2)  # of single precision, which is for tests: nobody serves it on a GPU for speed
 
 
