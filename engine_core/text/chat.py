@@ -11,6 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.limits import MAX_JSON_DEPTH
 
 MAX_MESSAGES = 1 << 14  # of one conversation: templates look back and ahead over all of them
+SPOKEN = ("tool_calls", "reasoning_content", "reasoning")  # with one of these an assistant's message needs no content
 TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -63,13 +64,17 @@ def read_message(message: Any, place: str) -> dict[str, Any]:
         raise InvalidRequest(f"{place} must be an object", param=place)
     if not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{place}.role must be a string", param=f"{place}.role")
-    read = dict(message)
-    if "content" in message:
-        read["content"] = read_content(message["content"], f"{place}.content")
-    elif "tool_calls" not in message:
+    # Clients send answers back with every key that they know, and templates ask whether a key is there: null says as
+    # much as no key, and so do no calls.
+    read = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if not read.get("tool_calls"):
+        read.pop("tool_calls", None)
+    if "content" in read:
+        read["content"] = read_content(read["content"], f"{place}.content")
+    elif not any(key in read for key in SPOKEN):
         raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
-    if message.get("tool_calls"):
-        read["tool_calls"] = read_tool_calls(message["tool_calls"], f"{place}.tool_calls")
+    if "tool_calls" in read:
+        read["tool_calls"] = read_tool_calls(read["tool_calls"], f"{place}.tool_calls")
     return read
 
 
@@ -103,7 +108,8 @@ def read_tool_calls(calls: Any, place: str) -> list[Any]:
         if not isinstance(function, dict):
             param = f"{place}[{index}].function"
             raise InvalidRequest(f"{param} must be an object", param=param)
-        read.append({**call, "function": {**function, "arguments": read_arguments(function.get("arguments"), place)}})
+        known = {**function, "arguments": read_arguments(function.get("arguments"), place)}
+        read.append({**call, "type": call.get("type") or "function", "function": known})
     return read
 
 

@@ -62,7 +62,7 @@ class Renderer:
             continue_final_message=request.continue_final_message,
         )
         text = template.render(conversation, datetime.fromtimestamp(now))
-        final = messages[-1]["content"] if request.continue_final_message else None
+        final = messages[-1].get("content") or "" if request.continue_final_message else None
         return self._judged(text, tools, final, thinks=asks_to_think(arguments))
 
     def _judged(self, text: str, tools: list[Any] | None, final: str | None, *, thinks: bool) -> Rendered:
@@ -95,8 +95,6 @@ class Renderer:
             message = {**message, "role": "system"}
         if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
             message = {**message, "reasoning_content": message["reasoning"]}
-        if message["role"] == "assistant" and message.get("content") is None:
-            message = {**message, "content": ""}
         if self._dialect.calls is CallFormat.MISTRAL:
             message = with_short_ids(message)
         return message

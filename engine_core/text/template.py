@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.meta
+import jinja2.nodes
 import msgspec
 
 from engine_core.models.config_file import read_json
-from engine_core.text.sandbox import TemplateLimit, compile_template, make_sandbox, render
+from engine_core.text.sandbox import TemplateLimit, compile_template, make_sandbox, render, to_json
 from protocol.errors import ConfigError, InvalidRequest, ModelError
 
 DEFAULT = "default"
@@ -32,6 +33,8 @@ RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
+
+MISSPELLED = (TypeError, jinja2.UndefinedError)  # what a value of a kind that a template does not expect raises
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +56,9 @@ class ChatTemplate:
         self._templates = {name: compile_template(sandbox, source) for name, source in sources.items()}
         self._names = dict(names)
         self.source = "\n".join(sources.values())
-        self.variables = frozenset().union(
-            *(jinja2.meta.find_undeclared_variables(sandbox.parse(source)) for source in sources.values())
-        )  # names that it reads
+        trees = [sandbox.parse(source) for source in sources.values()]
+        self.variables = frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees))  # names that it reads
+        self._knows_silence = any(map(asks_for_content, trees))
 
     def __bool__(self) -> bool:
         return bool(self._templates)
@@ -75,19 +78,30 @@ class ChatTemplate:
             messages = open_final_message(conversation)
         names = {
             **self._names,
-            "messages": messages,
             "tools": conversation.tools or None,
             "documents": None,
             **conversation.arguments,
             "add_generation_prompt": conversation.add_generation_prompt,
             "continue_final_message": conversation.continue_final_message,
         }
-        try:
-            text = render(template, names, moment)
-        except RENDER_ERRORS as error:
-            complaint = str(error)[:MAX_COMPLAINT] or type(error).__name__
-            raise InvalidRequest(f"The chat template refused the messages: {complaint}", param="messages") from None
+        text = self._print(template, names, messages, moment)
         return cut_final_message(text) if conversation.continue_final_message else text
+
+    def _print(
+        self, template: jinja2.Template, names: dict[str, Any], messages: list[dict[str, Any]], moment: datetime
+    ) -> str:
+        """By the first spelling of the messages that the template can print. Raises InvalidRequest."""
+        complaints: list[Exception] = []
+        for spelling in spellings(messages, silent=self._knows_silence):
+            try:
+                return render(template, {**names, "messages": spelling}, moment)
+            except MISSPELLED as error:
+                complaints.append(error)
+            except RENDER_ERRORS as error:
+                complaints.append(error)
+                break
+        complaint = str(complaints[0])[:MAX_COMPLAINT] or type(complaints[0]).__name__
+        raise InvalidRequest(f"The chat template refused the messages: {complaint}", param="messages")
 
     def _choose(self, conversation: Conversation) -> jinja2.Template:
         template = self._templates.get(TOOL_USE) if conversation.tools else None
@@ -101,16 +115,60 @@ class ChatTemplate:
         return template
 
 
+def asks_for_content(tree: jinja2.nodes.Template) -> bool:
+    """Whether a template asks if a message's content is none: so it tells silence from an empty text."""
+
+    def name(node: jinja2.nodes.Node) -> object:
+        match node:
+            case jinja2.nodes.Getattr(attr=attribute):
+                return attribute
+            case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value=key)):
+                return key
+            case _:
+                return getattr(node, "name", None)
+
+    return any(test.name == "none" and name(test.node) == "content" for test in tree.find_all(jinja2.nodes.Test))
+
+
+def spellings(messages: list[dict[str, Any]], *, silent: bool) -> Iterator[list[dict[str, Any]]]:
+    """The messages as templates may want them, the likeliest way first. An assistant that has said nothing has a
+    content of None if `silent`, else an empty one; arguments of calls are an object or, where a template puts strings
+    together, its text."""
+    spoken = [spell(message, None if silent else "", text=False) for message in messages]
+    yield spoken
+    if any("tool_calls" in message for message in messages):
+        yield [spell(message, None if silent else "", text=True) for message in messages]
+    if silent:
+        yield [spell(message, "", text=False) for message in messages]
+
+
+def spell(message: dict[str, Any], silence: str | None, *, text: bool) -> dict[str, Any]:
+    """One message of `spellings`."""
+    if message.get("role") != "assistant":
+        return message
+    found = message if message.get("content") is not None else {**message, "content": silence}
+    if not text or "tool_calls" not in message:
+        return found
+    calls = [
+        {**call, "function": {**call["function"], "arguments": to_json(call["function"]["arguments"])}}
+        if isinstance(call.get("function", {}).get("arguments"), dict)
+        else call
+        for call in message["tool_calls"]
+    ]
+    return {**found, "tool_calls": calls}
+
+
 def open_final_message(conversation: Conversation) -> list[dict[str, Any]]:
     """The messages, with the end of the last one's content marked."""
     if conversation.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other"
         raise InvalidRequest(message, param="continue_final_message")
     final = conversation.messages[-1]
-    if final.get("role") != "assistant" or not isinstance(final.get("content"), str):
+    content = final.get("content") or ""
+    if final.get("role") != "assistant" or not isinstance(content, str):
         message = "continue_final_message needs a last message of role 'assistant' with text content"
         raise InvalidRequest(message, param="continue_final_message")
-    return [*conversation.messages[:-1], {**final, "content": final["content"] + OPEN_END}]
+    return [*conversation.messages[:-1], {**final, "content": content + OPEN_END}]
 
 
 def cut_final_message(text: str) -> str:

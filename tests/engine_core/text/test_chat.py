@@ -39,6 +39,21 @@ def test_tool_arguments_become_objects() -> None:
     assert arguments("[1]") == "[1]"
 
 
+@pytest.mark.parametrize("calls", [None, []])
+def test_what_is_null_is_not_there(calls: Any) -> None:
+    """Clients send answers back as they have them, and templates ask whether a message has `tool_calls`."""
+    sent = {"role": "assistant", "content": "hi", "tool_calls": calls, "refusal": None, "name": None}
+    assert read(sent) == [{"role": "assistant", "content": "hi"}]
+    silent = {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": calls}
+    assert read(silent) == [{"role": "assistant", "content": None, "reasoning_content": "so"}]
+    assert read({"role": "assistant", "reasoning": "so"}) == [{"role": "assistant", "reasoning": "so"}]
+
+
+def test_a_call_is_of_a_function_where_it_does_not_say() -> None:
+    (message,) = read({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]})
+    assert message["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
@@ -46,6 +61,7 @@ def test_tool_arguments_become_objects() -> None:
         ({"content": "x"}, "messages[1].role"),
         ({"role": 3, "content": "x"}, "messages[1].role"),
         ({"role": "user"}, "messages[1].content"),
+        ({"role": "assistant", "tool_calls": []}, "messages[1].content"),
         ({"role": "user", "content": 3}, "messages[1].content"),
         ({"role": "user", "content": ["x"]}, "messages[1].content[0].type"),
         (

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
 from engine_core.text.rendering import Rendered, Renderer, short_id
@@ -60,6 +61,46 @@ def test_messages_as_templates_want_them() -> None:
     assert short_id("abcdefghi") == "abcdefghi"
     assert len(short_id("call_1")) == 9
     assert short_id("call_1").isalnum()
+
+
+# A template that takes arguments for text and tells an assistant without words from one that says nothing.
+TEXTUAL = (
+    "{% for m in messages %}{% if m['tool_calls'] %}{% for c in m['tool_calls'] %}"
+    "{{ c['type'] + ' ' + c['function']['name'] + '\\n' + c['function']['arguments'] + ';' }}{% endfor %}{% endif %}"
+    "{% if m['content'] is not none %}{{ m['role'] + ':' + m['content'] + '.' }}{% endif %}{% endfor %}"
+)
+
+
+def test_arguments_are_text_for_templates_that_put_texts_together() -> None:
+    function = {"name": "f", "arguments": '{"a": "größe", "b": [1, null]}'}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    messages = [USER, called, {"role": "tool", "tool_call_id": "c", "content": "7"}]
+    theirs, _ = render_jinja_template([messages], chat_template=TEXTUAL)
+    assert render(*messages, template=TEXTUAL).text == theirs[0]
+    assert theirs[0] == 'user:hi.function f\n{"a": "größe", "b": [1, null]};tool:7.'
+
+
+def test_silence_is_none_for_templates_that_ask_for_it() -> None:
+    silent = {"role": "assistant", "content": None, "reasoning_content": "so"}
+    assert render(silent, template=TEXTUAL).text == ""
+    assert render(silent, template="[{{ messages[0].content }}]").text == "[]"
+    asking = "{% if messages[0].content is none %}-{% endif %}"
+    assert render(silent, template=asking).text == "-"
+    # One that asks and cannot bear the answer all the same.
+    for use in ("{{ 'x' in messages[0].content }}", "{{ messages[0].content.split('x') | length == 2 }}"):
+        assert render(silent, template=asking + use).text == "False"
+    with pytest.raises(InvalidRequest, match="can only concatenate"):
+        render(silent, template="{{ 'a' + 1 }}" + asking)
+
+
+def test_a_final_message_without_words_is_continued_from_its_beginning() -> None:
+    silent = {"role": "assistant", "content": None, "reasoning_content": "so"}
+    words: Any = {"add_generation_prompt": False, "continue_final_message": True}
+    assert render(USER, silent, **words).text == "user:hi\nassistant:"
 
 
 def test_where_the_answer_begins() -> None:
