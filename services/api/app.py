@@ -52,7 +52,7 @@ class Routes:
             ("POST", "/rerank", Reranks(service, documents=True)),
             ("POST", "/v2/rerank", Reranks(service, documents=False)),
             ("POST", "/v1/responses", Responses(service, background)),
-            ("GET DELETE", "/v1/responses/{id}", StoredResponse(service)),
+            ("GET DELETE", "/v1/responses/{id}", StoredResponse(service, background)),
             ("GET", "/v1/responses/{id}/input_items", InputItems(service)),
             ("POST", "/v1/responses/{id}/cancel", CancelledResponse(service, background)),
             ("POST", "/v1/messages", Messages(service)),

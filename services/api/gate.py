@@ -89,7 +89,8 @@ class Gate:
         try:
             await self._pass(scope, receive, answer, current)
         finally:
-            current.end()
+            if not current.lasting:
+                current.end()
             self._account(scope, current)
             if span is not None:
                 self._told(span, scope, current)

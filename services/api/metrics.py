@@ -56,14 +56,18 @@ class Traffic:
     ) -> None:
         """Count one response. Status 499 is a client that left; `rejection` says why it is, or ended with, an error."""
         self._responses[endpoint, status] += 1
-        self._prompt_tokens += prompt_tokens
-        self._completion_tokens += completion_tokens
         self._departures += status == 499
         self.timings.request.observe(seconds)
+        self.ended(prompt_tokens, completion_tokens, rejection)
+        if status == 200 and completion_tokens and not rejection:
+            self.timings.e2e.observe(seconds)
+
+    def ended(self, prompt_tokens: int, completion_tokens: int, rejection: str = "") -> None:
+        """Count what a request came to. One in the background comes to it behind its response."""
+        self._prompt_tokens += prompt_tokens
+        self._completion_tokens += completion_tokens
         if rejection:
             self._rejections[rejection] += 1
-        elif status == 200 and completion_tokens:
-            self.timings.e2e.observe(seconds)
 
     def statistics(self) -> TrafficStatistics:
         return TrafficStatistics(

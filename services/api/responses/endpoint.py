@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 from urllib.parse import parse_qsl
@@ -10,8 +11,9 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import InvalidRequest, NotBuilt, RequestError
+from protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
 from protocol.messages import PieceKind, SubmitText, TraceContext
+from services import journal
 from services.api import bounds, exchange, refusals
 from services.api.blocks import Block, Blocks
 from services.api.chat import chat_submission
@@ -32,6 +34,9 @@ from services.api.service import Service
 from services.api.session import session_of
 from services.api.terms import told_in
 from services.api.trace import trace_context
+from services.tracing.context import trace_of
+
+log = logging.getLogger(__name__)
 
 REQUEST = msgspec.json.Decoder(ResponseRequest)
 ITEMS = msgspec.json.Decoder(list[dict[str, Any]])
@@ -53,7 +58,7 @@ class Responses:
         service.model.check_name(request.model)
         current = exchange.of(scope)
         current.bound(request.timeout, "timeout")
-        refusals.check_table(body, REFUSALS, REASONS)
+        refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
         turn = Turn(request, service.responses, service.model.name)
         now, timings = time.monotonic(), service.traffic.timings
         reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=turn.id)
@@ -81,7 +86,7 @@ class Responses:
 
 
 class BackgroundWork:
-    """Responses that nobody waits for, while they are made."""
+    """Responses that nobody waits for, while they are made. Their bodies count until then."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -90,49 +95,71 @@ class BackgroundWork:
     def begin(self, turn: Turn, reply: Reply, current: Exchange) -> ResponseAnswer:
         """The response as it stands now, which is kept. What it has of time is what the exchange had."""
         turn.keep(turn.opening)
+        current.lasting = True
         task = asyncio.create_task(self._finish(turn, reply, current))
         self._running[turn.id] = (reply, task)
         return turn.opening
 
-    def cancel(self, name: str) -> None:
-        """End it; nothing happens where it has ended."""
+    async def end(self, name: str) -> None:
+        """End what is running under this name, and wait until it has been kept; nothing happens where it has ended."""
         found = self._running.get(name)
-        if found is not None:
-            reply, _ = found
-            self._service.pipeline.drop(reply)
-            reply.leave()
-
-    async def ended(self, name: str) -> None:
-        """Wait until what is running under this name has ended and been kept."""
-        found = self._running.get(name)
-        if found is not None:
-            await asyncio.shield(found[1])
+        if found is None:
+            return
+        reply, task = found
+        self._service.pipeline.drop(reply)
+        reply.leave()
+        await asyncio.shield(task)
 
     async def _finish(self, turn: Turn, reply: Reply, current: Exchange) -> None:
+        status = "failed"
         try:
             with timed(reply, self._service.pipeline, current):
                 await whole(reply)
-            completed(turn, reply)
+            status = completed(turn, reply).status
         except ClientLeft:
+            status = "cancelled"
             turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))
         except RequestError as error:
             turn.failed(told_in(error, TERMS))
+        except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
+            trace = trace_of(current.context)
+            journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
+            bug = EngineFailure("the server failed on this request", code="internal_error")
+            current.rejection = exchange.reason_of(bug)
+            turn.failed(bug)
         finally:
-            self._service.pipeline.drop(reply)
-            reply.told(time.monotonic())
             del self._running[turn.id]
+            self._service.pipeline.drop(reply)
+            self._account(turn, reply, current, status)
+
+    def _account(self, turn: Turn, reply: Reply, current: Exchange, status: str) -> None:
+        """What the gate does of other requests, whose end is that of their answer."""
+        now = time.monotonic()
+        current.end()
+        current.note(reply)
+        reply.told(now)
+        self._service.traffic.ended(current.prompt_tokens, current.completion_tokens, current.rejection)
+        fields: dict[str, object] = {"id": current.id.decode(), "response": turn.id}
+        if trace := trace_of(current.context):
+            fields["trace_id"] = trace
+        fields.update(status=status, prompt_tokens=current.prompt_tokens, completion_tokens=current.completion_tokens)
+        if current.rejection:
+            fields["reason"] = current.rejection
+        journal.info(log, "background", **fields, seconds=now - current.started)
 
 
 class StoredResponse:
-    """Retrieve or delete a response that is kept."""
+    """Retrieve or delete a response that is kept; one that is being made in the background ends with that."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, work: BackgroundWork) -> None:
         self._service = service
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope["path_params"]["id"]
         store = self._service.responses
         if scope["method"] == "DELETE":
+            await self._work.end(name)
             store.delete(name)
             await send_json(send, msgspec.json.encode(Deleted(id=name)))
             return
@@ -154,8 +181,7 @@ class CancelledResponse:
         if not msgspec.json.decode(store.get(name).answer)["background"]:
             message = "only responses that were created with background can be cancelled"
             raise InvalidRequest(message, code="not_cancellable")
-        self._work.cancel(name)
-        await self._work.ended(name)
+        await self._work.end(name)
         await send_json(send, store.get(name).answer)
 
 
