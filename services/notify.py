@@ -63,10 +63,14 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class NoticeSocket:
-    """The listening end. The kernel attaches the sender's credentials, so a child cannot speak for another."""
+    """The listening end. The kernel attaches the sender's credentials, so a child cannot speak for another.
+
+    A file that stands at `path` is replaced: whoever listened there was killed, as the directory's lock says.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(str(path))

@@ -44,10 +44,12 @@ class RestartStatistics(msgspec.Struct, frozen=True):
 
 
 class Restarts:
-    """Owner of the processes' failures. One launcher's; times are monotonic seconds."""
+    """Owner of the processes' failures. One launcher's; times are monotonic seconds. What one that was killed has left
+    is of processes that are gone."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / FILE
+        self._file.unlink(missing_ok=True)
         self._times: dict[tuple[Role, int], deque[float]] = {}
         self._waiting: dict[tuple[Role, int], float] = {}
         self._hopeless: dict[tuple[Role, int], Failure] = {}

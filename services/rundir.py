@@ -22,7 +22,7 @@ LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 # Of processes that could not remove them.
-LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new", "*.silent")
+LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new", "*.silent", "failures.*")
 RESPONSES = "responses"  # the folder of those that are kept as long as the server runs
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
@@ -155,5 +155,12 @@ def clear(path: Path, *, temporary: bool) -> None:
 
 
 def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """What an api process does at its end when its launcher was killed: the launcher's own cleaning."""
-    clear(path, temporary=environ.get(TEMPORARY) == str(path))
+    """What an api process does at its end when its launcher was killed: the launcher's own cleaning, unless another one
+    has come into its place and has files of its own there."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return  # somebody has been here
+    if taken(lock):
+        clear(path, temporary=environ.get(TEMPORARY) == str(path))
+    os.close(lock)

@@ -85,6 +85,17 @@ def test_closing_removes_the_file(tmp_path):
     assert not Path(opened.path).exists()
 
 
+def test_the_file_of_one_that_was_killed_is_replaced(tmp_path, monkeypatch):
+    killed = NoticeSocket(tmp_path / "n.sock")
+    following = NoticeSocket(killed.path)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(killed.path))
+    assert notify("READY=1")
+    assert [notice.ready for notice in following.receive()] == [True]
+    assert killed.receive() == []
+    following.close()
+    killed.close()
+
+
 def test_progress_holds_off_the_limit_of_a_start(tmp_path, monkeypatch):
     listener = NoticeSocket(tmp_path / "notify.sock")
     monkeypatch.setenv("NOTIFY_SOCKET", str(listener.path))

@@ -103,3 +103,10 @@ def test_one_that_ends_because_another_died_has_not_failed(restarts: Restarts) -
         restarts.left(*EXECUTOR, now)
         assert restarts.due(now) == [EXECUTOR]
     assert restarts.statistics().deaths == restarts.statistics().hopeless == 0
+
+
+def test_what_a_killed_launcher_told_is_of_processes_that_are_gone(tmp_path: Path) -> None:
+    fail(Restarts(tmp_path), LIMIT)
+    assert failures(tmp_path)
+    Restarts(tmp_path)
+    assert failures(tmp_path) == ()

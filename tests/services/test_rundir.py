@@ -37,7 +37,7 @@ def test_a_temporary_directory_is_private_and_goes_at_the_end(temporary):
 def test_a_named_directory_is_made_and_stays(tmp_path):
     directory = RunDirectory.open(str(tmp_path / "a" / "b"))
     assert mode(directory.path) == 0o700
-    for name in ("tokens-0.sock", "api-0.entry", "executor-0.starts", "mine.txt"):
+    for name in ("tokens-0.sock", "api-0.entry", "executor-0.starts", "failures.json", "failures.new", "mine.txt"):
         (directory.path / name).touch()
     (directory.path / "responses").mkdir()
     (directory.path / "responses" / "resp_1").touch()
@@ -121,7 +121,19 @@ def test_an_orphan_cleans_what_its_launcher_would_have(tmp_path):
     clear_orphan(tmp_path / "two", {})
     clear(tmp_path / "one", temporary=True)
     assert not (tmp_path / "one").exists()
-    assert list((tmp_path / "two").iterdir()) == []
+    assert [path.name for path in (tmp_path / "two").iterdir()] == [rundir.LOCK]
+    clear_orphan(tmp_path / "one", {})
+    assert not (tmp_path / "one").exists()
+
+
+def test_an_orphan_leaves_what_the_next_launcher_has_made(tmp_path):
+    next_one = RunDirectory.open(str(tmp_path / "run"))
+    (next_one.path / "steps-0.sock").touch()
+    for environ in ({}, {rundir.TEMPORARY: str(next_one.path)}):
+        clear_orphan(next_one.path, environ)
+        assert (next_one.path / "steps-0.sock").exists()
+    next_one.close()
+    clear_orphan(next_one.path, {})
 
 
 def test_a_directory_made_for_one_run_alone_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
