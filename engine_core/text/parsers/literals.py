@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 TOKEN = re.compile(
-    r"""\s*(?:(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?P<number>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)"""
+    r"""\s*(?:(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?P<number>-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"""
     r"""|(?P<word>[A-Za-z_]+)|(?P<sign>[\[\](){},:]))""",
     re.DOTALL,
 )
@@ -16,7 +16,8 @@ KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
 WORDS: Mapping[str, str] = {
     "True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"
 }  # fmt: skip
-SIGNS: Mapping[str, str] = {"(": "[", ")": "]"}  # a tuple is a list
+TUPLE = "(,"  # an opening parenthesis behind which a comma has come; a tuple is a list
+POINT = re.compile(r"(?<!\d)(?=\.)|(?<=\.)(?!\d)")  # where JSON wants a digit beside a number's point
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 ESCAPED: Mapping[str, str] = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'
@@ -26,6 +27,7 @@ ESCAPED: Mapping[str, str] = {
 def as_json(literal: str) -> str | None:
     """The JSON of one literal; None for what is no literal of JSON's kinds."""
     parts: list[str] = []
+    opened: list[int] = []  # where brackets stand that are open
     at, end = 0, len(literal.rstrip())
     while at < end:
         found = TOKEN.match(literal, at)
@@ -35,15 +37,38 @@ def as_json(literal: str) -> str | None:
         part = token_json(found)
         if part is None:
             return None
-        if part in "]}" and parts[-1:] == [","] and parts[-2:-1] not in ([], ["["], ["{"]):  # a trailing comma is none
-            parts.pop()
+        if found["sign"] and part in "([{":
+            opened.append(len(parts))
+        elif found["sign"] and part in ")]}":
+            if not close(parts, opened.pop() if opened else -1, part):
+                return None
+            continue
+        elif part == "," and opened and parts[opened[-1]] == "(":
+            parts[opened[-1]] = TUPLE
         parts.append(part)
-    text = "".join(parts)
+    text = " ".join(parts)  # what stands side by side does not become one
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
     return msgspec.json.encode(value).decode()
+
+
+def close(parts: list[str], start: int, bracket: str) -> bool:
+    """Close the bracket at `start`, -1 for none, whose contents stand behind it; False where another one would. A
+    trailing comma is none, and parentheses around one value are nothing."""
+    opening = parts[start] if start >= 0 else ""
+    empty = start == len(parts) - 1
+    if parts[-1:] == [","] and start < len(parts) - 2:
+        parts.pop()
+    if opening == "(" and not empty:
+        parts[start], closing = "", ""
+    elif opening in ("(", TUPLE):
+        parts[start], closing = "[", "]"
+    else:
+        closing = bracket
+    parts.append(closing)
+    return opening[:1] + bracket in ("()", "[]", "{}")
 
 
 def keywords_json(text: str) -> str | None:
@@ -85,16 +110,18 @@ def token_json(found: re.Match[str]) -> str | None:
         case "text":
             return msgspec.json.encode(unquoted(found["text"])).decode()
         case "number":
-            return found["number"] + ("0" if found["number"].endswith(".") else "")
+            return POINT.sub("0", found["number"])
         case "word":
             return WORDS.get(found["word"])
         case _:
-            return SIGNS.get(found["sign"], found["sign"])
+            return found["sign"]
 
 
 def unquoted(text: str) -> str:
-    """The value of a string literal. An escape that Python does not know stands for itself."""
-    return ESCAPE.sub(unescaped, text[1:-1])
+    """The value of a string literal. An escape that Python does not know stands for itself; two surrogates that belong
+    together are the character that JSON means by them."""
+    found = ESCAPE.sub(unescaped, text[1:-1])
+    return found if found.isascii() else found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def unescaped(found: re.Match[str]) -> str:
@@ -102,4 +129,4 @@ def unescaped(found: re.Match[str]) -> str:
     if code is None:
         return ESCAPED.get(found[4], found[0])
     number = int(code, 16)
-    return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else "\ufffd"
+    return chr(number) if number <= 0x10FFFF else "\ufffd"

@@ -31,6 +31,9 @@ def test_keywords(arguments: dict[str, object]) -> None:
         ("'it\\'s'", "it's"), ('"\\x41\\u00e9\\U0001F600\\q"', "Aé😀\\q"), ("(1, 2,)", [1, 2]), ("[1,]", [1]),
         ("true", True), ("null", None), ("1.", 1.0), ("-2e3", -2000.0),
         ('"\\ud800"', "\ufffd"), ("{'a': (1,)}", {"a": [1]}),
+        ('"\\ud83d\\ude00"', "😀"), ('"é\\ud83dx\\ude00"', "é\ufffdx\ufffd"),
+        ("(1)", 1), ("((1,))", [1]), ("((1), ('a'))", [1, "a"]), ("()", []), ("[((1, 2)), ({})]", [[1, 2], {}]),
+        (".5", 0.5), ("-.5e1", -5.0), ("3.e2", 300.0), ("1.5e-3", 0.0015),
     ],
 )  # fmt: skip
 def test_forms(literal: str, value: object) -> None:
@@ -40,8 +43,12 @@ def test_forms(literal: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "literal", ["", "x", "f(1)", "1 + 2", "[1", "{1, 2}", "'a' 'b'", "b'x'", "1_000", "[,]", "nan", ",", ",]"]
-)
+    "literal",
+    [
+        "", "x", "f(1)", "1 + 2", "[1", "{1, 2}", "'a' 'b'", "b'x'", "1_000", "[,]", "nan", ",", ",]", "1 2", "1 .5",
+        "(1)(2)", "(1", "(1]", "[1)", "[1,)", "(1,]", "(,)", "(1,,)", "{,}", "]", "(1))", "(1 2)",
+    ],
+)  # fmt: skip
 def test_what_is_no_literal(literal: str) -> None:
     assert as_json(literal) is None
 
