@@ -4,7 +4,8 @@ A model with random weights runs decode steps from plans like the scheduler's, b
 launched before the result of the one before is read. With `--prompt` each step has a new prompt of so many tokens, too,
 beside the batch's rows or, with `--batch 0`, alone. Printed for each batch: milliseconds per step, host microseconds of
 launching and collecting, the share of the time in which the device stood idle, and with `--kernels` what the time went
-to, from torch's profiler.
+to, from torch's profiler. `--depth 1` launches a step when the one before has been read: so a step takes as long as
+somebody waits for it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Load:
     way: Sampling
     shared: int = 0  # blocks that all of them begin with
     prompt: int = 0  # tokens; 0: none
+    depth: int = 2  # steps in flight
 
     @property
     def blocks(self) -> int:
@@ -131,7 +133,7 @@ def plans(load: Load) -> Iterator[StepPlan]:
 
 
 def measure(runner: Runner, load: Load) -> Figure:
-    """Run a load's plans, two in flight."""
+    """Run a load's plans, as many in flight as it says."""
     launches: list[float] = []
     collects: list[float] = []
     busy: list[float] = []
@@ -144,7 +146,7 @@ def measure(runner: Runner, load: Load) -> Figure:
         start = time.perf_counter()
         flight.append(runner.launch(plan))
         launches.append(time.perf_counter() - start)
-        if len(flight) == 2:
+        if len(flight) == load.depth:
             while not flight[0].finished:
                 pass
             start = time.perf_counter()
@@ -177,7 +179,7 @@ def traced(runner: Runner, load: Load) -> list[Event]:
             profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             profile.start()
         flight.append(runner.launch(plan))
-        if len(flight) == 2:
+        if len(flight) == load.depth:
             runner.collect(flight.popleft())
     while flight:
         runner.collect(flight.popleft())
@@ -287,6 +289,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append", default=None)
     parser.add_argument("--context", type=int, action="append", default=None, help="one, or one for each batch")
     parser.add_argument("--prompt", type=int, action="append", default=None, help="likewise; at most 255 rows decode")
+    parser.add_argument("--depth", type=int, default=2, choices=(1, 2), help="steps in flight")
     parser.add_argument("--shared", type=int, default=0, help="leading tokens that all requests have in common")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=40960)
@@ -303,7 +306,9 @@ def main() -> None:
     batches = options.batch or [1, 8, 64, 256]
     contexts, prompts = for_each(options.context or [512], batches), for_each(options.prompt or [0], batches)
     for batch, context, prompt in zip(batches, contexts, prompts, strict=True):
-        load = Load(batch, context, options.steps, WAYS[options.way], options.shared // BLOCK, prompt)
+        load = Load(
+            batch, context, options.steps, WAYS[options.way], options.shared // BLOCK, prompt, options.depth
+        )  # fmt: skip
         figure = measure(runner, load)
         middle = steady(traced(runner, replace(load, steps=TRACED)), TRACED - WARM)
         print(line(msgspec.structs.replace(figure, idle=idle_share([event[1:] for event in middle]))))
