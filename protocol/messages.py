@@ -93,6 +93,7 @@ class Grammar(Part, frozen=True, kw_only=True):
 
     kind: str  # json_object, json_schema, regex, grammar, choice or structural_tag
     source: str = ""  # JSON text of the schema, tag or list of choices; the regex; the grammar in EBNF or Lark form
+    unread: bytes = b""  # in place of it: JSON of the field that holds it, which is long; whoever compiles it reads it
     whitespace: str = "bounded"  # between JSON tokens: none, bounded, or a regex
     lenient: bool = False  # approximate what has no exact form, and say so, instead of refusing it
     param: str = ""  # the request's field that holds it, for errors

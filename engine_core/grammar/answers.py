@@ -10,6 +10,7 @@ import msgspec
 
 from engine_core.grammar import calls
 from engine_core.grammar.calls import Format, Function
+from engine_core.grammar.fields import text_of
 from engine_core.text.columns import pack
 from engine_core.text.parsers.dialect import Dialect
 from protocol.errors import InvalidRequest
@@ -115,7 +116,7 @@ def format_of(grammar: Grammar) -> Format:
         case "json_schema":
             return {"type": "json_schema", "json_schema": read_source(grammar)}
         case "regex":
-            return {"type": "regex", "pattern": grammar.source}
+            return {"type": "regex", "pattern": source_text(grammar)}
         case "choice":
             return calls.either(*(calls.text(choice) for choice in read_source(grammar)))
         case "structural_tag":
@@ -125,12 +126,20 @@ def format_of(grammar: Grammar) -> Format:
             older = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tag.get("structures")}
             return tag.get("format", older)  # type: ignore[no-any-return]
         case _:
-            return {"type": "grammar", "grammar": grammar.source}
+            return {"type": "grammar", "grammar": source_text(grammar)}
+
+
+def source_text(grammar: Grammar) -> str:
+    """Raises InvalidRequest that names the field."""
+    try:
+        return text_of(grammar)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{grammar.param}: {error.message}", param=grammar.param, code=error.code) from None
 
 
 def read_source(grammar: Grammar) -> Any:
     try:
-        return msgspec.json.decode(grammar.source)
+        return msgspec.json.decode(source_text(grammar))
     except (msgspec.DecodeError, RecursionError):
         message = f"{grammar.param}: it must be valid JSON"
         raise InvalidRequest(message, param=grammar.param, code="invalid_grammar") from None

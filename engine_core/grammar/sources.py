@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
 
 from engine_core.grammar import ebnf
+from engine_core.grammar.fields import read_json, text_of
 from engine_core.grammar.regexes import any_of
 from engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
 from engine_core.grammar.schema import rewrite
@@ -62,22 +63,23 @@ class SchemaForm:
 
 def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
     """Raises InvalidRequest where the grammar is malformed or asks for what no automaton holds."""
+    source = text_of(grammar)
     schemas = SchemaForm(grammar.whitespace, lenient=grammar.lenient)
     match grammar.kind:
         case "json_object":
             text = schema_source(schemas, {"type": "object"})
         case "json_schema":
-            text = schema_source(schemas, read_json(grammar.source))
+            text = schema_source(schemas, read_json(source))
         case "regex":
-            text = regex_source(grammar.source)
+            text = regex_source(source)
         case "choice":
-            choices = read_choices(grammar.source)
+            choices = read_choices(source)
             check_texts(choices)
             text = LLMatcher.grammar_from_regex(any_of(choices))
         case "grammar":
-            text = grammar_source(grammar.source)
+            text = grammar_source(source)
         case "structural_tag":
-            text = TagGrammar(schemas, tokens.specials, tokens.plain).source(read_json(grammar.source))
+            text = TagGrammar(schemas, tokens.specials, tokens.plain).source(read_json(source))
         case other:
             raise InvalidRequest(f"{other!r} is no kind of grammar", code="invalid_grammar")
     return Source(text, schemas.approximations)
@@ -109,17 +111,3 @@ def read_choices(source: str) -> list[str]:
     if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
         raise InvalidRequest("choices are a list of strings, at least one", code="invalid_grammar")
     return list(dict.fromkeys(found))
-
-
-def read_json(source: str) -> Any:
-    """Raises InvalidRequest for what is no JSON (RFC 8259)."""
-    try:
-        return json.loads(source, parse_constant=no_number)
-    except RecursionError:
-        raise InvalidRequest("the JSON is nested too deep", code="invalid_grammar") from None
-    except ValueError as error:
-        raise InvalidRequest(f"not JSON: {error}", code="invalid_json") from None
-
-
-def no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")

@@ -14,10 +14,11 @@ from services.api import bounds, exchange, refusals
 from services.api.answers import Identity, Told, chat_answer
 from services.api.connection import outlet_of
 from services.api.conversation import conversation
-from services.api.decoding import decode, read_json
+from services.api.decoding import read_json
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
+from services.api.members import members_of
 from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.requests import ChatRequest
@@ -40,13 +41,13 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = with_query(decode(body, REQUEST), scope)
+        members = await members_of(await read_json(scope, receive, service.config.api))
+        request = with_query(members.decode(REQUEST), scope)
         service.model.check_name(request.model)
         exchange.of(scope).bound(request.timeout, "timeout")
         bounds.check(request, service.config.api)
         n = choices(request, 1)
-        refusals.check(body, refusals.REFUSED_IN_CHAT, n)
+        refusals.check(members.fields, refusals.REFUSED_IN_CHAT, n)
         check_template(request, trusted=service.config.tokenizer.trust_request_chat_template)
         usage = wants_usage(request)
         number = service.pipeline.new_id()

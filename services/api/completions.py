@@ -15,10 +15,11 @@ from protocol.messages import SubmitText
 from services.api import bounds, exchange, refusals
 from services.api.answers import Identity, Told, completion_answer
 from services.api.connection import outlet_of
-from services.api.decoding import decode, read_json
+from services.api.decoding import read_json
 from services.api.delivery import attended, stream, whole
 from services.api.errors import send_json
 from services.api.frames import Frames
+from services.api.members import members_of
 from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.requests import CompletionRequest
@@ -43,14 +44,14 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = with_query(decode(body, REQUEST), scope)
+        members = await members_of(await read_json(scope, receive, service.config.api))
+        request = with_query(members.decode(REQUEST), scope)
         service.model.check_name(request.model)
         exchange.of(scope).bound(request.timeout, "timeout")
         bounds.check(request, service.config.api)
         prompts = prompts_of(request.prompt, service.model, any_length=bool(request.truncate_prompt_tokens))
         n = choices(request, len(prompts))
-        refusals.check(body, refusals.REFUSED_IN_COMPLETIONS, n)
+        refusals.check(members.fields, refusals.REFUSED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
         asked = submission(request, lengths(request), service.model, n, trace_context(scope))
         asked = msgspec.structs.replace(asked, session=session_of(scope, request.user))

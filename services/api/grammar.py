@@ -3,6 +3,8 @@
 Forms: OpenAI's `response_format`; vLLM's `structured_outputs`, and the `guided_*` fields that came before it; SGLang's
 `json_schema`, `regex`, `ebnf` and `structural_tag`; llama.cpp's `grammar`. A request may use one of them.
 
+Long ones are passed on unread: who compiles them says what is wrong with them.
+
 `strict: false` in a `json_schema` format asks for a schema as far as it can be held, as `lenient` does; left out, what
 has no exact form is refused.
 """
@@ -21,6 +23,7 @@ from services.api.decoding import decode, given
 from services.api.requests import GenerationRequest, OptionalJson
 
 LONGEST_NAME = 64
+UNREAD = 16 << 10  # bytes of JSON; what is longer is not looked into here
 TEXT = msgspec.json.Decoder(str)
 FLAG = msgspec.json.Decoder(bool)
 CHOICES = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1)])
@@ -111,7 +114,7 @@ def response_format(raw: msgspec.Raw, name: str) -> Grammar | None:
             found = schema(form.json_schema.schema, f"{path}.schema")
             return msgspec.structs.replace(found, lenient=form.json_schema.strict is False)
         case "structural_tag":
-            return Grammar(kind="structural_tag", source=bytes(raw).decode(), param=name)
+            return structural_tag(raw, name)
         case other:
             raise InvalidRequest(
                 f"{name}.type: {other[:64]!r} is not one of text, json_object, json_schema, structural_tag",
@@ -140,29 +143,41 @@ def structured_outputs(raw: msgspec.Raw, name: str) -> Grammar | None:
 
 def schema(raw: msgspec.Raw, name: str) -> Grammar:
     """A JSON Schema, as a value or as text."""
-    return Grammar(kind="json_schema", source=text_or_value(raw, name), param=name)
+    return grammar("json_schema", raw, name, text_or_value)
 
 
 def structural_tag(raw: msgspec.Raw, name: str) -> Grammar:
-    return Grammar(kind="structural_tag", source=text_or_value(raw, name), param=name)
+    return grammar("structural_tag", raw, name, text_or_value)
 
 
 def regex(raw: msgspec.Raw, name: str) -> Grammar:
-    return Grammar(kind="regex", source=text(raw, name), param=name)
+    return grammar("regex", raw, name, text)
 
 
 def rules(raw: msgspec.Raw, name: str) -> Grammar:
     """A grammar in EBNF or Lark."""
-    return Grammar(kind="grammar", source=text(raw, name), param=name)
+    return grammar("grammar", raw, name, text)
 
 
 def choice(raw: msgspec.Raw, name: str) -> Grammar:
-    decode(raw, CHOICES, name)
-    return Grammar(kind="choice", source=bytes(raw).decode(), param=name)
+    return grammar("choice", raw, name, choices)
+
+
+def grammar(kind: str, raw: msgspec.Raw, name: str, read: Callable[[msgspec.Raw, str], str]) -> Grammar:
+    """The grammar of a field that holds its source."""
+    if len(raw) > UNREAD:
+        return Grammar(kind=kind, unread=bytes(raw), param=name)
+    return Grammar(kind=kind, source=read(raw, name), param=name)
 
 
 def json_object(raw: msgspec.Raw, name: str) -> Grammar | None:
     return Grammar(kind="json_object", param=name) if decode(raw, FLAG, name) else None
+
+
+def choices(raw: msgspec.Raw, name: str) -> str:
+    """JSON of a list of strings that is not empty."""
+    decode(raw, CHOICES, name)
+    return bytes(raw).decode()
 
 
 def text(raw: msgspec.Raw, name: str) -> str:

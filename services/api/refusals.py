@@ -89,17 +89,27 @@ WITHOUT_EFFECT: tuple[str, ...] = (
 )
 
 
-def check(body: bytes, also: Mapping[str, tuple[object, ...]], n: int) -> None:
-    """Raise NotBuilt for the first refused parameter that asks for something. `body` is a JSON object.
+def fields_of(body: bytes) -> Mapping[str, msgspec.Raw]:
+    """A body's members by name. Raises InvalidRequest for what is no JSON object."""
+    return decoding.decode(body, FIELDS)
+
+
+def check(fields: Mapping[str, msgspec.Raw], also: Mapping[str, tuple[object, ...]], n: int) -> None:
+    """Raise NotBuilt for the first refused parameter that asks for something.
 
     `also` is refused for this endpoint; `best_of` passes when it equals `n`.
     """
-    check_table(body, {**also, **REFUSED}, REASONS, n)
+    check_table(fields, {**also, **REFUSED}, REASONS, n)
 
 
-def check_table(body: bytes, table: Mapping[str, tuple[object, ...]], reasons: Mapping[str, str], n: int = 1) -> None:
+def check_table(
+    fields: Mapping[str, msgspec.Raw],
+    table: Mapping[str, tuple[object, ...]],
+    reasons: Mapping[str, str],
+    n: int = 1,
+) -> None:
     """The same for the parameters of `table`, with what `reasons` says of them."""
-    for name, raw in decoding.decode(body, FIELDS).items():
+    for name, raw in fields.items():
         neutral = table.get(name)
         if neutral is None:
             continue

@@ -46,7 +46,7 @@ class Messages:
         request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
         exchange.of(scope).bound(request.timeout, "timeout")
-        refusals.check_table(body, REFUSALS, REASONS)
+        refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
         identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)
         now, timings = time.monotonic(), service.traffic.timings
         reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=identity.id)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from engine_core.grammar.sources import BOUNDED, read_choices, read_json, source_of
+from engine_core.grammar.fields import read_json
+from engine_core.grammar.sources import BOUNDED, read_choices, source_of
 from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
 from tests.engine_core.grammar.vocabulary import accepts, tokens
