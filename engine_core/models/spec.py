@@ -36,6 +36,7 @@ BASES: Mapping[str, str] = {  # the same without an output embedding, as embeddi
 }
 OUTPUT = "lm_head.weight"
 DTYPES = ("float32", "bfloat16", "float16")
+LARGE = 1e6  # beyond what any stretching of positions is
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 # What a family assumes where config.json is silent.
@@ -262,13 +263,15 @@ def read_rope(file: ConfigFile) -> RopeSpec:
     if any(isinstance(value, dict) for value in values.values()) or kind not in ROPE_KINDS:
         known = ", ".join(ROPE_KINDS)
         raise ModelError(f"{file.path}: rope scaling {values!r} is not known; one rope_type of {known} is expected")
+    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+        raise rope.error("partial_rotary_factor", "Penstock rotates whole heads (1.0)")
     if kind == "default":
         return RopeSpec(theta=theta)
     if kind in ("linear", "dynamic"):
         return RopeSpec(
             kind=kind,
             theta=theta,
-            factor=rope.number("factor", low=1.0),
+            factor=rope.number("factor", low=1.0, high=LARGE),
             original_max_position=file.integer("max_position_embeddings"),
         )
     original = rope.integer("original_max_position_embeddings", file.integer("max_position_embeddings"))
@@ -281,20 +284,20 @@ def read_rope(file: ConfigFile) -> RopeSpec:
         return RopeSpec(
             kind=kind,
             theta=theta,
-            factor=rope.number("factor", low=1.0),
+            factor=rope.number("factor", low=1.0, high=LARGE),
             original_max_position=original,
             low_freq_factor=low,
             high_freq_factor=high,
         )
-    factor = rope.number("factor", file.integer("max_position_embeddings") / original, low=1.0)
+    factor = rope.number("factor", file.integer("max_position_embeddings") / original, low=1.0, high=LARGE)
     return RopeSpec(
         kind=kind,
         theta=theta,
         factor=factor,
         original_max_position=original,
         attention_factor=read_attention_factor(rope, factor),
-        beta_fast=rope.number("beta_fast", 0.0) or 32.0,
-        beta_slow=rope.number("beta_slow", 0.0) or 1.0,
+        beta_fast=rope.number("beta_fast", 0.0, high=LARGE) or 32.0,
+        beta_slow=rope.number("beta_slow", 0.0, high=LARGE) or 1.0,
         truncate=rope.flag("truncate", True),
     )
 
@@ -306,7 +309,7 @@ def read_attention_factor(rope: ConfigFile, factor: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
     inferred = scale(1.0)
-    numerator, denominator = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    numerator, denominator = (rope.number(key, 0.0, high=LARGE) for key in ("mscale", "mscale_all_dim"))
     if numerator and denominator:
         inferred = scale(numerator) / scale(denominator)
-    return rope.number("attention_factor", inferred)
+    return rope.number("attention_factor", inferred, high=LARGE)

@@ -26,6 +26,6 @@ def read_names(folder: Path) -> frozenset[str]:
         with (folder / SINGLE).open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             found = msgspec.json.decode(file.read(min(size, LONGEST)), type=dict[str, msgspec.Raw])
-    except (OSError, struct.error, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return frozenset()
     return frozenset(found)

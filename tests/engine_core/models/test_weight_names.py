@@ -44,7 +44,11 @@ def test_names_of_the_one_file_and_of_an_index(tmp_path: Path) -> None:
     assert read_names(tmp_path) == {"c"}
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 9, (5).to_bytes(8, "little") + b"{]   "])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"abc", b"\xff" * 9, (5).to_bytes(8, "little") + b"{]   ", (9999).to_bytes(8, "little") + b'{"a":' * 2000],
+    ids=["nothing", "no size", "too large", "no JSON", "too deep"],
+)
 def test_a_broken_file_names_nothing(tmp_path: Path, content: bytes) -> None:
     assert read_names(tmp_path) == frozenset()
     (tmp_path / SINGLE).write_bytes(content)
