@@ -6,13 +6,18 @@ their last entry, at most a second old. Who has written none for STALE seconds h
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from pathlib import Path
 
 import msgspec
 
 from protocol.figures import HistogramStatistics, ProcessFigures
+from services import journal
 from services.api.metrics import Traffic, TrafficStatistics
 from services.api.pipeline import PipelineStatistics
+
+log = logging.getLogger(__name__)
 
 STALE = 5.0  # seconds; an entry falls due every second
 
@@ -52,14 +57,22 @@ class Ledger:
         self._index = index
         self._processes = processes
         self._decoder = msgspec.msgpack.Decoder(Entry)
+        self._written = True  # the last entry, or none was due yet
 
     def write(self, entry: Entry) -> None:
-        """Replace this process's entry. Does nothing where nobody would read it."""
+        """Replace this process's entry. Does nothing where nobody would read it. A disk that takes none costs figures
+        and no request: the log says so, once."""
         if self._processes == 1:
             return
-        fresh = self._path(self._index, ".new")
-        fresh.write_bytes(msgspec.msgpack.encode(entry))
-        fresh.replace(self._path(self._index))
+        fresh, before = self._path(self._index, ".new"), self._written
+        try:
+            fresh.write_bytes(msgspec.msgpack.encode(entry))
+            fresh.replace(self._path(self._index))
+            self._written = True
+        except OSError as error:
+            self._written = False
+            if before:
+                journal.error(log, "no_entry", reason=error.strerror)
 
     def others(self, wall: float) -> list[Entry]:
         """The entries of the other processes that are there, as of `wall` in unix seconds."""
@@ -69,7 +82,7 @@ class Ledger:
                 continue
             try:
                 entry = self._decoder.decode(self._path(index).read_bytes())
-            except (FileNotFoundError, msgspec.DecodeError):
+            except (OSError, msgspec.DecodeError):
                 continue  # it has not written yet, or is of another release
             if wall - entry.process.time <= STALE:
                 found.append(entry)
@@ -78,7 +91,8 @@ class Ledger:
     def close(self) -> None:
         """Take this process's entry away."""
         for suffix in ("", ".new"):
-            self._path(self._index, suffix).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path(self._index, suffix).unlink()
 
     def _path(self, index: int, suffix: str = "") -> Path:
         return self._run_dir / f"api-{index}.entry{suffix}"

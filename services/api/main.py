@@ -24,7 +24,7 @@ from engine_core.histogram import Histogram
 from protocol.config import Config
 from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
-from services import journal
+from services import journal, process
 from services.api.app import application
 from services.api.connection import Connection, ConnectionLimits
 from services.api.figures import Figures
@@ -39,6 +39,7 @@ from services.api.served import served_model
 from services.api.service import Service
 from services.banner import engine_facts
 from services.census import LAG, Vitals, lagging
+from services.duty import begin
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify
 from services.process import ExitCode
@@ -68,20 +69,21 @@ HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
 def run(config: Config, index: int) -> int:
     """Serve until SIGTERM or SIGINT; running requests are finished first, up to the drain limit. The exit code.
 
-    Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses us.
+    A second signal ends them at once, and so does the first one where the launcher was killed, whose other processes
+    have ended with it. Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses
+    us.
     """
     try:
-        uvloop.run(serve(config, index))
+        return uvloop.run(serve(config, index))
     except PenstockError:
         raise
     except Exception:
         journal.exception(log, "api_failed")
         return ExitCode.FAILED
-    return ExitCode.ORDERLY
 
 
-async def serve(config: Config, index: int) -> None:
-    """The process's whole life. Raises as `run` does."""
+async def serve(config: Config, index: int) -> ExitCode:
+    """The process's whole life; its exit code. Raises as `run` does."""
     allow_descriptors()
     stages = Stages()
     model = served_model(config)
@@ -118,7 +120,7 @@ async def serve(config: Config, index: int) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        await answer(service, listener, context_of_tls, start, lag)
+        return await answer(service, listener, context_of_tls, start, lag)
     finally:
         leave(config.api)
         ledger.close()
@@ -136,8 +138,8 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
 
 async def answer(
     service: Service, listener: Socket, encryption: ssl.SSLContext | None, start: OwnStart, lag: Histogram
-) -> None:
-    """Run the HTTP server until a signal asks for the end and the drain is over."""
+) -> ExitCode:
+    """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
     options = service.config.api
     limits = ConnectionLimits.of(options)
     server = Server(
@@ -160,28 +162,29 @@ async def answer(
     journal.info(log, "listening", url=url, model=service.model.name)
     notify(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.stages.note(WAITING)
-    # uvicorn takes these over while it serves, and raises what it caught once more at its end.
+    # uvicorn takes these over while it serves.
     previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     failures: list[Exception] = []
+
+    def fail(failure: Exception) -> None:
+        failures.append(failure)
+        server.exit(force=True)
 
     def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What a watched port raises in a callback (a refused handshake, a bug of ours) ends the process."""
         failure = context.get("exception")
         if isinstance(failure, Exception) and "handle" in context:
-            failures.append(failure)
-            server.exit(force=True)
+            fail(failure)
         else:
             loop.default_exception_handler(context)
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
-    attendance = asyncio.create_task(attend(service, server, start))
-    duties = [asyncio.create_task(duty) for duty in (beating(Heartbeat()), lagging(lag))]
+    duties = [begin(duty, fail) for duty in (attend(service, server, start), beating(Heartbeat()), lagging(lag))]
     try:
         await server.serve(sockets=[listener])
     finally:
-        attendance.cancel()
         for duty in duties:
             duty.cancel()
         for number, old in previous.items():
@@ -189,6 +192,7 @@ async def answer(
     if failures:
         raise failures[0]
     journal.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
+    return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
 class Server(uvicorn.Server):
@@ -199,22 +203,30 @@ class Server(uvicorn.Server):
         config.ssl = encryption
         config.timeout_keep_alive = cast(int, idle)  # it goes to call_later, which takes fractions
         super().__init__(config)
-        self._exit = asyncio.Event()
+        self._asked = asyncio.Event()
+        self._forced = asyncio.Event()
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exit.wait(), SERVER_TICK)
+            await self.pause(SERVER_TICK)
 
     def exit(self, *, force: bool = False) -> None:
         """End, at once or when every response is complete."""
         self.should_exit = True
-        self.force_exit = self.force_exit or force
-        self._exit.set()
+        self._asked.set()
+        if force:
+            self.force_exit = True
+            self._forced.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._exit.set()
+        """Without uvicorn's own, which would raise the signal once more at the end."""
+        del sig, frame
+        self.exit(force=self.should_exit or process.orphaned())
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until the end is asked for; then until it must come at once."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for((self._forced if self.should_exit else self._asked).wait(), seconds)
 
 
 async def attend(service: Service, server: Server, start: OwnStart) -> None:
@@ -237,14 +249,16 @@ async def attend(service: Service, server: Server, start: OwnStart) -> None:
             journal.info(log, "ready")
             start.ready(time.monotonic())
         pipeline.tend(time.monotonic())
-        await asyncio.sleep(TICK if announced else EAGER)
+        await server.pause(TICK if announced else EAGER)
     pipeline.draining = True
     notify("STOPPING=1", "STATUS=draining")
     journal.info(log, "draining", unfinished=pipeline.statistics().unfinished)
     deadline = time.monotonic() + service.config.run.drain_timeout
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not server.force_exit:
         pipeline.tend(time.monotonic())
-        await asyncio.sleep(TICK)
+        await server.pause(TICK)
+    if server.force_exit:
+        journal.warning(log, "ending_at_once")
     pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
 
 

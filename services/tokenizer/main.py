@@ -31,6 +31,7 @@ from protocol.errors import PenstockError
 from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from services import journal
 from services.census import LAG, Vitals, lagging, telling
+from services.duty import begin
 from services.heartbeat import Heartbeat, beating
 from services.notify import notify
 from services.process import ExitCode
@@ -94,7 +95,7 @@ async def serve(config: Config, index: int) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    duties = [asyncio.create_task(duty) for duty in (beating(Heartbeat()), lagging(lag), telling(figures.tell))]
+    duties = [begin(duty, end.fail) for duty in (beating(Heartbeat()), lagging(lag), telling(figures.tell))]
     try:
         text.start(relay.from_apis)
         for replica, watch in enumerate(tokens):
@@ -145,7 +146,7 @@ def placement_of(config: Config) -> Placement:
 
 
 class End:
-    """When to end: a signal, or an error in a callback of the loop, which `wait` raises."""
+    """When to end: a signal, or an error in a callback of the loop or in a duty, which `wait` raises."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -164,9 +165,14 @@ class End:
         if not self._end.done():
             self._end.set_result(None)
 
+    def fail(self, error: Exception) -> None:
+        """Have `wait` raise `error`, unless it is over."""
+        if not self._end.done():
+            self._end.set_exception(error)
+
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception) and not self._end.done():
-            self._end.set_exception(error)
+            self.fail(error)
         else:
             loop.default_exception_handler(context)

@@ -7,6 +7,8 @@ process that is started again goes on with what it finds there of its own.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import secrets
 from collections import OrderedDict
@@ -16,7 +18,10 @@ import msgspec
 
 from protocol.config import ApiConfig
 from protocol.errors import NotFound
+from services import journal
 from services.rundir import RESPONSES
+
+log = logging.getLogger(__name__)
 
 ID = re.compile(r"resp_[0-9a-f]{4}[0-9a-f]{40}")
 
@@ -64,18 +69,17 @@ class ResponseStore:
         return self._prefix + secrets.token_hex(20)
 
     def put(self, name: str, stored: Stored) -> None:
-        """Keep a response of this process, or its new state, and let the oldest go where they are too many."""
+        """Keep a response of this process, or its new state, and let the oldest go where they are too many. One that
+        the disk does not take is answered all the same and not kept, as the log says."""
         if not self.keeps:
+            return
+        if self._folder is not None and not self._write(self._folder, name, stored):
             return
         size = len(stored.answer) + len(stored.input) + len(stored.messages)
         self._bytes += size - self._kept.pop(name, 0)
         self._kept[name] = size
         if self._folder is None:
             self._memory[name] = stored
-        else:
-            fresh = self._folder / f"{name}.new"
-            fresh.write_bytes(msgspec.msgpack.encode(stored))
-            fresh.replace(self._folder / name)
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
             self._evicted += 1
@@ -115,12 +119,24 @@ class ResponseStore:
             self._kept[path.name] = path.stat().st_size
             self._bytes += path.stat().st_size
 
+    def _write(self, folder: Path, name: str, stored: Stored) -> bool:
+        fresh = folder / f"{name}.new"
+        try:
+            fresh.write_bytes(msgspec.msgpack.encode(stored))
+            fresh.replace(folder / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            journal.error(log, "response_not_kept", response=name, reason=error.strerror)
+            return False
+        return True
+
     def _read(self, folder: Path, name: str) -> Stored | None:
         if not ID.fullmatch(name):
             return None
         try:
             return self._decoder.decode((folder / name).read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):
             return None  # never was, is gone, or is of another release
 
     def _drop(self, name: str) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -113,11 +113,14 @@ def model(run_dir: Path) -> ModelConfig:
 
 
 @asynccontextmanager
-async def api(run_dir: Path, *arguments: str, index: int = 0, ready: bool = True) -> AsyncIterator[Api]:
-    """`penstock api --port 0`, listening and with `ready` also ready; for arguments given twice the last one holds."""
+async def api(
+    run_dir: Path, *arguments: str, index: int = 0, ready: bool = True, parent: Sequence[str] = ()
+) -> AsyncIterator[Api]:
+    """`penstock api --port 0`, listening and with `ready` also ready; for arguments given twice the last one holds.
+    With `parent` it is what that command makes of it."""
     notices = NoticeSocket(run_dir / f"notify-{index}.sock")
     log = run_dir / f"api-{index}.log"
-    process = await start(run_dir, log, "--index", str(index), *arguments, notify=str(notices.path))
+    process = await start(run_dir, log, "--index", str(index), *arguments, notify=str(notices.path), parent=parent)
     try:
         url = await asyncio.wait_for(listening_url(notices, process, log, ready=ready), 2 * LIMIT)
         yield Api(process, url, log)
@@ -128,9 +131,11 @@ async def api(run_dir: Path, *arguments: str, index: int = 0, ready: bool = True
         notices.close()
 
 
-async def start(run_dir: Path, log: Path, *arguments: str, notify: str = "") -> asyncio.subprocess.Process:
+async def start(
+    run_dir: Path, log: Path, *arguments: str, notify: str = "", parent: Sequence[str] = ()
+) -> asyncio.subprocess.Process:
     """The process itself, writing to `log`."""
-    command = [sys.executable, "-m", "penstock", "api", "--port", "0", "--run-dir", str(run_dir)]
+    command = [*parent, sys.executable, "-m", "penstock", "api", "--port", "0", "--run-dir", str(run_dir)]
     command += ["--model", model(run_dir).model, *arguments]
     environment = {**os.environ, "NOTIFY_SOCKET": notify}
     with log.open("wb") as out:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from protocol.config import Config
 from protocol.links import Role
 from services.api.ledger import STALE, Entry, Ledger
@@ -49,6 +51,22 @@ def test_one_process_alone_writes_nothing(tmp_path: Path) -> None:
     assert ledger.others(0.0) == []
     ledger.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_nothing_costs_figures_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledgers = [Ledger(tmp_path, index, 2) for index in range(2)]
+    (tmp_path / "api-1.entry.new").mkdir()
+    for _ in range(3):
+        ledgers[1].write(entry(1, 10))
+    assert ledgers[0].others(0.0) == []
+    (tmp_path / "api-1.entry.new").rmdir()
+    ledgers[1].write(entry(1, 11))
+    assert ledgers[0].others(0.0) == [entry(1, 11)]
+    (tmp_path / "api-1.entry.new").mkdir()
+    ledgers[1].write(entry(1, 12))
+    assert [record.getMessage() for record in caplog.records] == ["no_entry"] * 2
+    ledgers[1].close()
+    assert ledgers[0].others(0.0) == []
 
 
 def test_what_is_no_entry_is_passed_over(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -124,6 +127,51 @@ async def test_what_outlasts_the_drain_limit_ends_with_a_reason(tmp_path: Path, 
         assert end == "data: [DONE]"
         await tokenizer.until(lambda: Abort(number) in tokenizer.sent)
         assert await process.ended() == ExitCode.ORDERLY
+
+
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with api(tmp_path, "--drain-timeout", "3600") as process, httpx.AsyncClient(timeout=LIMIT) as http:
+        _, reading = await begun(process, tokenizer, http)
+        process.signal()
+        await refused(process.url)
+        assert process.process.returncode is None
+        process.signal()
+        text = await asyncio.wait_for(reading, LIMIT)
+        assert '"code":"draining"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert await process.ended() == ExitCode.FAILED
+        assert "ending_at_once" in process.log.read_text()
+
+
+def leftovers(run_dir: Path) -> list[str]:
+    return [path.name for path in run_dir.glob("*.starts")]
+
+
+LAUNCHER = 'export PENSTOCK_PARENT=$$; "$@" & echo $! > "$0"; wait'  # a shell in its place
+
+
+async def test_one_whose_launcher_is_killed_ends_at_once_and_cleans_up(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The processes behind it have been killed with the launcher; its streams have nothing to wait for."""
+    file = tmp_path / "pid"
+    parent = ("sh", "-c", LAUNCHER, str(file))
+    async with (
+        api(tmp_path, "--drain-timeout", "3600", parent=parent) as process,
+        httpx.AsyncClient(timeout=LIMIT) as http,
+    ):
+        _, reading = await begun(process, tokenizer, http)
+        over = asyncio.Event()
+        pidfd = os.pidfd_open(int(file.read_text()))
+        asyncio.get_running_loop().add_reader(pidfd, over.set)
+        try:
+            process.process.kill()
+            assert '"code":"draining"' in await asyncio.wait_for(reading, LIMIT)
+            await asyncio.wait_for(over.wait(), LIMIT)
+        finally:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+        assert leftovers(tmp_path) == []
 
 
 async def refused(url: str) -> None:

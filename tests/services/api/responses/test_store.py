@@ -46,6 +46,20 @@ def test_bytes_are_bounded_and_a_new_state_replaces_the_old_one(tmp_path: Path) 
     assert store.statistics().bytes == 604
 
 
+def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ResponseStore(tmp_path, 0, 2, ApiConfig())
+    name = store.new_id()
+    (tmp_path / "responses" / name / "in the way").mkdir(parents=True)
+    store.put(name, stored())
+    with pytest.raises(NotFound):
+        store.get(name)
+    assert store.statistics().responses == store.statistics().bytes == 0
+    assert [path.name for path in (tmp_path / "responses").iterdir()] == [name]
+    assert [record.getMessage() for record in caplog.records] == ["response_not_kept"]
+
+
 def test_processes_find_each_others_and_take_up_their_own_again(tmp_path: Path) -> None:
     options = ApiConfig(max_stored_responses=2)
     one, other = (ResponseStore(tmp_path, index, 2, options) for index in range(2))
