@@ -21,10 +21,10 @@ from torch import Tensor
 
 from benchmarks.linear_kernels import Clock, Figure, describe, figure, record, text
 from kernels.experts import expert_mlp
-from kernels.experts_tilings import ExpertTiling, PairTiling, choose_expert_tiling
-from kernels.experts_triton import multiply_pairs, multiply_sorted
+from kernels.experts_tilings import ExpertTiling, choose_expert_tiling
+from kernels.experts_triton import multiply_sorted
 from kernels.linear import linear
-from kernels.linear_tilings import Tiling, VectorTiling
+from kernels.linear_tilings import Tiling
 from kernels.routing import Routes, route
 from kernels.routing_triton import sort_pairs
 
@@ -57,14 +57,10 @@ def work(model: Model, tokens: int, pairs: int, used: int, width: int) -> tuple[
     return BYTES * (weights + 2 * tokens * model.hidden), 6 * pairs * width * model.hidden
 
 
-def candidates(tokens: int, model: Model) -> list[PairTiling | ExpertTiling]:
+def candidates(tokens: int, model: Model) -> list[ExpertTiling]:
     """Tilings worth trying: both products of a form are of one kind, since they share their rows."""
     mean = tokens * model.chosen / model.experts
-    found: list[PairTiling | ExpertTiling] = []
-    if tokens * model.chosen <= 128:
-        forms = ((1, 2048, 4), (2, 1024, 4), (2, 2048, 8), (4, 512, 4), (4, 1024, 4), (8, 512, 4), (8, 256, 4))
-        vectors = [VectorTiling(*form) for form in forms]
-        found += [PairTiling(vector, vector) for vector in vectors]
+    found: list[ExpertTiling] = []
     low = (32, 128, 4, 4), (32, 128, 4, 6), (64, 64, 4, 4), (64, 64, 4, 8), (64, 128, 4, 4), (128, 64, 4, 5)
     tall = (64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (128, 64, 8, 4), (128, 64, 4, 4)
     high = (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 4), (64, 128, 8, 3)
@@ -82,8 +78,8 @@ def paired(gate_up: Tiling) -> ExpertTiling:
     return ExpertTiling(gate_up, replace(gate_up, outputs=2 * gate_up.outputs))
 
 
-def name_of(tiling: PairTiling | ExpertTiling) -> str:
-    return ("pairs " if isinstance(tiling, PairTiling) else "") + describe(tiling.gate_up)
+def name_of(tiling: ExpertTiling) -> str:
+    return describe(tiling.gate_up)
 
 
 class Layer:
@@ -112,14 +108,11 @@ class Layer:
     def sort(self, at: int) -> object:
         return sort_pairs(self.routes[at % ROUNDS].experts, 0, self.held, 16)
 
-    def run(self, at: int, invariant: bool = False) -> Tensor:
-        x, routes = self.inputs[at % ROUNDS], self.routes[at % ROUNDS]
-        return expert_mlp(x, routes, self.gate_up, self.down, invariant=invariant)
+    def run(self, at: int) -> Tensor:
+        return expert_mlp(self.inputs[at % ROUNDS], self.routes[at % ROUNDS], self.gate_up, self.down)
 
-    def cut(self, at: int, tiling: PairTiling | ExpertTiling) -> Tensor:
+    def cut(self, at: int, tiling: ExpertTiling) -> Tensor:
         x, routes = self.inputs[at % ROUNDS], self.routes[at % ROUNDS]
-        if isinstance(tiling, PairTiling):
-            return multiply_pairs(x, routes, self.gate_up, self.down, 0, tiling)
         return multiply_sorted(x, routes, self.gate_up, self.down, 0, tiling)
 
     def work(self, tokens: int) -> tuple[int, int]:
@@ -153,11 +146,9 @@ def measure(clock: Clock, layer: Layer, tokens: int, sweep: bool) -> Iterator[Fi
         return float((found.double() - own).norm() / own.norm())
 
     yield one("experts", "own", layer.run, size, 0.0)
-    fixed = layer.run(0, invariant=True)
-    yield one("experts", "invariant", lambda at: layer.run(at, invariant=True), size, distance(fixed))
     for tiling in candidates(tokens, model) if sweep else ():
 
-        def call(at: int, tiling: PairTiling | ExpertTiling = tiling) -> Tensor:
+        def call(at: int, tiling: ExpertTiling = tiling) -> Tensor:
             return layer.cut(at, tiling)
 
         try:
@@ -182,9 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in MODELS:
         layer = Layer(model, options.ranks, options.expert_parallel)
         for tokens in map(int, options.tokens.split(",")):
-            chosen = choose_expert_tiling(
-                tokens * model.chosen, model.experts, layer.width, model.hidden, torch.bfloat16, invariant=False
-            )
+            chosen = choose_expert_tiling(tokens * model.chosen, model.experts, torch.bfloat16)
             print(f"{model.name}, {tokens} tokens: {name_of(chosen)}", flush=True)
             for found in measure(clock, layer, tokens, options.sweep):
                 figures.append(found)

@@ -14,18 +14,16 @@ from kernels.activation import silu_mul
 from kernels.routing import Routes
 
 
-def expert_mlp(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0, invariant: bool = False
-) -> Tensor:
+def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0) -> Tensor:
     """The sum over a token's experts of share * down(silu(gate(x)) * up(x)): `[tokens, hidden] -> [tokens, hidden]`.
 
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
-    Sums are fp32, the result has x's type. `invariant`: to the last bit the same whatever other tokens there are.
+    Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
     """
     if x.is_cuda:
         from kernels.experts_triton import multiply_experts
 
-        return multiply_experts(x, routes, gate_up, down, first=first, invariant=invariant)
+        return multiply_experts(x, routes, gate_up, down, first=first)
     total = torch.zeros(x.shape, dtype=torch.float32)
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert

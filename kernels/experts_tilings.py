@@ -1,8 +1,7 @@
 """Which products with experts are cut how. Sizes alone decide, never which experts are chosen.
 
-What was measured of products with one weight on an H200 is the guide (`kernels.linear_tilings`); of these products
-themselves nothing was, `python -m benchmarks.expert_kernels --sweep` is there to do it. The rows of a product are the
-same to the last bit in every tiling but a `PairTiling`, which no invariant product takes.
+Measured on an H200 by `python -m benchmarks.expert_kernels --sweep`, layers of Qwen3-30B-A3B and Mixtral-8x7B
+(`benchmarks/results/expert_kernels_h200.json`). The rows of a product are the same to the last bit in every tiling.
 """
 
 from __future__ import annotations
@@ -11,17 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear_tilings import SINGLE, Tiling, VectorTiling
-
-FEW_PAIRS = 32  # of a token and an expert, up to which each is a product of its own
-
-
-@dataclass(frozen=True)
-class PairTiling:
-    """How products of one token with one expert each are cut."""
-
-    gate_up: VectorTiling
-    down: VectorTiling
+from kernels.linear_tilings import SINGLE, Tiling
 
 
 @dataclass(frozen=True)
@@ -36,34 +25,28 @@ class ExpertTiling:
 
 
 SINGLES = ExpertTiling(SINGLE, SINGLE)
+LOWEST = ExpertTiling(
+    Tiling(16, 64, 128, 4, 4, swapped=True),
+    Tiling(16, 128, 128, 4, 4, swapped=True),
+)
 LOW = ExpertTiling(
-    Tiling(16, 64, 64, 4, 6, swapped=True),
-    Tiling(16, 128, 64, 4, 6, swapped=True),
+    Tiling(32, 64, 128, 4, 4, swapped=True),
+    Tiling(32, 128, 128, 4, 4, swapped=True),
 )
 MIDDLE = ExpertTiling(
-    Tiling(64, 64, 64, 4, 4, described=True),
     Tiling(64, 128, 64, 4, 4, described=True),
+    Tiling(64, 256, 64, 4, 4, described=True),
 )
 HIGH = ExpertTiling(
     Tiling(128, 128, 64, 8, 4, described=True),
     Tiling(128, 256, 64, 8, 4, described=True),
 )
+BY_MEAN = ((8, LOWEST), (16, LOW), (32, MIDDLE))  # up to so many tokens to an expert
 
 
-def choose_expert_tiling(
-    pairs: int, experts: int, width: int, hidden: int, dtype: torch.dtype, *, invariant: bool
-) -> PairTiling | ExpertTiling:
-    """How to multiply so many pairs of a token and one of all `experts`, each of such a width, on every rank alike."""
+def choose_expert_tiling(pairs: int, experts: int, dtype: torch.dtype) -> ExpertTiling:
+    """How to multiply so many pairs of a token and one of all `experts`, on every rank alike."""
     if dtype.itemsize > 2:
         return SINGLES
-    if pairs <= min(FEW_PAIRS, experts) and not invariant:  # few of them have an expert in common
-        return PairTiling(pair_tiling(hidden, gated=True), pair_tiling(width, gated=False))
     mean = pairs / experts
-    return LOW if mean <= 8 else MIDDLE if mean <= 32 else HIGH
-
-
-def pair_tiling(inputs: int, *, gated: bool) -> VectorTiling:
-    """Of one row, as for a weight of its own: what a program reads of it at once is about 16 KiB."""
-    if inputs > 2048:
-        return VectorTiling(2 if gated else 4, 2048, 8)
-    return VectorTiling(4, 512, 4) if gated else VectorTiling(8, 512, 4)
+    return next((tiling for most, tiling in BY_MEAN if mean <= most), HIGH)

@@ -1,12 +1,12 @@
 """Products of tokens with the experts that each was sent to, in Triton.
 
-Few pairs of a token and an expert are multiplied one by one, by the plain arithmetic units: most of their experts
-differ, so weights are read about once. More pairs are sorted by expert (`kernels.routing_triton`) and go through the
-matrix units in tiles, none over two experts. Nobody knows on the host how many tiles there are, so as many programs are
-launched as there may be, and those without one end at once; programs that follow each other have the same rows.
+Pairs of a token and an expert are sorted by expert (`kernels.routing_triton`) and go through the matrix units in tiles,
+none over two experts. Nobody knows on the host how many tiles there are, so as many programs are launched as there may
+be, and those without one end at once; programs that follow each other have the same rows. A few pairs take this way,
+too: one by one, on the plain arithmetic units, eight pairs of Mixtral's shape took twice as long.
 
 Each pair's result is a line of its own, and a token's lines are added up in the order of its experts, in fp32: no sum
-depends on the order of programs, nor, in tiles, on other tokens. What a line was rounded to it would be in any batch.
+depends on the order of programs, nor on other tokens. What a line was rounded to it would be in any batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.experts_tilings import ExpertTiling, PairTiling, choose_expert_tiling
+from kernels.experts_tilings import ExpertTiling, choose_expert_tiling
 from kernels.launch import overlaps
 from kernels.linear_tilings import Tiling
 from kernels.linear_triton import add_product, describable, gate_values, load_box, load_tile
@@ -27,42 +27,10 @@ from kernels.routing_triton import Schedule, sort_pairs
 COLUMNS = 1024  # of a token's sum that a program makes
 
 
-def multiply_experts(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int, invariant: bool
-) -> Tensor:
+def multiply_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
-    hidden, width = down.shape[1:]
-    tiling = choose_expert_tiling(
-        routes.experts.numel(), routes.total, width, hidden, x.dtype, invariant=invariant
-    )  # fmt: skip
-    if isinstance(tiling, PairTiling):
-        return multiply_pairs(x, routes, gate_up, down, first, tiling)
+    tiling = choose_expert_tiling(routes.experts.numel(), routes.total, x.dtype)
     return multiply_sorted(x, routes, gate_up, down, first, tiling)
-
-
-def multiply_pairs(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, tiling: PairTiling) -> Tensor:
-    """The products of each pair by itself."""
-    held, hidden, width = down.shape
-    tokens, chosen = routes.experts.shape
-    assert x.stride(1) == 1
-    assert gate_up.is_contiguous()
-    assert down.is_contiguous()
-    ahead = overlaps(x.device)
-    inner = torch.empty(tokens * chosen, width, dtype=x.dtype, device=x.device)
-    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    cut = tiling.gate_up
-    gate_kernel[(triton.cdiv(width, cut.outputs), tokens * chosen)](
-        x, gate_up, routes.experts, inner, width, hidden, x.stride(0), first,
-        HELD=held, CHOSEN=chosen, OUTPUTS=cut.outputs, INPUTS=cut.inputs, AHEAD=ahead,
-        num_warps=cut.warps, launch_pdl=ahead,
-    )  # fmt: skip
-    cut = tiling.down
-    down_kernel[(triton.cdiv(hidden, cut.outputs), tokens)](
-        inner, down, routes.experts, routes.shares, out, hidden, width, first,
-        HELD=held, CHOSEN=chosen, OUTPUTS=cut.outputs, INPUTS=cut.inputs, AHEAD=ahead,
-        num_warps=cut.warps, launch_pdl=ahead,
-    )  # fmt: skip
-    return out
 
 
 def multiply_sorted(
@@ -107,72 +75,12 @@ def multiply_tiles(
     return out
 
 
-@triton.jit(do_not_specialize=("first",))
-def gate_kernel(
-    x, weight, experts, out, width, inputs, x_stride, first,
-    HELD: tl.constexpr, CHOSEN: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """silu(gate) * up: some outputs of one pair."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    pair = tl.program_id(1)
-    expert = tl.load(experts + pair) - first
-    if (expert < 0) | (expert >= HELD):
-        return
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    real = output < width
-    places = tl.arange(0, INPUTS)
-    lines = weight + (expert.to(tl.int64) * 2 * width + output)[:, None] * inputs + places[None, :]
-    up_lines = lines + width.to(tl.int64) * inputs
-    values = x + (pair // CHOSEN).to(tl.int64) * x_stride + places
-    sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    ups = sums
-    for start in range(0, inputs, INPUTS):
-        some = places < inputs - start
-        there = real[:, None] & some[None, :]
-        value = tl.load(values + start, mask=some, other=0.0).to(tl.float32)[None, :]
-        sums += tl.load(lines + start, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
-        ups += tl.load(up_lines + start, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
-    found = gate_values(tl.sum(sums, 1), tl.sum(ups, 1), out.dtype.element_ty)
-    tl.store(out + pair.to(tl.int64) * width + output, found.to(out.dtype.element_ty), mask=real)
-
-
 @triton.jit
 def load_share(experts, shares, pair, size, first, HELD: tl.constexpr):
     """A pair's expert, counted from the first that is held, and its share and a size, both zero if it is not held."""
     expert = tl.load(experts + pair) - first
     held = (expert >= 0) & (expert < HELD)
     return expert, tl.where(held, tl.load(shares + pair), 0.0), tl.where(held, size, 0)
-
-
-@triton.jit(do_not_specialize=("first",))
-def down_kernel(
-    x, weight, experts, shares, out, width, inputs, first,
-    HELD: tl.constexpr, CHOSEN: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Some outputs of one token: the sum over its experts."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    token = tl.program_id(1)
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    real = output < width
-    places = tl.arange(0, INPUTS)
-    total = tl.zeros([OUTPUTS], tl.float32)
-    for at in range(CHOSEN):
-        pair = token * CHOSEN + at
-        expert, share, size = load_share(experts, shares, pair, inputs, first, HELD)
-        lines = weight + (expert.to(tl.int64) * width + output)[:, None] * inputs + places[None, :]
-        sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-        for start in range(0, size, INPUTS):
-            some = places < size - start
-            value = tl.load(x + pair.to(tl.int64) * inputs + start + places, mask=some, other=0.0).to(tl.float32)
-            there = real[:, None] & some[None, :]
-            weights = tl.load(lines + start, mask=there, other=0.0, eviction_policy="evict_first")
-            sums += weights.to(tl.float32) * value[None, :]
-        total += share * tl.sum(sums, 1)
-    tl.store(out + token.to(tl.int64) * width + output, total.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=("first",))

@@ -27,12 +27,11 @@ class SparseMlp:
         self.start = 0 if parallel else placement.rank * self.width  # in each expert's width
         self.gate_up = placement.matrices(self.held, 2 * self.width, spec.hidden)
         self.down = placement.matrices(self.held, spec.hidden, self.width)
-        self.invariant = placement.invariant
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's part of the sum."""
         routes = route(self.router.forward(x), self.spec.chosen, normalised=self.spec.normalised)
-        return expert_mlp(x, routes, self.gate_up, self.down, first=self.first, invariant=self.invariant)
+        return expert_mlp(x, routes, self.gate_up, self.down, first=self.first)
 
     def destinations(self) -> Destinations:
         yield from self.router.destinations()

@@ -1,56 +1,46 @@
-"""How products with experts are cut: tiles fit the chip, and an invariant product has nothing but tiles."""
+"""How products with experts are cut: tiles fit the chip, and grow with the tokens that an expert has on average."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 
 from kernels.experts_tilings import (
-    FEW_PAIRS,
+    BY_MEAN,
     HIGH,
     LOW,
+    LOWEST,
     MIDDLE,
     SINGLES,
     ExpertTiling,
-    PairTiling,
     choose_expert_tiling,
 )
 from kernels.linear_tilings import MEMORY, Tiling
 
-MODELS = ((128, 8, 768, 2048), (8, 2, 14336, 4096), (128, 8, 192, 2048), (8, 2, 3584, 4096))  # with shares of 4 ranks
-TOKENS = (1, 2, 4, 8, 16, 64, 128, 256, 1024, 8192)
-
-
-def test_invariant_products_are_tiles() -> None:
-    for (experts, chosen, width, hidden), tokens in itertools.product(MODELS, TOKENS):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            found = choose_expert_tiling(tokens * chosen, experts, width, hidden, dtype, invariant=True)
-            assert isinstance(found, ExpertTiling)
-
-
-def test_few_pairs_are_products_of_their_own() -> None:
-    for experts, chosen, width, hidden in MODELS:
-        for tokens in TOKENS:
-            found = choose_expert_tiling(tokens * chosen, experts, width, hidden, torch.bfloat16, invariant=False)
-            few = tokens * chosen <= min(FEW_PAIRS, experts)
-            assert isinstance(found, PairTiling) == few
-    assert choose_expert_tiling(8, 8, 14336, 4096, torch.float32, invariant=False) is SINGLES
+TOKENS = (1, 2, 8, 64, 128, 256, 512, 1024, 8192)
 
 
 def test_tiles_grow_with_the_tokens_of_an_expert() -> None:
-    found = [choose_expert_tiling(8 * tokens, 128, 768, 2048, torch.bfloat16, invariant=True) for tokens in TOKENS]
-    assert found == [LOW] * 7 + [MIDDLE] + [HIGH] * 2
+    found = [choose_expert_tiling(8 * tokens, 128, torch.bfloat16) for tokens in TOKENS]
+    assert found == [*[LOWEST] * 5, LOW, MIDDLE, *[HIGH] * 2]
+    rows = [tiling.down.rows for _, tiling in BY_MEAN]
+    assert rows == sorted(rows)
+    assert rows[-1] < HIGH.down.rows
 
 
-def test_ranks_cut_alike() -> None:
-    """A rank that holds some experts alone has the tiles that all of them would have."""
-    whole = choose_expert_tiling(512, 128, 768, 2048, torch.bfloat16, invariant=False)
-    assert choose_expert_tiling(512, 128, 192, 2048, torch.bfloat16, invariant=False) == whole
+@pytest.mark.parametrize(("most", "tiling"), BY_MEAN)
+def test_borders_belong_to_the_smaller_tiles(most: int, tiling: ExpertTiling) -> None:
+    for experts in (8, 128):
+        assert choose_expert_tiling(most * experts, experts, torch.float16) is tiling
+        assert choose_expert_tiling(most * experts + 1, experts, torch.float16) is not tiling
 
 
-@pytest.mark.parametrize("tiling", [LOW, MIDDLE, HIGH])
+@pytest.mark.parametrize("pairs", [1, 8, 65536])
+def test_single_precision_has_one_tiling(pairs: int) -> None:
+    assert choose_expert_tiling(pairs, 8, torch.float32) is SINGLES
+
+
+@pytest.mark.parametrize("tiling", [LOWEST, LOW, MIDDLE, HIGH])
 def test_tiles_fit_the_chip(tiling: ExpertTiling) -> None:
     def check(one: Tiling, outputs: int) -> None:
         assert 2 * (one.rows + outputs) * one.inputs * one.stages <= MEMORY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +10,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.experts import expert_mlp
-from kernels.experts_tilings import HIGH, LOW, MIDDLE, ExpertTiling, PairTiling
-from kernels.experts_triton import multiply_experts, multiply_pairs, multiply_sorted
-from kernels.linear_tilings import Tiling, VectorTiling
+from kernels.experts_tilings import HIGH, LOW, LOWEST, MIDDLE, ExpertTiling
+from kernels.experts_triton import multiply_experts, multiply_sorted
+from kernels.linear_tilings import Tiling
 from kernels.routing import Routes, route
 from kernels.routing_triton import route_rows
 from tests.kernels.test_experts import exact, weights
 
-PAIRS = PairTiling(VectorTiling(16, 32, 4), VectorTiling(32, 16, 4))
 PLAIN = ExpertTiling(Tiling(16, 16, 32, 4, 2), Tiling(16, 32, 16, 4, 2))
 SWAPPED = ExpertTiling(Tiling(16, 32, 16, 4, 2, swapped=True), Tiling(16, 16, 32, 4, 2, swapped=True))
 DESCRIBED = ExpertTiling(Tiling(16, 16, 32, 4, 2, described=True), Tiling(16, 32, 16, 4, 2, described=True))
-WAYS = {"pairs": PAIRS, "plain": PLAIN, "swapped": SWAPPED, "described": DESCRIBED}
+WAYS = {"plain": PLAIN, "swapped": SWAPPED, "described": DESCRIBED}
 COUNT, CHOSEN, HIDDEN, WIDTH = 4, 2, 48, 24
 SCENES: dict[str, tuple[int, int]] = {"one token": (1, CHOSEN), "more than a tile": (20, 1), "all": (3, COUNT)}
 
@@ -37,11 +35,8 @@ def types(device: str) -> list[torch.dtype]:
     return [torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]
 
 
-def multiply(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, way: PairTiling | ExpertTiling
-) -> Tensor:
-    made: Callable[..., Tensor] = multiply_pairs if isinstance(way, PairTiling) else multiply_sorted
-    found = made(x, routes, gate_up, down, first, way)
+def multiply(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, way: ExpertTiling) -> Tensor:
+    found = multiply_sorted(x, routes, gate_up, down, first, way)
     assert (found.shape, found.dtype) == (x.shape, x.dtype)
     return found
 
@@ -70,7 +65,7 @@ def operands(
 @pytest.mark.parametrize(
     ("way", "scene"),
     [
-        *((way, scene) for way in ("pairs", "swapped") for scene in SCENES),
+        *(("swapped", scene) for scene in SCENES),
         *(pytest.param(way, scene, marks=pytest.mark.long) for way in ("plain", "described") for scene in SCENES),
     ],
 )
@@ -83,33 +78,30 @@ def test_products(way: str, scene: str, device: str) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("way", ["pairs", "swapped"])
-def test_some_experts_are_held_alone(way: str, device: str) -> None:
+def test_some_experts_are_held_alone(device: str) -> None:
     """Those of another rank have no part in the sums: these of all ranks are the whole."""
     x, routes, gate_up, down = operands(5, CHOSEN, torch.float32, device)
     parts = []
     for first, held in ((0, 1), (1, 3)):
         own = slice(first, first + held)
-        parts.append(multiply(x, routes, gate_up[own], down[own], first, WAYS[way]))
+        parts.append(multiply(x, routes, gate_up[own], down[own], first, SWAPPED))
         check(parts[-1], x, routes, gate_up[own], down[own], first)
-    torch.testing.assert_close(sum(parts), multiply(x, routes, gate_up, down, 0, WAYS[way]))
+    torch.testing.assert_close(sum(parts), multiply(x, routes, gate_up, down, 0, SWAPPED))
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("way", ["pairs", "swapped"])
-def test_all_tokens_go_to_one_expert(way: str, device: str) -> None:
+def test_all_tokens_go_to_one_expert(device: str) -> None:
     x, routes, gate_up, down = operands(17, 1, torch.float32, device)
     for expert in (COUNT - 1, 0) if device == "cuda" else (COUNT - 1,):
         one = Routes(torch.full_like(routes.experts, expert), routes.shares, COUNT)
-        check(multiply(x, one, gate_up, down, 0, WAYS[way]), x, one, gate_up, down)
+        check(multiply(x, one, gate_up, down, 0, SWAPPED), x, one, gate_up, down)
 
 
-@pytest.mark.parametrize("way", ["pairs", "swapped"])
-def test_a_row_of_nan_stays_alone(way: str, device: str) -> None:
+def test_a_row_of_nan_stays_alone(device: str) -> None:
     x, routes, gate_up, down = operands(4, CHOSEN, torch.float32, device)
-    expected = multiply(x, routes, gate_up, down, 0, WAYS[way])
+    expected = multiply(x, routes, gate_up, down, 0, SWAPPED)
     x[3], routes.shares[3] = torch.nan, torch.nan
-    found = multiply(x, routes, gate_up, down, 0, WAYS[way])
+    found = multiply(x, routes, gate_up, down, 0, SWAPPED)
     assert found[3].isnan().all()
     others = [0, 1, 2]
     assert torch.equal(found[others], expected[others])
@@ -134,7 +126,7 @@ def test_rows_that_lie_apart(device: str) -> None:
     x, routes, gate_up, down = operands(2, CHOSEN, torch.float32, device)
     wide = torch.cat((x, x), dim=1)[:, :HIDDEN]
     assert wide.stride(0) == 2 * HIDDEN
-    for way in (PAIRS, PLAIN):
+    for way in (SWAPPED, PLAIN):
         assert torch.equal(multiply(wide, routes, gate_up, down, 0, way), multiply(x, routes, gate_up, down, 0, way))
 
 
@@ -156,7 +148,7 @@ def test_nothing_waits_for_the_device(tokens: int, device: str) -> None:
     logits = torch.randn(tokens, COUNT, device=device)
     with Waits():
         routes = route_rows(logits, CHOSEN, normalised=True)
-        found = multiply_experts(x, routes, gate_up, down, first=0, invariant=False)
+        found = multiply_experts(x, routes, gate_up, down, first=0)
     check(found, x, routes, gate_up, down)
 
 
@@ -168,9 +160,8 @@ def test_a_gpu_gives_the_product(experts: int, chosen: int, hidden: int, width: 
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
         routes = route(torch.randn(tokens, experts, device="cuda"), chosen, normalised=True)
         expected = expert_mlp(x.float().cpu(), on_host(routes), gate_up.float().cpu(), down.float().cpu())
-        for invariant in (False, True):
-            found = expert_mlp(x, routes, gate_up, down, invariant=invariant)
-            torch.testing.assert_close(found.float().cpu(), expected, rtol=2**-6, atol=2**-6)
+        found = expert_mlp(x, routes, gate_up, down)
+        torch.testing.assert_close(found.float().cpu(), expected, rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.gpu
@@ -180,11 +171,11 @@ def test_tilings_of_the_product_give_the_same_bits(experts: int, chosen: int, hi
     x = torch.randn(900, hidden, device="cuda").bfloat16()
     routes = route(torch.randn(900, experts, device="cuda"), chosen, normalised=True)
     first = multiply_sorted(x, routes, gate_up, down, 0, PLAIN)
-    for way in (LOW, MIDDLE, HIGH):
+    for way in (LOWEST, LOW, MIDDLE, HIGH):
         assert torch.equal(multiply_sorted(x, routes, gate_up, down, 0, way), first), way
     for rows in (1, 2, 5, 33, 300):
         part = Routes(routes.experts[:rows], routes.shares[:rows], experts)
-        assert torch.equal(expert_mlp(x[:rows], part, gate_up, down, invariant=True), first[:rows]), rows
+        assert torch.equal(expert_mlp(x[:rows], part, gate_up, down), first[:rows]), rows
 
 
 @pytest.mark.gpu
