@@ -18,6 +18,7 @@ from engine_core.grammar.tokens import GrammarTokens
 from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
 
+OURS = "at 1(8): failed to compile JSON schema: "  # before the library's words on a schema: its place in our Lark
 STEPS = 24  # of the walk that tries the automaton
 SLOW = 0.1  # seconds of CPU; an automaton that takes as long for one step would keep a whole batch waiting
 
@@ -86,5 +87,5 @@ def reason(matcher: LLMatcher) -> str:
     lines = [line.strip() for line in text.splitlines()]
     told = [line for line in lines if line and not line.startswith(("<", "0:", "|")) and set(line) - set("^ ")]
     detail = next((line for line in told[1:] if line.startswith("error:")), "")
-    head = first_line(text)
+    head = first_line(text.removeprefix(OURS))
     return f"{head} ({detail.removeprefix('error: ')})" if detail else head

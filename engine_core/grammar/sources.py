@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher
 
 from engine_core.grammar import ebnf
 from engine_core.grammar.fields import read_json, text_of
-from engine_core.grammar.regexes import any_of
+from engine_core.grammar.regexes import any_of, lark_regex
 from engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
 from engine_core.grammar.schema import rewrite
 from engine_core.grammar.tags import TagGrammar
@@ -24,7 +23,11 @@ OPTIONS = "x-guidance"  # a schema's key for options of the library
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A serialised grammar of llguidance, and what it does not hold exactly."""
+    """A serialised grammar of llguidance, and what it does not hold exactly.
+
+    In Lark wherever there is one grammar alone: llguidance reads that without the GIL, but holds it as long as it reads
+    JSON, which takes milliseconds for a long one, in the process where all streams would wait.
+    """
 
     text: str
     approximations: tuple[str, ...] = ()
@@ -75,7 +78,7 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
         case "choice":
             choices = read_choices(source)
             check_texts(choices)
-            text = LLMatcher.grammar_from_regex(any_of(choices))
+            text = pattern_source(any_of(choices))
         case "grammar":
             text = grammar_source(source)
         case "structural_tag":
@@ -87,7 +90,7 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
 
 def schema_source(schemas: SchemaForm, schema: object) -> str:
     """A grammar of one schema."""
-    return json.dumps({"grammars": [{"name": "json", "json_schema": schemas.form(schema)}]})
+    return f"start: %json {json.dumps(schemas.form(schema))}"
 
 
 def grammar_source(text: str) -> str:
@@ -96,13 +99,17 @@ def grammar_source(text: str) -> str:
     if kind == "regex":
         return regex_source(found)
     check_lark(found)
-    return LLMatcher.grammar_from_lark(found)
+    return found
 
 
 def regex_source(pattern: str) -> str:
     """A grammar of one regular expression."""
     check_regex(pattern)
-    return LLMatcher.grammar_from_regex(pattern)
+    return pattern_source(pattern)
+
+
+def pattern_source(pattern: str) -> str:
+    return f"start: /{lark_regex(pattern)}/"
 
 
 def read_choices(source: str) -> list[str]:

@@ -104,3 +104,13 @@ def test_an_unknown_kind_is_refused() -> None:
 def test_lenient_grammars_say_what_they_approximate() -> None:
     exact = source_of(Grammar(kind="json_schema", source=PAIR, lenient=True), tokens())
     assert exact.approximations == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", PAIR), ("json_object", ""), ("regex", 'a/"\n{2}'), ("choice", '["a/b", "\\n"]'),
+     ("grammar", 'root ::= "a" | "{"'), ("grammar", 'start: "{" | "a"')],
+)  # fmt: skip
+def test_one_grammar_alone_is_written_in_lark(kind: str, text: str) -> None:
+    """JSON would be read with the GIL held, for milliseconds if it is long, in the process that schedules."""
+    assert source(kind, text).startswith("start: ")
