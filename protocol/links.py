@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from protocol.config import LinksConfig
 
 PROTOCOL_VERSION = 1
+# Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
+# id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
+MOST_BYTES = (1 << 32) - 1
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoders raise on bytes of no message
 
 
@@ -126,7 +129,7 @@ TEXT = Link(
     down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus, Census),
     window=1024,
     high_water=4096,
-    max_bytes=64 << 20,
+    max_bytes=MOST_BYTES,
     silence=10.0,
 )
 TOKENS = Link(
@@ -137,7 +140,7 @@ TOKENS = Link(
     down=(TokenBatch, Rejected, EngineStatus, Census),
     window=1024,
     high_water=4096,
-    max_bytes=64 << 20,
+    max_bytes=MOST_BYTES,
     silence=10.0,
 )
 STEPS = Link(
@@ -148,7 +151,7 @@ STEPS = Link(
     down=(StepPlan, StepMasks),
     window=16,
     high_water=64,
-    max_bytes=256 << 20,
+    max_bytes=MOST_BYTES,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge
 )
 

@@ -229,6 +229,7 @@ class Port:
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
         """Send to each of `peers`, encoded once. True when each took it."""
         payload = self._encoder.encode(message)
+        assert len(payload) <= self.link.max_bytes, "its owner bounds what it makes"
         sent = True
         for peer in peers:
             if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):

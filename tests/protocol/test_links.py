@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import links
-from protocol.config import Config, LinksConfig, ModelConfig
+from protocol.config import Config, LinksConfig, ModelConfig, fields
 from protocol.errors import ConfigError
 from protocol.links import (
     LINKS,
@@ -37,11 +37,18 @@ def test_the_table_joins_every_role():
     assert len({link.name for link in LINKS}) == len(LINKS)
 
 
+def largest_body() -> int:
+    """Bytes that the options let a body have."""
+    (found,) = [field.option.high for field in fields() if field.name == "max_body_bytes"]
+    assert isinstance(found, int)
+    return found
+
+
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 def test_the_window_is_reached_before_the_socket_is_full(link):
     assert 0 < link.window < link.high_water
     assert link.high_water >= 2 * link.window  # data of one peer, and handshakes and credits beside it
-    assert link.max_bytes > 0
+    assert link.max_bytes > 2 * largest_body()  # of token ids, two bytes each there and four here
     assert link.silence >= 0
     assert link.up
     assert link.down

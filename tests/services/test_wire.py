@@ -15,8 +15,9 @@ import pytest
 import zmq
 
 from protocol.errors import LinkError
+from protocol.limits import MAX_BODY_BYTES
 from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
-from protocol.messages import Abort, EngineStatus, Rejected
+from protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
 from services.sight import place
 from services.watch import Watch
 from services.wire import HELLO_INTERVAL, PROBES, UNREACHABLE, Arrival, Joined, Left, Peer, Port, Self
@@ -135,6 +136,20 @@ def test_credit_bounds_what_is_in_flight_and_returns(wires: Wires) -> None:
     assert len(messages(wires.until(binder, lambda a: len(messages(a)) == sent))) == sent
     wires.until(connector, lambda a: peer.credit == SMALL.window)
     assert connector.send(peer, Abort(1))
+
+
+def test_the_largest_body_passes_as_one_message_and_what_is_larger_than_any_is_never_sent(wires: Wires) -> None:
+    """A body of token ids takes twice as many bytes here. What a socket refuses would end the connection."""
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    asked = SubmitText(id=1, prompt_ids=bytes(2 * MAX_BODY_BYTES), sampling=Sampling(seed=1))
+    assert connector.send(connector.peers[0], asked)
+    assert connector.send(connector.peers[0], Abort(1))
+    assert messages(wires.quietly(binder, lambda found: len(messages(found)) == 2)) == [asked, Abort(1)]
+    small = wires.connect(msgspec.structs.replace(SMALL, max_bytes=100), index=1)
+    wires.until(small, joined)
+    with pytest.raises(AssertionError, match="its owner bounds what it makes"):
+        small.send(small.peers[0], Rejected(id=1, status=400, message="x" * 100))
 
 
 def test_other_options_are_refused_with_the_side_to_fix(wires: Wires) -> None:
