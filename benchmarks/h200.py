@@ -43,7 +43,7 @@ SERVE = ("--load-format", "dummy", "--max-model-len", "40960", "--gpu-memory-uti
 SMOKE = ("--load-format", "dummy", "--device", "cpu", "--max-model-len", "512", "--max-num-seqs", "8")
 SMOKE_TOKENS = 8  # of a prompt and of an answer
 CLIENTS = 4  # processes
-ROW_LIMIT = 90.0  # seconds that a row may take
+ROW_LIMIT = 90.0  # seconds that a row may take, unless told otherwise
 OFFLINE_LIMIT = 120.0  # the same with the start of an engine
 VOCAB_MARGIN = 0.75  # share of a vocabulary that prompts draw from: its end holds special tokens
 COLD = "Triton's and Penstock's caches empty; bytecode as installed; the operating system's page cache as it was"
@@ -131,13 +131,11 @@ class Run:
         for name in dict.fromkeys(row.load for row in wanted):
             workload = prepared(WORKLOADS[name], shape, smoke=self.options.smoke)
             before = server.cpu_seconds()
-            result, error = attempt(server, workload, self.options.clients)
+            result, error = attempt(server, workload, self.options.clients, self.options.row_limit)
             after = server.cpu_seconds()
             spent = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in after.items()}
             for row in (row for row in wanted if row.load == name):
-                record = self.limited(
-                    recorded(row, shape, workload, result, error), row, workload, spec, named
-                )
+                record = self.limited(recorded(row, shape, workload, result, error), row, workload, spec, named)
                 self.keep(shape, row, msgspec.structs.replace(record, **per_token(spent, workload, result)), named)
             print(line(result) + cpu(spent, result) if result is not None else name, flush=True)
             log = server.tail()
@@ -175,14 +173,14 @@ class Run:
         rows.write(self.options.output, record)
 
 
-def attempt(server: Server, workload: Workload, clients: int) -> tuple[Result | None, str]:
+def attempt(server: Server, workload: Workload, clients: int, seconds: float) -> tuple[Result | None, str]:
     """The result of a load, and what went wrong with it."""
     try:
         result = asyncio.run(asyncio.wait_for(
-            measure(target(server.url), workload, processes=clients, timeout=ROW_LIMIT), ROW_LIMIT
+            measure(target(server.url), workload, processes=clients, timeout=seconds), seconds
         ))  # fmt: skip
     except TimeoutError:
-        return None, f"not done after {ROW_LIMIT:g} s"
+        return None, f"not done after {seconds:g} s"
     except ClientDied as error:
         return None, str(error)
     summary = result.summary
@@ -271,6 +269,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--skip-start", action="store_true", help="start each server once, and do not record how long")
     found.add_argument("--server-args", default="", help="further arguments of penstock serve, in one word")
     found.add_argument("--clients", type=int, default=CLIENTS, help="client processes")
+    found.add_argument("--row-limit", type=float, default=ROW_LIMIT, help="seconds that a row may take")
     found.add_argument("--output", type=Path, default=RESULTS, help="folder of the records")
     found.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     found.add_argument("--table", action="store_true", help="print the tables of the records that are there, and end")

@@ -27,6 +27,7 @@ from services.bench.run import ROOT
 RESULTS = ROOT / "benchmarks" / "results" / "scaling"
 SERVED = ("lat_bs1", "ttft_1024", "ttft_8192", "bs8", "bs64", "thr_c256", "decode_c256", "prefix4k")
 STAGES = "--pipeline-parallel-size"
+ROW_LIMIT = 240.0  # seconds: a row of 512 requests takes the 70B shape 100 and more on two GPUs
 GOAL = ("70b-40", "lat_bs1", 1, 2, 1.6)  # shape, row, from and to so many GPUs, times
 
 
@@ -67,7 +68,7 @@ def options_of(case: Case, size: int, given: argparse.Namespace) -> argparse.Nam
     """What `benchmarks.h200` is told for one size of a case."""
     wanted = [name for name in case.rows if not given.rows or name in given.rows.split(",")]
     words = ["--rows", ",".join(wanted), "--skip-start", "--clients", str(given.clients), "--output", str(given.output),
-             "--commit", given.commit,
+             "--commit", given.commit, "--row-limit", str(ROW_LIMIT),
              f"--server-args={case.option} {size} {given.server_args}"]  # fmt: skip
     return h200.parser().parse_args([*words, *(["--smoke"] if given.smoke else [])])
 

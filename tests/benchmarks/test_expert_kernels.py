@@ -69,7 +69,7 @@ def test_every_part_of_a_layer_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(one.product, one.way) for one in found[:3]] == [
         ("routes", "own"), ("sorting", "own"), ("experts", "own"),
     ]  # fmt: skip
-    assert len(found) == 4 + len(expert_kernels.candidates(3, layer.model))
+    assert len(found) == 3 + len(expert_kernels.candidates(3, layer.model))
     assert all(one.distance < 1e-6 and one.rows == 3 for one in found)
     assert isinstance(layer.sort(0), Schedule)
     pairs = sum(int((routes.experts < 2).sum()) for routes in layer.routes)
