@@ -94,8 +94,8 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
 def call_parser(
     calls: CallFormat, names: frozenset[str], kinds: Mapping[str, Mapping[str, Kinds]] | None = None
 ) -> CallParser:
-    """Formats without a marker take JSON and lists for calls only if they name one of these functions. `kinds` are the
-    types of their parameters."""
+    """What stands without a marker is taken for a call only if it names one of these functions. `kinds` are the types
+    of their parameters."""
     match calls:
         case CallFormat.HERMES:
             return HermesParser()
@@ -106,7 +106,7 @@ def call_parser(
         case CallFormat.PYTHONIC:
             return PythonicParser(names)
         case CallFormat.QWEN3_CODER:
-            return TaggedParser(read_functions, kinds or {})
+            return TaggedParser(read_functions, kinds or {}, bare=names)
         case CallFormat.GLM45:
             return TaggedParser(read_pairs, kinds or {})
 

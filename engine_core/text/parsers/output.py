@@ -61,14 +61,16 @@ class OutputParser:
         if self._reasoning is not None:
             self._spoken(out, self._reasoning.flush(out))
         if self._calls is not None:
-            out += self._calls.flush()
+            self._add(out, self._calls.flush())
         return out
 
     def _spoken(self, out: list[Piece], text: str) -> list[Piece]:
         if self._calls is None:
             out += content(text)
         elif text:
-            pieces = self._calls.push(text)
-            self.called = self.called or any(piece.kind == PieceKind.CALL for piece in pieces)
-            out += pieces
+            self._add(out, self._calls.push(text))
         return out
+
+    def _add(self, out: list[Piece], pieces: list[Piece]) -> None:
+        self.called = self.called or any(piece.kind == PieceKind.CALL for piece in pieces)
+        out += pieces

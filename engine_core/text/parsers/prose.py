@@ -8,18 +8,23 @@ from protocol.messages import Piece
 
 
 class Prose:
-    """Text up to the marker of a call, any number of times. `marker` as of `FreeText`."""
+    """Text up to the marker of a call, any number of times. `markers` as of `FreeText`."""
 
     __slots__ = ("_free", "_trailing")
 
-    def __init__(self, marker: str) -> None:
-        self._free = FreeText(marker)
+    def __init__(self, *markers: str) -> None:
+        self._free = FreeText(*markers)
         self._trailing = False  # nothing but blanks since a call
 
     @property
     def blanks(self) -> str:
         """Those that stood before the marker that came last."""
         return self._free.blanks
+
+    @property
+    def marker(self) -> str:
+        """The one that came last."""
+        return self._free.marker
 
     def push(self, text: str, out: list[Piece]) -> str | None:
         """Add to `out` what is content for certain. What stands behind a marker; None where there is none yet."""

@@ -23,29 +23,32 @@ def partial_end(text: str, marker: str) -> int:
 
 
 class FreeText:
-    """Text up to a marker. Blanks right before the marker belong to it, as far as they are held."""
+    """Text up to one of some markers, the first that stands there. Blanks right before a marker belong to it, as far as
+    they are held."""
 
-    __slots__ = ("_held", "_marker", "blanks")
+    __slots__ = ("_held", "_markers", "blanks", "marker")
 
-    def __init__(self, marker: str) -> None:
-        self._marker = marker
+    def __init__(self, *markers: str) -> None:
+        self._markers = markers
         self._held = ""
-        self.blanks = ""  # that stood before the marker found last
+        self.marker = ""  # that was found last
+        self.blanks = ""  # that stood before it
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Text that goes out, and what stands behind the marker; None while it was not found."""
-        if not self._held and text and self._marker[0] not in text and text[-1] not in BLANKS:
+        """Text that goes out, and what stands behind the marker; None while there was none."""
+        if not self._held and text and text[-1] not in BLANKS and not any(each[0] in text for each in self._markers):
             return text, None  # the common case
         whole = self._held + text
-        at = whole.find(self._marker)
-        if at < 0:
-            cut = blanks_before(whole, len(whole) - partial_end(whole, self._marker))
+        found = [(at, each) for each in self._markers if (at := whole.find(each)) >= 0]
+        if not found:
+            cut = blanks_before(whole, len(whole) - max(partial_end(whole, each) for each in self._markers))
             self._held = whole[cut:]
             return whole[:cut], None
         self._held = ""
+        at, self.marker = min(found)
         cut = blanks_before(whole, at)
         self.blanks = whole[cut:at]
-        return whole[:cut], whole[at + len(self._marker) :]
+        return whole[:cut], whole[at + len(self.marker) :]
 
     def release(self) -> str:
         """What was held: the text is over."""

@@ -58,6 +58,10 @@ def elements(calls: Sequence[Call]) -> str:
     )
 
 
+def bare(calls: Sequence[Call]) -> str:
+    return elements(calls).replace("<tool_call>\n", "").replace("\n</tool_call>", "")
+
+
 def pairs(calls: Sequence[Call]) -> str:
     def pair(key: str, value: object) -> str:
         return f"<arg_key>{key}</arg_key>\n<arg_value>{plain(value)}</arg_value>\n"
@@ -83,6 +87,7 @@ WRITERS: dict[tuple[CallFormat, str], Callable[[Sequence[Call]], str]] = {
     (CallFormat.MISTRAL, "listed"): listed,
     (CallFormat.PYTHONIC, "list"): pythonic,
     (CallFormat.QWEN3_CODER, "elements"): elements,
+    (CallFormat.QWEN3_CODER, "bare"): bare,
     (CallFormat.GLM45, "pairs"): pairs,
 }
 MARKS = (

@@ -28,6 +28,16 @@ def test_blanks_before_a_marker_belong_to_it() -> None:
     assert free.release() == " \n"
 
 
+def test_the_first_of_several_markers_ends_the_text() -> None:
+    free = FreeText("<m>", "<other>")
+    assert free.push("a <o") == ("a", None)
+    assert free.push("ther>b <m>") == ("", "b <m>")
+    assert free.marker == "<other>"
+    assert free.push("b <") == ("b", None)
+    assert free.push("m><other>") == ("", "<other>")
+    assert (free.marker, free.blanks) == ("<m>", " ")
+
+
 def test_many_blanks_are_text() -> None:
     free = FreeText("<m>")
     given_text, rest = free.push("\n" * (MOST_BLANKS + 5))

@@ -13,6 +13,7 @@ from protocol.messages import PieceKind
 from tests.engine_core.text.parsers.outputs import calls_of, content_of, cut, parsed, parser
 
 QWEN = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+BARE = QWEN.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
 GLM = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
 F = ("f", '{"a":1}')
 CODE = 'def f(x):\n    return "<b>" if x < 3 else None\n'
@@ -23,9 +24,16 @@ CODE = 'def f(x):\n    return "<b>" if x < 3 else None\n'
     [
         (QWEN, "", [F]), (f"Let me see.\n{QWEN}", "Let me see.", [F]), (f"{QWEN}\n{QWEN}\n", "", [F, F]),
         (f"{QWEN}\nDone.", "\nDone.", [F]), ("<tool_call><function=g></function></tool_call>", "", [("g", "{}")]),
-        (QWEN.removesuffix("</tool_call>"), QWEN.removesuffix("</tool_call>"), []),
+        (QWEN.removesuffix("</tool_call>"), "", [F]), (QWEN.removesuffix("call>"), "", [F]),
+        (QWEN.removesuffix("\n</function>\n</tool_call>"), QWEN.removesuffix("\n</function>\n</tool_call>"), []),
         (QWEN.replace("</function>\n", ""), QWEN.replace("</function>\n", ""), []),
-        (QWEN.replace("</parameter>", ""), QWEN.replace("</parameter>", ""), []),
+        (QWEN.replace("</parameter>", ""), "", [F]),
+        (BARE, "", [F]), (f"Let me see.\n\n{BARE}\n</tool_call>", "Let me see.", [F]), (f"{BARE}\n{BARE}", "", [F, F]),
+        (f"{BARE}</tool_call>{QWEN}\n{BARE}\nDone.", "\nDone.", [F, F, F]), (f"{BARE}\n</tool", "", [F]),
+        (f"{BARE}\n</tools>", "\n</tools>", [F]), (BARE.replace("=f", "=g"), BARE.replace("=f", "=g"), []),
+        (f"Write <function=f> {QWEN}!", "Write <function=f>!", [F]), ("<function=", "<function=", []),
+        (f"Write <function= or <function=x> {QWEN}", "Write <function= or <function=x>", [F]),
+        (BARE[:-1], BARE[:-1], []), ("<function=" + "f" * 300 + ">", "<function=" + "f" * 300 + ">", []),
         ("<tool_call>\n{}\n</tool_call>", "<tool_call>\n{}\n</tool_call>", []), ("a <tool_ b", "a <tool_ b", []),
         ("tail\n\n", "tail\n\n", []), ("x\n<tool_call>", "x\n<tool_call>", []),
         (f"<tool_call>\n</tool_call>{QWEN}", "<tool_call>\n</tool_call>", [F]),
@@ -75,6 +83,17 @@ def test_a_value_may_hold_what_looks_like_an_element() -> None:
     text = f"<tool_call><function=f><parameter=a>\n{value}\n</parameter></function></tool_call>"
     ((_, arguments),) = calls_of(parsed(parser(CallFormat.QWEN3_CODER), list(text)))
     assert json.loads(arguments) == {"a": value}
+
+
+def test_parameters_without_ends() -> None:
+    text = "<function=f>\n<parameter=a>\n1\n<parameter=b>\nx < y\n</function>\n</tool_call>"
+    assert calls_of(parsed(parser(CallFormat.QWEN3_CODER), list(text))) == [("f", '{"a":1,"b":"x < y"}')]
+
+
+def test_a_call_that_the_end_of_the_output_completes_is_one() -> None:
+    machine = parser(CallFormat.QWEN3_CODER)
+    assert calls_of(parsed(machine, [QWEN.removesuffix("</tool_call>")])) == [F]
+    assert machine.complete
 
 
 def test_a_call_goes_out_whole_and_one_without_end_is_text() -> None:
