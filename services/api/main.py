@@ -160,7 +160,8 @@ async def answer(
     )
     url = url_of(listener, options)
     journal.info(log, "listening", url=url, model=service.model.name)
-    notify(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
+    heartbeat = Heartbeat()
+    heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.stages.note(WAITING)
     # uvicorn takes these over while it serves.
     previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -181,7 +182,8 @@ async def answer(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
-    duties = [begin(duty, fail) for duty in (attend(service, server, start), beating(Heartbeat()), lagging(lag))]
+    attendance = attend(service, server, start, heartbeat)
+    duties = [begin(duty, fail) for duty in (attendance, beating(heartbeat), lagging(lag))]
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -229,7 +231,7 @@ class Server(uvicorn.Server):
             await asyncio.wait_for((self._forced if self.should_exit else self._asked).wait(), seconds)
 
 
-async def attend(service: Service, server: Server, start: OwnStart) -> None:
+async def attend(service: Service, server: Server, start: OwnStart, heartbeat: Heartbeat) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
     pipeline = service.pipeline
@@ -245,7 +247,7 @@ async def attend(service: Service, server: Server, start: OwnStart) -> None:
             announced = True
             engine = pipeline.engines.first
             assert engine is not None, "one is ready"
-            notify("READY=1", "STATUS=serving", *engine_facts(engine))
+            heartbeat.tell("READY=1", "STATUS=serving", *engine_facts(engine))
             journal.info(log, "ready")
             start.ready(time.monotonic())
         pipeline.tend(time.monotonic())

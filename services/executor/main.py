@@ -133,13 +133,14 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     gc.collect()
     gc.freeze()
     gc.disable()
-    notify("READY=1", "STATUS=serving")
+    heartbeat = Heartbeat()
+    heartbeat.tell("READY=1", "STATUS=serving")
     log_compilations(engine.runner.options.device)
     now = time.monotonic()
     journal.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.took(now))
     OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
     done = threading.Event()
-    Thread(target=watch, args=(watchdog, steps, reports, done), name="watchdog", daemon=True).start()
+    Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
         turn_until_stopped(steps, engine.runner, port, stop, watchdog, figures, lag, config.run.drain_timeout)
     except PenstockError:
@@ -159,13 +160,13 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     journal.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
 
 
-def watch(watchdog: Watchdog, steps: Steps, reports: Reports, done: threading.Event) -> None:
+def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbeat, done: threading.Event) -> None:
     """Tell the supervisor that this process runs, and end it when the main thread's step does not end.
 
     Beats come from here and not from the loop, because a step may be long. A thread that hangs in native code cannot be
     ended in any other way than with its process.
     """
-    heartbeat, before = Heartbeat(), time.monotonic()
+    before = time.monotonic()
     while not done.wait(LOOK):
         now = time.monotonic()
         heartbeat.tick(now)

@@ -126,7 +126,7 @@ def turn_until_stopped(
         figures.tick(now, time.time())
         if loop.ready != told:
             told = loop.ready
-            announce(loop, config, ready=told)
+            announce(loop, config, heartbeat, ready=told)
             if told:
                 start.ready(time.monotonic())
         if loop.draining and (loop.drained or now >= drained_by):
@@ -135,12 +135,12 @@ def turn_until_stopped(
         poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000)))
 
 
-def announce(loop: Loop, config: Config, *, ready: bool) -> None:
+def announce(loop: Loop, config: Config, heartbeat: Heartbeat, *, ready: bool) -> None:
     """Tell the supervisor that requests would run now, or no longer."""
     if not ready:
         notify(f"STATUS={WAITING}")
         return
     status = loop.status(0.0, 0.0)
-    notify("READY=1", "STATUS=scheduling")
+    heartbeat.tell("READY=1", "STATUS=scheduling")
     journal.info(log, "ready", epoch=status.epoch, blocks=status.blocks, overlap=config.scheduler.overlap,
                  drafts=read_speculative(config.scheduler.speculative_config).method)  # fmt: skip

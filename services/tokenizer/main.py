@@ -95,12 +95,13 @@ async def serve(config: Config, index: int) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    duties = [begin(duty, end.fail) for duty in (beating(Heartbeat()), lagging(lag), telling(figures.tell))]
+    heartbeat = Heartbeat()
+    duties = [begin(duty, end.fail) for duty in (beating(heartbeat), lagging(lag), telling(figures.tell))]
     try:
         text.start(relay.from_apis)
         for replica, watch in enumerate(tokens):
             watch.start(functools.partial(relay.from_scheduler, replica))
-        notify("READY=1", "STATUS=serving")
+        heartbeat.tell("READY=1", "STATUS=serving")
         start.ready(time.monotonic())
         await end.wait()
         notify("STOPPING=1", "STATUS=draining")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.heartbeat import Heartbeat, beating
-from services.notify import NoticeSocket
+from services.notify import NoticeSocket, notify
 
 
 def beats(folder: Path, **environ: str) -> list[float]:
@@ -34,6 +34,36 @@ def test_who_beats_is_waited_for(tmp_path: Path) -> None:
     listener = NoticeSocket(tmp_path / "notify.sock")
     Heartbeat({"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "8000000"}).tick(1.0)
     assert [notice.fields["EXTEND_TIMEOUT_USEC"] for notice in listener.receive()] == ["16000000"]
+    listener.close()
+
+
+def test_what_a_late_supervisor_has_lost_comes_with_the_next_beat(tmp_path: Path) -> None:
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    environ = {"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "8000000"}
+    heartbeat = Heartbeat(environ)
+    while notify("WATCHDOG=1", environ=environ):
+        pass  # the kernel keeps no more of them
+    heartbeat.tell("X_PENSTOCK_URL=http://here")
+    for _ in range(2):
+        heartbeat.tell("READY=1", "STATUS=serving")
+    assert not any(notice.ready for notice in listener.receive())
+    heartbeat.tick(1000.0)
+    (notice,) = listener.receive()
+    beat = {"WATCHDOG": "1", "EXTEND_TIMEOUT_USEC": "16000000"}
+    assert notice.fields == beat | {"X_PENSTOCK_URL": "http://here", "READY": "1"}
+    listener.close()
+
+
+def test_what_is_told_comes_at_once_with_all_before_it_and_a_status_once(tmp_path: Path) -> None:
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    heartbeat = Heartbeat({"NOTIFY_SOCKET": str(listener.path)})  # nobody asked for beats
+    heartbeat.tell("X_PENSTOCK_URL=http://here", "STATUS=waiting")
+    heartbeat.tell("READY=1", "STATUS=serving")
+    heartbeat.tick(1000.0)
+    assert [notice.fields for notice in listener.receive()] == [
+        {"X_PENSTOCK_URL": "http://here", "STATUS": "waiting"},
+        {"X_PENSTOCK_URL": "http://here", "READY": "1", "STATUS": "serving"},
+    ]
     listener.close()
 
 
