@@ -98,6 +98,8 @@ def grammar_source(text: str) -> str:
     kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)
     if kind == "regex":
         return regex_source(found)
+    if found.lstrip().startswith("{"):  # which the automaton library takes for grammars in JSON, past our limits
+        raise InvalidRequest("a grammar in Lark begins with a rule, and none with {", code="invalid_grammar")
     check_lark(found)
     return found
 

@@ -83,6 +83,13 @@ def test_a_grammar_is_ebnf_or_lark() -> None:
     assert accepts(source("grammar", 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'), "1+22+3")
 
 
+@pytest.mark.parametrize("before", ["", "\n", "\t \r\n"])
+def test_a_grammar_of_the_librarys_own_is_no_lark(before: str) -> None:
+    """It would have a schema that nothing has rewritten or bounded."""
+    with pytest.raises(InvalidRequest, match="begins with a rule"):
+        source("grammar", before + '{"grammars": [{"json_schema": {"type": "string", "minLength": 1000000}}]}')
+
+
 @pytest.mark.parametrize("text", ["[]", '"a"', '{"a":1}', '["a",1]', "[["])
 def test_choices_are_a_list_of_strings(text: str) -> None:
     with pytest.raises(InvalidRequest):
