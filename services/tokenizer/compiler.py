@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -70,23 +71,29 @@ class CompilerStatistics(msgspec.Struct, frozen=True):
 class Worker:
     """One worker process. Used by one task at a time."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        answers: asyncio.StreamReader,
+        pipes: tuple[asyncio.ReadTransport, asyncio.WriteTransport],
+    ) -> None:
         self._process = process
+        self._answers = answers
+        self._pipes = pipes
 
     @classmethod
     async def start(cls, folder: Path, options: TokenizerConfig) -> Worker:
         """A worker that has read the model's tokens. Raises EngineFailure when it does not come up."""
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.tokenizer.worker", str(folder), str(os.getpid()),
-            str(options.grammar_compile_timeout), str(options.grammar_compile_memory),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths},
-        )  # fmt: skip
+        process = begin(folder, options)
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(ProcessLookupError):  # it has ended: reading from it tells
             # From its first import on, which it could not see to itself.
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
-        worker = cls(process)
+        loop, answers = asyncio.get_running_loop(), asyncio.StreamReader()
+        outward, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), process.stdout)
+        inward, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        worker = cls(process, answers, (outward, inward))
         try:
             await asyncio.wait_for(worker._read(), START_LIMIT)
         except (TimeoutError, asyncio.IncompleteReadError) as error:
@@ -97,33 +104,50 @@ class Worker:
 
     async def ask(self, body: bytes, seconds: float) -> Done | Refusal | End:
         """The outcome of one grammar, or why there is none and no worker any more."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.writelines((LENGTH.pack(len(body)), body))
+            self._pipes[1].writelines((LENGTH.pack(len(body)), body))
             return OUTCOME.decode(await asyncio.wait_for(self._read(), seconds))
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             return await self.end(late=isinstance(error, TimeoutError))
 
     async def end(self, *, late: bool = False) -> End:
         """End it, if it has not ended by itself; why it did, or that it was `late`."""
-        with contextlib.suppress(TimeoutError):  # its streams close a moment before the process is gone
-            await asyncio.wait_for(self._process.wait(), 0.0 if late else 1.0)
-        code = self._process.returncode
+        loop = asyncio.get_running_loop()
+        if not late:
+            with contextlib.suppress(TimeoutError):  # its streams close a moment before the process is gone
+                await asyncio.wait_for(loop.run_in_executor(None, self._process.wait), 1.0)
+        code = self._process.poll()
         self.kill()
-        await self._process.wait()
+        await loop.run_in_executor(None, self.bury)
         if late or code == -TIME_SIGNAL:
             return End.TIME
         return End.MEMORY if code in OUT_OF_MEMORY else End.OTHER
 
     def kill(self) -> None:
         """End it at once; its owner is gone or does not wait."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def bury(self) -> None:
+        """Wait for the end of one that was killed."""
+        self._process.wait()
 
     async def _read(self) -> bytes:
-        assert self._process.stdout is not None
-        head = await self._process.stdout.readexactly(LENGTH.size)
-        return await self._process.stdout.readexactly(LENGTH.unpack(head)[0])
+        head = await self._answers.readexactly(LENGTH.size)
+        return await self._answers.readexactly(LENGTH.unpack(head)[0])
+
+
+def begin(folder: Path, options: TokenizerConfig) -> subprocess.Popen[bytes]:
+    """A worker's process. From this thread, since it ends with it; not as uvloop begins one, which copies the memory
+    map of this process and keeps every stream waiting for 20 ms."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.tokenizer.worker", str(folder), str(os.getpid()),
+         str(options.grammar_compile_timeout), str(options.grammar_compile_memory)],
+        bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
 
 
 class Compiler:
@@ -165,6 +189,8 @@ class Compiler:
             flight.cancel()
         for worker in self._all:
             worker.kill()
+        for worker in self._all:
+            worker.bury()
 
     def statistics(self) -> CompilerStatistics:
         """Counters for metrics and tests."""

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from engine_core.embedded import demo_folder
 from protocol.config import TokenizerConfig
@@ -106,6 +108,25 @@ async def test_a_worker_that_is_killed_costs_time_only() -> None:
         assert compiler.statistics().replaced == 1
 
 
+def test_a_worker_is_begun_past_the_loop_that_streams_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop, as in a server: its own way to begin a process copies the memory map of this one, streams waiting."""
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", None)
+    long = Grammar(kind="choice", unread=json.dumps([f"value{number}" for number in range(20_000)]).encode(), param="x")
+
+    async def replaced() -> None:
+        before = pipes()
+        async with compiling(grammar_compile_timeout=60.0) as compiler:
+            first = await compiler.compile(long)
+            (worker,) = compiler._all
+            os.kill(worker._process.pid, signal.SIGKILL)
+            assert (await compiler.compile(regex("b"))).source
+            assert compiler.statistics().replaced == 1
+            assert await compiler.compile(long) is first
+        await until(lambda: pipes() == before)
+
+    uvloop.run(replaced())
+
+
 async def test_a_worker_that_does_not_come_up_is_our_failure(tmp_path: Path) -> None:
     async with compiling(tmp_path) as compiler:
         with pytest.raises(EngineFailure):
@@ -149,7 +170,13 @@ async def test_closing_ends_the_workers() -> None:
         await until(lambda: not compiler._idle)
         compiler.close()
         await asyncio.wait([waiting])
-        assert await process.wait() == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
+
+
+def pipes() -> int:
+    """That this process has open."""
+    return sum([os.path.realpath(f"/proc/self/fd/{name}").split("/")[-1].startswith("pipe:")
+                for name in os.listdir("/proc/self/fd")])  # fmt: skip
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -167,3 +194,26 @@ def test_what_means_the_same_has_one_key() -> None:
         Grammar(kind="regex", source="a", lenient=True), Grammar(kind="regex", source="a", whitespace="none"),
     ]  # fmt: skip
     assert len({content_key(grammar) for grammar in (one, *others)}) == 5
+
+
+def test_what_nobody_has_read_has_a_key_of_its_own() -> None:
+    """It is made of the bytes as they are, whether or not they are JSON."""
+    texts = (b"", b'"a"', b'"b"', b"[\xff", b'"a" ')
+    grammars = [Grammar(kind="regex", unread=text, param=param) for text in texts for param in ("x", "y")]
+    assert len({content_key(grammar) for grammar in grammars}) == len(texts)
+
+
+async def test_a_long_source_is_hashed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def noted(grammar: Grammar) -> bytes:
+        hashed.append(threading.current_thread().name)
+        return content_key(grammar)
+
+    monkeypatch.setattr(module, "content_key", noted)
+    async with compiling() as compiler:
+        for size in (module.LONG, module.LONG + 1):
+            with pytest.raises(InvalidRequest):
+                await compiler.compile(Grammar(kind="regex", unread=b"[" * size, param="x"))
+    assert hashed[0] == threading.main_thread().name
+    assert hashed[1] != threading.main_thread().name
