@@ -99,7 +99,7 @@ class Record:
             return
         assert not life.invalid
         if message.pooling is not None:
-            verify_vector(self.seen[message.id, 0], life, message.pooling, aborted)
+            verify_vector(self.seen[message.id, 0], life, message.pooling, aborted, world.restarts > 0)
             return
         for index in range(message.n):
             if life.over(index):
@@ -154,9 +154,12 @@ class Record:
             assert seen.prompt_scores is None
 
 
-def verify_vector(seen: Seen, life: Life, pooling: Pooling, aborted: bool) -> None:
+def verify_vector(seen: Seen, life: Life, pooling: Pooling, aborted: bool, restarts: bool) -> None:
     """A prompt's vector, made of every position that it needs, or the reason why there is none."""
     assert not seen.tokens
+    if seen.error == KILLER:
+        assert restarts, "it killed nobody"
+        return
     fails = life.nature.fails_at == 0
     if seen.finish == Finish.ABORT:
         assert aborted
