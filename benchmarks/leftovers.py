@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import time
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.blows import ROLES
+from benchmarks.samples import scrape, total
 from benchmarks.server import Server
 from benchmarks.soak import below
 
@@ -24,7 +24,6 @@ LOOK = 0.05  # seconds between looks
 GROWTH, SLACK = 1.1, 24.0  # of a process's memory while others die, and MiB
 DEVICE_SLACK = 64.0  # MiB
 KEPT = frozenset(("lock", "crashes"))  # what an ended server leaves in a run directory that it was given
-SAMPLE = re.compile(r"(?m)^(penstock_\w+(?:\{[^}]*\})?) (\S+)$")
 
 
 def soon(done: Callable[[], bool], limit: float) -> bool:
@@ -42,11 +41,10 @@ def rests(url: str, asked: float) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
             health = json.load(answer)
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-            samples = read_samples(answer.read().decode())
+        found = scrape(url)
     except OSError:
         return False
-    return whole(health, asked) and settled(samples)
+    return whole(health, asked) and settled(found)
 
 
 def whole(health: Mapping[str, Any], asked: float) -> bool:
@@ -58,23 +56,18 @@ def whole(health: Mapping[str, Any], asked: float) -> bool:
     return bool(health["ready"] and quiet and back and tokenizers["connected"] == tokenizers["configured"])
 
 
-def read_samples(text: str) -> dict[str, float]:
-    """The series of a scrape."""
-    return {name: float(value) for name, value in SAMPLE.findall(text)}
-
-
 def settled(samples: Mapping[str, float]) -> bool:
     """The same by the metrics of all processes."""
-
-    def total(name: str) -> float:
-        return sum(value for series, value in samples.items() if series.partition("{")[0] == f"penstock_{name}")
 
     def count(name: str, role: str) -> float | None:
         return samples.get(f'penstock_{name}{{role="{role}"}}')
 
     there = all(count("processes", role) == count("configured_processes", role) for role in ROLES)
-    back = total("engine_blocks_free") + total("engine_blocks_idle") == total("engine_blocks") > 0
-    return there and back and total("unfinished_requests") == total("engine_block_faults_total") == 0
+    free, idle, unfinished, faults = (
+        total(samples, name)
+        for name in ("engine_blocks_free", "engine_blocks_idle", "unfinished_requests", "engine_block_faults_total")
+    )
+    return there and free + idle == total(samples, "engine_blocks") > 0 and unfinished == faults == 0
 
 
 def processes(launcher: int, role: str) -> list[int]:

@@ -18,7 +18,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import msgspec
 
 from benchmarks.h200 import RESULTS as H200_RESULTS
 from benchmarks.h200 import VOCAB_MARGIN, device, versions
+from benchmarks.samples import scrape, total
 from benchmarks.serve import commit, machine, measure
 from benchmarks.server import Server, serving
 from benchmarks.shapes import EIGHT, SMOKE, Shape, make_folder
@@ -86,26 +86,15 @@ def load(batch: int, shape: Shape, *, smoke: bool) -> Workload:
     )  # fmt: skip
 
 
-def counters(url: str) -> dict[str, int]:
-    """What the server has drafted so far."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-        return read_counters(answer.read().decode())
-
-
-def read_counters(text: str) -> dict[str, int]:
-    """Of the text of /metrics."""
-    found = dict.fromkeys(COUNTERS, 0)
-    for line in text.splitlines():
-        for name in COUNTERS:
-            if line.startswith((f"penstock_engine_{name}_total ", f"penstock_engine_{name}_total{{")):
-                found[name] += int(float(line.rpartition(" ")[2]))
-    return found
+def counters(samples: Mapping[str, float]) -> dict[str, int]:
+    """What a server has drafted."""
+    return {name: int(total(samples, f"engine_{name}_total")) for name in COUNTERS}
 
 
 def settled(url: str) -> dict[str, int]:
     """The counters after the next heartbeats, which bring them."""
     time.sleep(3 * HEARTBEAT)
-    return counters(url)
+    return counters(scrape(url))
 
 
 def run(server: Server, workload: Workload, *, drafting: bool) -> Figures:

@@ -8,16 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.samples import read_samples
 from benchmarks.shapes import EIGHT
 from benchmarks.speculation_h200 import (
     BATCHES,
     Figures,
     Report,
+    counters,
     load,
     main,
     missed,
     read,
-    read_counters,
     speculative,
     table,
 )
@@ -51,7 +52,7 @@ def test_counters_of_the_metrics() -> None:
         "penstock_engine_accepted_tokens_total 7.0\n"
         'penstock_engine_accepted_tokens_by_position_total{position="0"} 9.0\n'
     )
-    assert read_counters(text) == {"drafts": 3, "draft_tokens": 13, "accepted_tokens": 7}
+    assert counters(read_samples(text)) == {"drafts": 3, "draft_tokens": 13, "accepted_tokens": 7}
 
 
 def test_the_table_is_against_the_server_without_drafts() -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from services.linkkeys import new_keys, write_keys
 from services.notify import NoticeSocket
-from tests.e2e.server import LIMIT, ONE_EACH, Server, descendants, serving
+from tests.e2e.server import LIMIT, ONE_EACH, Server, descendants, end, serving
 
 CLONE_NEWNET = 0x40000000  # unshare(2), setns(2)
 MINE = "/proc/thread-self/ns/net"
@@ -169,19 +169,7 @@ def working(hosts: Hosts, folder: Path, *arguments: str, parts: str = "executor:
     try:
         yield Worker(process, notices, log, run_dir)
     finally:
-        orphans = descendants(process.pid)
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pid in orphans:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        end(process)
         notices.close()
 
 

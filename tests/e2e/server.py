@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +113,23 @@ def serving(
         url = ready_url(notices, process, log)
         yield Server(process, url, log, run_dir, time.monotonic() - started)
     finally:
-        orphans = descendants(process.pid)
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pid in orphans:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        end(process)
         notices.close()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """With SIGTERM, and by force if that takes too long; no child of its outlives it."""
+    orphans = descendants(process.pid)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pid in orphans:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def ready_url(notices: NoticeSocket, process: subprocess.Popen[bytes], log: Path) -> str:
