@@ -17,24 +17,34 @@ from engine_core.models.spec import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")  # lines of memory.stat
 
 
 def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Bytes that this process could still take without swapping: the kernel's estimate, or what the control group
-    leaves where that is less. Sources: proc(5), MemAvailable; the kernel's cgroup-v2 documentation, memory.max."""
+    leaves where that is less. Cached files, a model's own among them, are given back when memory is wanted, so neither
+    counts them as taken. Sources: proc(5), MemAvailable; the kernel's cgroup-v2 documentation, memory.max and
+    memory.stat."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) * 1024
     limit, current = cgroup / "memory.max", cgroup / "memory.current"
     if limit.exists() and current.exists():
         allowed = limit.read_text().strip()
         if allowed != "max":
-            available = min(available, max(0, int(allowed) - int(current.read_text())))
+            taken = max(0, int(current.read_text()) - reclaimable(cgroup / "memory.stat"))
+            available = min(available, max(0, int(allowed) - taken))
     return available
 
 
-def step_peak(
-    model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None
-) -> int:
+def reclaimable(stat: Path) -> int:
+    """Bytes of a control group that the kernel gives back by itself."""
+    if not stat.exists():
+        return 0
+    fields = dict(line.split() for line in stat.read_text().splitlines() if line)
+    return sum(int(fields.get(name, 0)) for name in RECLAIMABLE)
+
+
+def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None) -> int:
     """Bytes of GPU memory that slot tables, a worst-case step of `tokens`, drafting behind it and graphs take beyond
     what is allocated now.
 
