@@ -13,6 +13,7 @@ import http.client
 import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -35,7 +36,8 @@ ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")
 RESULTS = Path(__file__).resolve().parent / "results" / "bombs.json"
 PROMPT = "Tell me a long story."
 BEGUN = {"prompt": PROMPT, "max_tokens": 16, "temperature": 1.0}
-SALTS = 3  # rounds of bombs that one stream is long enough for
+KINDS = len(cases(0)) + len(texts(0))
+SALTS = 3  # times all bombs, for which no stream is long enough
 
 
 def bombs(salt: int) -> Iterator[tuple[str, bytes]]:
@@ -45,6 +47,13 @@ def bombs(salt: int) -> Iterator[tuple[str, bytes]]:
         yield name, json.dumps({**begun, **fields}).encode()
     for name, made in texts(salt).items():
         yield name, made(json.dumps(begun).removesuffix("}"))
+
+
+def deck(salt: int) -> list[bytes]:
+    """Their bodies in an order by chance, so that a stream that is too short for all meets some of each sort."""
+    found = [body for _, body in bombs(salt)]
+    random.Random(salt).shuffle(found)
+    return found
 
 
 @contextmanager
@@ -119,13 +128,17 @@ def measured(url: str, tokens: int, rounds: int) -> dict[str, Any]:
     plain: list[float] = []
     among: list[float] = []
     statuses: list[int] = []
+    salts = itertools.count(1)
+    bodies: list[bytes] = []
     gaps(url, 100)
-    for number in range(rounds):
-        salts = range(1 + 50 * number, 1 + 50 * number + SALTS)
-        bodies = [body for salt in salts for _, body in bombs(salt)]  # made beforehand: making them takes time too
+    for _ in range(rounds):
+        while len(bodies) < SALTS * KINDS:  # made beforehand: making them takes time too
+            bodies += deck(next(salts))
         alone += gaps(url, tokens)
         plain += attended(url, itertools.repeat(json.dumps(BEGUN).encode()), tokens, [])
-        among += attended(url, bodies, tokens, statuses)
+        left = iter(bodies)
+        among += attended(url, left, tokens, statuses)
+        bodies = list(left)  # the next round goes on where this one ended
     own = summary(alone)["p99_ms"]
     return {
         "alone": summary(alone),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.bombs import Bombers, bombs, gaps, summary
+from benchmarks.bombs import KINDS, Bombers, bombs, deck, gaps, summary
 from tests.e2e.server import serving
 
 
@@ -15,6 +15,14 @@ def test_no_bomb_is_like_another() -> None:
     names = [name for name, _ in bombs(1)]
     assert len(set(names)) == len(names)
     assert json.loads(bodies[0])["seed"] == 1
+
+
+def test_a_deck_has_all_kinds_in_an_order_of_its_own() -> None:
+    bodies = [body for _, body in bombs(3)]
+    dealt = deck(3)
+    assert len(dealt) == len(set(dealt)) == KINDS
+    assert set(dealt) == set(bodies)
+    assert dealt != bodies
 
 
 def test_gaps_are_summed_up() -> None:
