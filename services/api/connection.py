@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import deque
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 UVICORN = "penstock.uvicorn"  # its logger here: errors pass, and what it warns of stands in lines of ours
 OUTLET = "penstock.outlet"  # where the scope holds it
+READ_ON = 8  # unanswered requests up to which a connection is read on: its end is found in no other way
 LINGER = 2.0  # seconds that a refused client has to read why
 LATE = "penstock.late"  # in the scope of a request whose body took too long
 
@@ -50,9 +52,8 @@ class Outlet:
     def open(self) -> bool:
         """Whether a write would leave at once; not when the client is slow or gone, or the body is not chunked."""
         cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete) and bool(
-            cycle.chunked_encoding
-        )
+        shut = cycle.disconnected or cycle.response_complete or self._transport.is_closing()
+        return not (shut or cycle.flow.write_paused) and bool(cycle.chunked_encoding)
 
     def write(self, body: bytes) -> None:
         """Send a part of the body; the outlet is open and the body not empty."""
@@ -114,6 +115,7 @@ class Connection(HttpToolsProtocol):
         self._timed = Phase.IDLE  # the phase that the timer is for
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._cycles: deque[RequestResponseCycle] = deque()  # the one that is served, and those that came behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -121,6 +123,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        for cycle in self._cycles:  # uvicorn tells the last one, and it is the first that waits for an answer
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         self._unset_keepalive_if_required()
         if self._timer is not None:
             self._timer.cancel()
@@ -158,6 +164,11 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()  # raises for a target that is none, with the phase still that of a head
         self._phase = Phase.BODY
         self._fruitless = 0
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        self._cycles.append(self.cycle)
+        if 1 < len(self._cycles) <= READ_ON:
+            self.flow.resume_reading()
         # The task that serves the request has been made, and runs after this callback.
         cast(Scope, self.scope)[OUTLET] = Outlet(self.cycle)
 

@@ -244,6 +244,36 @@ async def test_a_client_that_goes_while_it_is_behind_is_aborted() -> None:
         found.port.arrive(batch([(number, Row(text="late"))]))
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_goes_with_another_request_behind_the_first_is_aborted(begun: bool) -> None:
+    """uvicorn tells a connection's last request of its end; it is the first one that runs."""
+    async with world() as found:
+        client, number = await found.ask()
+        client.send(HEAD + BODY)
+        if begun:
+            found.port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 1}))]))
+            await client.head()
+            await client.chunk()
+        client.close()
+        assert await found.message() == Abort(number)
+        found.port.arrive(batch([(number, Row(text="late"))]))
+        assert found.parts.pipeline.statistics().unfinished == 0
+        assert found.sent.empty()
+
+
+async def test_a_connection_that_is_closing_is_not_written_to() -> None:
+    async with world() as found:
+        client, number = await found.ask()
+        found.port.arrive(batch([(number, Row(text="one"))]))
+        await client.head()
+        (server,) = connections(found)
+        outlet = connection.outlet_of(dict(server.scope))
+        assert outlet is not None
+        assert outlet.open
+        server.transport.close()
+        assert not outlet.open
+
+
 async def test_a_body_that_is_not_chunked_takes_the_long_way() -> None:
     """uvicorn chunks every stream; an outlet that finds one it did not chunk says so."""
     async with world() as found:
