@@ -1,7 +1,10 @@
-"""What each program of streamed attention owes, found on the device once for all layers of a step.
+"""What each program of attention owes, found on the device once for all layers of a step.
 
-Rows of one query are cut into units of keys. Leading blocks that all rows have in common, as prefix reuse leaves them,
-are units of their own: those are attended by many rows at once, so that they are read once.
+Chunks are cut into tiles of queries, which are listed: most rows of a step in a graph have no chunk, and a program that
+had to look for its tile among them would take longer than many a tile does.
+
+For streamed attention rows of one query are cut into units of keys. Leading blocks that all rows have in common, as
+prefix reuse leaves them, are units of their own: those are attended by many rows at once, so that they are read once.
 """
 
 from __future__ import annotations
@@ -34,6 +37,40 @@ def schedule_units(batch: AttentionBatch, block_size: int, keys: int, together: 
         SHORT=SHORT, BLOCKS=BLOCKS, AHEAD=ahead, num_warps=8, launch_pdl=ahead,
     )  # fmt: skip
     return found
+
+
+def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
+    """int32 [1 + 2 * most tiles]: how many tiles of so many queries the rows of at least `shortest` have between them,
+    then for each its row and the first of its queries there. Rows come in their order, tiles of a row the last first.
+    """
+    rows = len(batch.context)
+    found = torch.empty(1 + 2 * (tokens // queries + rows), dtype=torch.int32, device=batch.context.device)
+    ahead = overlaps(found.device)
+    tiles_kernel[(1,)](
+        batch.query_start, found, rows, shortest,
+        TILE=triton.next_power_of_2(rows), QUERIES=queries, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit(do_not_specialize=("rows", "shortest"), do_not_specialize_on_alignment=("query_start",))
+def tiles_kernel(
+    query_start, found, rows, shortest, TILE: tl.constexpr, QUERIES: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
+    """All rows of a step in one program."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.arange(0, TILE)
+    real = row < rows
+    count = tl.load(query_start + row + 1, mask=real, other=0) - tl.load(query_start + row, mask=real, other=0)
+    tiles = tl.where(real & (count >= shortest), tl.cdiv(count, QUERIES), 0)
+    ends = tl.cumsum(tiles, 0)
+    tl.store(found, tl.sum(tiles, 0))
+    for at in range(tl.max(tiles, 0)):
+        place = found + 1 + 2 * (ends - tiles + at)
+        tl.store(place, row, mask=at < tiles)
+        tl.store(place + 1, (tiles - 1 - at) * QUERIES, mask=at < tiles)
 
 
 @triton.jit

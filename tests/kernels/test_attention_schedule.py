@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.attention import AttentionBatch
-from kernels.attention_schedule import FEW_ROWS, HEADER, SHORT, schedule_units
+from kernels.attention_schedule import FEW_ROWS, HEADER, SHORT, list_tiles, schedule_units
 
 KEYS = 64
 
@@ -78,3 +78,18 @@ def test_chunks_and_padding_have_no_units(device: str) -> None:
     found = schedule_units(batch_of(tables, [65, 100, 0, 64], [1, 20, 0, 1], device), 16, KEYS, 16).tolist()
     assert found[HEADER:] == [0, 2, 2, 2, 3]
     assert found[0] == 0
+
+
+@pytest.mark.parametrize("counts", [[128], [0, 0, 0], [1, 1, 5, 33, 1, 0], [4, 64, 65, 32, 31, 0, 0], [700, 1, 9]])
+@pytest.mark.parametrize("shortest", [1, 5, 33])
+def test_tiles_of_chunks(counts: list[int], shortest: int, device: str) -> None:
+    """Rows in order, the last queries of each first, and no row that is shorter."""
+    contexts = [count and count + 7 for count in counts]
+    batch = batch_of([[0]] * len(counts), contexts, counts, device)
+    held = list_tiles(batch, sum(counts) + 3, 32, shortest).tolist()
+    wanted = []
+    for row, count in enumerate(counts):
+        if count >= shortest:
+            wanted += [(row, first) for first in range(0, count, 32)][::-1]
+    assert held[0] == len(wanted)
+    assert list(zip(held[1:][::2], held[2:][::2], strict=True))[: len(wanted)] == wanted
