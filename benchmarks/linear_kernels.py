@@ -32,14 +32,13 @@ from kernels.activation import silu_mul
 from kernels.attention import AttentionBatch, paged_attention
 from kernels.linear import gated_linear, linear
 from kernels.linear_hopper import multiply_ring
-from kernels.linear_tilings import RingTiling, Tiling, VectorTiling, WideTiling, choose_tiling
+from kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling
 from kernels.linear_triton import multiply_described, multiply_tiles, multiply_vector
-from kernels.linear_wide import multiply_wide
 from kernels.norm import add_rms_norm
 from kernels.qkv import rotate_and_store
 from kernels.rope import Rotation
 
-Way = Tiling | VectorTiling | RingTiling | WideTiling
+Way = Tiling | VectorTiling | RingTiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (1024, 8192)
 CONTEXT, BLOCK = 64, 16  # keys of each row of a decode step: products are the matter here
@@ -102,8 +101,6 @@ def call(product: Product, x: Tensor, weight: Tensor, tiling: Way | None) -> Ten
         return multiply_vector(x, weight, None, tiling, gated=product.gated)
     if isinstance(tiling, RingTiling):
         return multiply_ring(x, weight, None, tiling, gated=product.gated)
-    if isinstance(tiling, WideTiling):
-        return multiply_wide(x, weight, None, tiling, gated=product.gated)
     fused = product.gated and tiling.gated
     found = (multiply_described if tiling.described else multiply_tiles)(x, weight, None, tiling, gated=fused)
     return silu_mul(found) if product.gated and not fused else found
@@ -172,8 +169,6 @@ def describe(tiling: Way) -> str:
         return f"vector {tiling.outputs}x{tiling.inputs} w{tiling.warps}"
     if isinstance(tiling, RingTiling):
         return f"ring w{tiling.warps} s{tiling.stages}"
-    if isinstance(tiling, WideTiling):
-        return f"wide {tiling.rows}x{tiling.outputs} p{tiling.splits} s{tiling.stages}"
     marks = "".join(
         mark
         for mark, there in (("s", tiling.swapped), ("d", tiling.described), ("f", tiling.flat), ("g", tiling.gated))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from kernels.linear_tilings import MEMORY, RING_ROWS, RingTiling, Tiling, VectorTiling, WideTiling
+from kernels.linear_tilings import RING_ROWS, RingTiling, Tiling, VectorTiling
 
 
 class Model(NamedTuple):
@@ -58,31 +58,18 @@ def work(product: Product, rows: int, itemsize: int = 2) -> tuple[int, int]:
     return itemsize * size, 2 * rows * product.outputs * product.inputs
 
 
-def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling | RingTiling | WideTiling]:
+def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling | RingTiling]:
     """Tilings worth trying for so many rows."""
     tiles = few_rows(8 if rows <= 8 else 16) if rows <= 16 else some_rows(rows) if rows <= 512 else many_rows()
     if gated:  # both products in one kernel, or the gate in a kernel of its own
         fused = [tile for tile in tiles if tile.gated and 2 * tile.rows * tile.outputs <= 64 * 256]
         tiles = [*fused, *(replace(tile, gated=False) for tile in tiles)]
     rings = rings_of() if rows <= RING_ROWS else []
-    wide = wide_of(128 if rows <= 128 else 256, gated) if 64 < rows <= 256 else []
-    return list(dict.fromkeys([*(vectors() if rows == 1 else ()), *rings, *wide, *tiles]))
+    return list(dict.fromkeys([*(vectors() if rows == 1 else ()), *rings, *tiles]))
 
 
 def rings_of() -> list[RingTiling]:
     return [RingTiling(RING_ROWS, warps, stages) for warps in (1, 2, 4) for stages in (2, 3, 4, 6, 8)]
-
-
-def wide_of(height: int, gated: bool) -> list[WideTiling]:
-    """With as long a ring as fits."""
-    found = []
-    for outputs in (32, 64, 128, 256):
-        lines = outputs * (2 if gated else 1)
-        if lines * height > 128 * 256:  # the sums are in registers
-            continue
-        stages = min((MEMORY - 1024) // (128 * (height + lines)), 8)
-        found += [WideTiling(height, outputs, splits, stages) for splits in ((1,) if gated else (1, 2, 3, 4, 8))]
-    return found
 
 
 def vectors() -> list[VectorTiling]:

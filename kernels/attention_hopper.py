@@ -86,7 +86,7 @@ def attend_chunks(
     if tiles is None:
         tiles = batch.tiles[queries, shortest] = list_tiles(batch, tokens, queries, shortest)
     ahead = overlaps(q.device)
-    bound = tokens // queries + min(rows, max(tokens // shortest, 1))  # count // queries + 1 for each row of its own
+    bound = tokens // queries + min(rows, max(tokens // shortest, 1))  # a row that is served has count // queries + 1
     chunk_kernel[(kv_heads, bound)](
         q, k_boxes, v_boxes, out, tiles, batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), blocks * size, scale * LOG2_E,

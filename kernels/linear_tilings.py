@@ -13,6 +13,7 @@ WIDE = 16384  # outputs of a product whose tiles fill the device however large t
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
 PROCESSORS = 132  # of an H200
 MEMORY = 227 << 10  # bytes of shared memory that the programs of a processor may have
+WELL_FILLED = 0.8  # share of the processors that have one of a product's tiles
 RING_ROWS = 8  # rows up to which weights are fetched ahead: with more, the rows are too much of what is fetched
 RING_INPUTS = 256  # of a turn
 RING_STAGES = 8
@@ -54,16 +55,8 @@ class RingTiling:
     stages: int  # turns of RING_INPUTS that are held
 
 
-@dataclass(frozen=True)
-class WideTiling:
-    """How a product of many rows is cut whose weights are fetched ahead. Powers of 2."""
-
-    rows: int  # all of them: 128 or 256
-    outputs: int  # of a program: 256 at most, gated 128
-    splits: int  # programs that share the inputs of its outputs
-    stages: int  # turns of 64 inputs that are held
-
-
+# Each processor has one tile at most and keeps its matrix units at it, while cuBLAS cuts the inputs and adds up parts.
+SQUARE = Tiling(64, 64, 128, 4, 6, described=True, gated=False, resident=2)
 SINGLE = Tiling(16, 64, 32, 4, 2)  # of single precision, which is for tests: nobody serves it on a GPU for speed
 
 
@@ -83,6 +76,8 @@ def choose_tiling(
         return tall_tiling(rows, width, inputs, gated=gated)
     if rows <= 256 and not gated and width * inputs <= SMALL:
         return tall_tiling(rows, width, inputs, gated=False)
+    if rows <= 128 and not gated and WELL_FILLED * PROCESSORS <= 2 * -(-width // 64) <= PROCESSORS:
+        return SQUARE
     return None
 
 
@@ -135,7 +130,7 @@ def tall_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
     ahead = width * inputs <= SMALL
     outputs = 2 * width if gated else width
     if rows <= 256 and width <= 2048:
-        return Tiling(64, 64, 128, 4, 6, described=True, gated=False, resident=2)
+        return SQUARE
     if rows <= 256 and outputs <= max(4096, inputs):
         return Tiling(64, 128, 128, 4, 4, described=True, gated=False, ahead=ahead)
     if turns(rows, outputs, 128) < SMALLER_TILES * 2 * turns(rows, outputs, 256):

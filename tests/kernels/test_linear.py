@@ -85,6 +85,22 @@ def test_weights_of_2_to_8_rows_are_fetched_ahead() -> None:
     assert choose_tiling(8, 4096, 4096, torch.float32, gated=False, invariant=False) is None
 
 
+def test_from_65_to_128_rows_every_processor_has_a_tile_or_cublas_multiplies() -> None:
+    def chosen(rows: int, width: int, *, inputs: int = 4096, gated: bool = False) -> object:
+        return choose_tiling(rows, width, inputs, torch.bfloat16, gated=gated, invariant=False)
+
+    for rows, inputs in itertools.product((65, 96, 128), (4096, 14336)):
+        for width in (3584, 4096, 4224):
+            found = chosen(rows, width, inputs=inputs)
+            assert isinstance(found, Tiling)
+            assert 0.8 * PROCESSORS <= -(-rows // found.rows) * -(-width // found.outputs) <= PROCESSORS
+        for width in (2560, 5120, 6144, 28672):
+            assert chosen(rows, width, inputs=inputs) is None
+        assert chosen(rows, 4096, inputs=inputs, gated=True) is None
+    assert chosen(129, 4096) is None
+    assert choose_tiling(128, 4096, 4096, torch.float32, gated=False, invariant=False) is None
+
+
 def test_long_products_of_many_rows_begin_when_their_turn_comes() -> None:
     for rows, width, inputs, ahead in ((64, 28672, 4096, True), (256, 4096, 1024, True), (256, 6144, 4096, False)):
         found = choose_tiling(rows, width, inputs, torch.bfloat16, gated=False, invariant=True)
