@@ -74,14 +74,13 @@ class Flow:
             return False
         try:
             body = self._frames.take(reply, reply.take_news())
+            if body:
+                self._outlet.write(body)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             current = self._exchange
             trace = trace_of(current.context)
             journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             reply.fail(EngineFailure("the server failed on this request", code="internal_error"))
-            return True
-        if body:
-            self._outlet.write(body)
         return True
 
 
