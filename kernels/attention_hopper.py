@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention import AttentionBatch
-from kernels.attention_schedule import list_tiles
+from kernels.attention_schedule import most_tiles, tiles_of
 from kernels.launch import overlaps
 
 try:
@@ -82,12 +82,9 @@ def attend_chunks(
     shape, strides = [blocks * size, kv_heads * dim], [kv_heads * dim, 1]
     k_boxes, v_boxes = (TensorDescriptor(pages, shape, strides, [box, HALF], layout) for pages in (k_pages, v_pages))
     queries = GROUPS * (GROUP_LINES // (heads // kv_heads))  # of a tile
-    tiles = batch.tiles.get((queries, shortest))
-    if tiles is None:
-        tiles = batch.tiles[queries, shortest] = list_tiles(batch, tokens, queries, shortest)
+    tiles = tiles_of(batch, tokens, queries, shortest)
     ahead = overlaps(q.device)
-    bound = tokens // queries + min(rows, max(tokens // shortest, 1))  # a row that is served has count // queries + 1
-    chunk_kernel[(kv_heads, bound)](
+    chunk_kernel[(kv_heads, most_tiles(rows, tokens, queries, shortest))](
         q, k_boxes, v_boxes, out, tiles, batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), blocks * size, scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=size, BOX=box, LINES=GROUP_LINES,

@@ -1,7 +1,7 @@
 """What each program of attention owes, found on the device once for all layers of a step.
 
-Chunks are cut into tiles of queries, which are listed: most rows of a step in a graph have no chunk, and a program that
-had to look for its tile among them would take longer than many a tile does.
+Chunks are cut into tiles of queries, which are listed: most rows of a step in a graph have none, and a program that had
+to look for its tile among all rows, or find that it has none, would take as long as many a tile does.
 
 For streamed attention rows of one query are cut into units of keys. Leading blocks that all rows have in common, as
 prefix reuse leaves them, are units of their own: those are attended by many rows at once, so that they are read once.
@@ -39,12 +39,26 @@ def schedule_units(batch: AttentionBatch, block_size: int, keys: int, together: 
     return found
 
 
+def tiles_of(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
+    """The list of a step's tiles, launched when it is asked for first: see `list_tiles`."""
+    found = batch.tiles.get((queries, shortest))
+    if found is None:
+        found = batch.tiles[queries, shortest] = list_tiles(batch, tokens, queries, shortest)
+    return found
+
+
+def most_tiles(rows: int, tokens: int, queries: int, shortest: int) -> int:
+    """A bound of the tiles in that list: a row that is served has count // queries + 1 at most."""
+    return tokens // queries + min(rows, max(tokens // shortest, 1))
+
+
 def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
     """int32 [1 + 2 * most tiles]: how many tiles of so many queries the rows of at least `shortest` have between them,
     then for each its row and the first of its queries there. Rows come in their order, tiles of a row the last first.
     """
     rows = len(batch.context)
-    found = torch.empty(1 + 2 * (tokens // queries + rows), dtype=torch.int32, device=batch.context.device)
+    most = most_tiles(rows, tokens, queries, shortest)
+    found = torch.empty(1 + 2 * most, dtype=torch.int32, device=batch.context.device)
     ahead = overlaps(found.device)
     tiles_kernel[(1,)](
         batch.query_start, found, rows, shortest,
