@@ -93,6 +93,8 @@ def prompts_of(
     """
     if isinstance(prompt, str):
         return [prompt]
+    if any_length:
+        prompt = part_of(prompt, slice(-model.max_model_len, None))
     kinds = {type(item) for item in prompt}
     if len(kinds) != 1:
         raise InvalidRequest(
@@ -109,15 +111,23 @@ def prompts_of(
     return prompts
 
 
+def part_of(given: list[int | str | list[int]], kept: slice) -> list[int | str | list[int]]:
+    """Token ids, or lists of them, as far as any truncation keeps them: a body holds millions, and what is cut off is
+    not worth the time of every stream. Texts are the tokenizer's to cut."""
+    if given and isinstance(given[0], int):
+        return given[kept]
+    return [item[kept] if isinstance(item, list) else item for item in given]
+
+
 def check_ids(ids: list[int], path: str, model: ServedModel, *, any_length: bool = False) -> None:
     if not ids:
         raise InvalidRequest(f"{path} is empty", param=path, code="invalid_value")
-    if max(ids) >= model.vocab_size:
-        message = f"{path}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
-        raise InvalidRequest(message, param=path, code="invalid_value")
     if len(ids) > model.max_model_len and not any_length:
         message = f"{path} has {len(ids)} tokens; the model's context holds {model.max_model_len} (--max-model-len)"
         raise InvalidRequest(message, param=path, code="context_length_exceeded")
+    if max(ids) >= model.vocab_size:
+        message = f"{path}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
+        raise InvalidRequest(message, param=path, code="invalid_value")
 
 
 def lengths(request: CompletionRequest) -> Lengths:

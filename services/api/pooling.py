@@ -18,7 +18,7 @@ from protocol import limits
 from protocol.errors import InvalidRequest, NotBuilt
 from protocol.messages import Pooling, Sampling, SubmitText, TraceContext
 from services.api import decoding, exchange
-from services.api.completions import check_ids
+from services.api.completions import check_ids, part_of
 from services.api.delivery import attended, whole
 from services.api.refusals import FIELDS
 from services.api.reply import Reply
@@ -93,6 +93,8 @@ def texts_of(given: str | Sequence[int | str | list[int]], param: str, model: Se
     truncated. Raises InvalidRequest naming the one that is wrong."""
     if isinstance(given, str):
         return [given]
+    if cut:
+        given = part_of(list(given), slice(model.max_model_len))
     kinds = {type(item) for item in given}
     if len(kinds) != 1:
         message = f"{param} mixes texts, token ids and lists of token ids" if kinds else f"{param} is empty"

@@ -190,3 +190,23 @@ async def test_wrong_prompts_and_their_neighbours(body: dict[str, Any], param: s
     assert code == 400
     check_error(json.loads(text), "invalid_request_error", param)
     assert port.sent == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sent"),
+    [
+        ([1, *range(512)], [tuple(range(512))]),
+        ([[1, *range(512)], [3, 4]], [tuple(range(512)), (3, 4)]),
+        ([1] * 300_000, [(1,) * 512]),
+    ],
+)
+async def test_ids_that_no_truncation_keeps_are_not_sent(prompt: Any, sent: list[tuple[int, ...]]) -> None:
+    port = FakePort(answering(named))
+    assert (await post(port, {"prompt": prompt, "truncate_prompt_tokens": -1}))[0] == 200
+    assert [ids_of(request) for request in port.of(SubmitText)] == sent
+
+
+async def test_texts_are_left_for_the_tokenizer_to_truncate() -> None:
+    port = FakePort(answering(named))
+    assert (await post(port, {"prompt": ["a" * 5000, "b"], "truncate_prompt_tokens": 3}))[0] == 200
+    assert [request.prompt for request in port.of(SubmitText)] == ["a" * 5000, "b"]

@@ -182,3 +182,14 @@ async def test_a_server_without_room_says_so() -> None:
     port.peer.credit = 1
     code, answer = await post({"input": ["a", "b"]}, port)
     assert code == 429, answer
+
+
+async def test_ids_that_no_truncation_keeps_are_not_sent() -> None:
+    """Of a text for a vector the first ones are kept."""
+    port = FakePort(answering(pooled))
+    inputs: tuple[list[Any], ...] = ([*range(512), 7, 8], [[*range(512), 7], [3, 4]])
+    async with client(replace(service(port), model=POOLED)) as http:
+        for given in inputs:
+            answer = await http.post(PATH, json={"input": given, "truncate_prompt_tokens": -1})
+            assert answer.status_code == 200, answer.text
+    assert [text_of(request) for request in port.of(SubmitText)] == ["/".join(map(str, range(512)))] * 2 + ["3/4"]
