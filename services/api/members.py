@@ -39,9 +39,10 @@ class Members(msgspec.Struct, frozen=True):
 
 
 async def members_of(body: bytes) -> Members:
-    """Raises InvalidRequest for a long body that is no JSON object. Streams go on behind the look at one."""
+    """Raises InvalidRequest for a long body that is no JSON object. Streams go on before the look at one and behind."""
     if len(body) <= LONG:
         return Members(body, {})
+    await asyncio.sleep(0)
     fields = refusals.fields_of(body)
     await asyncio.sleep(0)
     aside = {name: fields[name] for name in FORMS if name in fields and len(fields[name]) > UNREAD}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from typing import Any
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.config import ApiConfig
 from protocol.errors import InvalidRequest
-from services.api import exchange
+from services.api import decoding, exchange
 from services.api.app import application
 from services.api.decoding import check_depth, read_json
+from services.api.nesting import Nesting
 from services.api.refusals import REFUSED
 from services.api.requests import ChatRequest, CompletionRequest
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
@@ -75,6 +77,36 @@ async def test_depth_is_counted_across_the_pieces_of_a_body(width: int, levels: 
         assert messages, "it is refused before it has come"
     else:
         assert await read_json(scope, receive, ApiConfig()) == body
+
+
+async def test_other_tasks_have_their_turns_while_a_long_body_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much comes at once, so much of it and no more is looked at in one turn of the loop."""
+    body = HELLO + b',"x":[' + b"[]," * 100_000 + b"0]}"
+    scope: dict[str, Any] = {"type": "http", "headers": [], exchange.KEY: exchange.Exchange(b"", 0.0)}
+    sizes: list[int] = []
+    turns = 0
+
+    class Noted(Nesting):
+        def push(self, piece: bytes) -> None:
+            sizes.append(len(piece))
+            super().push(piece)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(decoding, "Nesting", Noted)
+    beside = asyncio.create_task(neighbour())
+    assert await read_json(scope, receive, ApiConfig()) == body
+    beside.cancel()
+    assert sum(sizes) == len(body)
+    assert max(sizes) == decoding.MEASURED
+    assert turns >= len(sizes) - 1 > 30
 
 
 def test_depth_is_counted_in_levels() -> None:
