@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 from kernels.launch import overlaps
 
+ROWS = 256  # whose tiles are listed at once, so that one kernel serves steps of any number of rows
 HEADER = 3  # units that rows share; groups of rows; the first row that is served
 FEW_ROWS = 4  # rows from which a shared prefix is worth reading once
 SHORT = 4  # units from which it is
@@ -62,7 +63,7 @@ def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) 
     ahead = overlaps(found.device)
     tiles_kernel[(1,)](
         batch.query_start, found, rows, shortest,
-        TILE=triton.next_power_of_2(rows), QUERIES=queries, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+        TILE=ROWS, QUERIES=queries, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
     )  # fmt: skip
     return found
 
@@ -71,20 +72,23 @@ def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) 
 def tiles_kernel(
     query_start, found, rows, shortest, TILE: tl.constexpr, QUERIES: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
-    """All rows of a step in one program."""
+    """All rows of a step in one program, TILE at once."""
     if AHEAD:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.arange(0, TILE)
-    real = row < rows
-    count = tl.load(query_start + row + 1, mask=real, other=0) - tl.load(query_start + row, mask=real, other=0)
-    tiles = tl.where(real & (count >= shortest), tl.cdiv(count, QUERIES), 0)
-    ends = tl.cumsum(tiles, 0)
-    tl.store(found, tl.sum(tiles, 0))
-    for at in range(tl.max(tiles, 0)):
-        place = found + 1 + 2 * (ends - tiles + at)
-        tl.store(place, row, mask=at < tiles)
-        tl.store(place + 1, (tiles - 1 - at) * QUERIES, mask=at < tiles)
+    before = 0
+    for first in range(0, rows, TILE):
+        row = first + tl.arange(0, TILE)
+        real = row < rows
+        count = tl.load(query_start + row + 1, mask=real, other=0) - tl.load(query_start + row, mask=real, other=0)
+        tiles = tl.where(real & (count >= shortest), tl.cdiv(count, QUERIES), 0)
+        start = before + tl.cumsum(tiles, 0) - tiles
+        for at in range(tl.max(tiles, 0)):
+            place = found + 1 + 2 * (start + at)
+            tl.store(place, row, mask=at < tiles)
+            tl.store(place + 1, (tiles - 1 - at) * QUERIES, mask=at < tiles)
+        before += tl.sum(tiles, 0)
+    tl.store(found, before)
 
 
 @triton.jit

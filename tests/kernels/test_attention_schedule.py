@@ -80,7 +80,17 @@ def test_chunks_and_padding_have_no_units(device: str) -> None:
     assert found[0] == 0
 
 
-@pytest.mark.parametrize("counts", [[128], [0, 0, 0], [1, 1, 5, 33, 1, 0], [4, 64, 65, 32, 31, 0, 0], [700, 1, 9]])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [128],
+        [0, 0, 0],
+        [1, 1, 5, 33, 1, 0],
+        [4, 64, 65, 32, 31, 0, 0],
+        [700, 1, 9],
+        [1, 40] * 128 + [33] + [1, 70] * 130,
+    ],
+)
 @pytest.mark.parametrize("shortest", [1, 5, 33])
 def test_tiles_of_chunks(counts: list[int], shortest: int, device: str) -> None:
     """Rows in order, the last queries of each first, and no row that is shorter."""
