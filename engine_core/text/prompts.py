@@ -122,14 +122,16 @@ class Prompter:
         """How the answer of a chat is parsed."""
         dialect = self._dialect
         reasoning = dialect.reasoning if request.reasoning.split else None
-        called = request.tool_use is not None
+        use = request.tool_use
+        called = use is not None
         if reasoning is None and not called:
             return None
         return Parsing(
             reasoning=reasoning,
             inside=rendered.inside,
             calls=dialect.calls if called else None,
-            names=frozenset(request.tool_use.names) if request.tool_use is not None else frozenset(),
+            names=frozenset(use.names) if use is not None else frozenset(),
+            held=frozenset(use.strict if use.parallel else use.names) if use is not None else frozenset(),
             kinds=parameter_kinds(rendered.tools or ()) if called and dialect.calls in UNTYPED else {},
             shown=(dialect.reasoning_marks if reasoning is not None else frozenset())
             | (dialect.call_marks if called else frozenset()),

@@ -81,21 +81,27 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     inside: bool = False  # the output begins within the reasoning
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()  # functions that may be called
+    held: frozenset[str] = frozenset()  # those of them whose calls a grammar holds
     kinds: Mapping[str, Mapping[str, Kinds]] = {}  # types of the functions' parameters, where calls do not tell them
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
 
     def parser(self) -> OutputParser:
         """For one choice."""
         reasoning = ReasoningParser(self.reasoning, inside=self.inside) if self.reasoning is not None else None
-        calls = call_parser(self.calls, self.names, self.kinds) if self.calls is not None else None
-        return OutputParser(reasoning, calls)
+        if self.calls is None:
+            return OutputParser(reasoning, None)
+        return OutputParser(reasoning, call_parser(self.calls, self.names, self.kinds, self.held))
 
 
 def call_parser(
-    calls: CallFormat, names: frozenset[str], kinds: Mapping[str, Mapping[str, Kinds]] | None = None
+    calls: CallFormat,
+    names: frozenset[str],
+    kinds: Mapping[str, Mapping[str, Kinds]] | None = None,
+    held: frozenset[str] = frozenset(),
 ) -> CallParser:
     """What stands without a marker is taken for a call only if it names one of these functions. `kinds` are the types
-    of their parameters."""
+    of their parameters. No grammar sees what Qwen3-Coder writes without its marker, so no call of a function
+    that is `held` to one is read there."""
     match calls:
         case CallFormat.HERMES:
             return HermesParser()
@@ -106,7 +112,7 @@ def call_parser(
         case CallFormat.PYTHONIC:
             return PythonicParser(names)
         case CallFormat.QWEN3_CODER:
-            return TaggedParser(read_functions, kinds or {}, bare=names)
+            return TaggedParser(read_functions, kinds or {}, bare=names - held)
         case CallFormat.GLM45:
             return TaggedParser(read_pairs, kinds or {})
 

@@ -203,3 +203,8 @@ def test_types_of_arguments_are_known_where_calls_do_not_tell_them(calls: CallFo
     parsing = made.prepare(submit, 0.0).parsing
     assert parsing is not None
     assert parsing.kinds == ({"f": {"a": frozenset(("string",))}} if calls in UNTYPED else {})
+    assert (parsing.names, parsing.held) == ({"f"}, frozenset())
+    for use in (ToolUse(names=("f",), strict=("f",)), ToolUse(names=("f",), parallel=False)):
+        parsing = made.prepare(msgspec.structs.replace(submit, tool_use=use), 0.0).parsing
+        assert parsing is not None
+        assert parsing.held == {"f"}

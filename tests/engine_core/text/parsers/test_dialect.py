@@ -93,3 +93,12 @@ def test_every_format_has_a_parser_and_marks() -> None:
     assert not made.plain
     assert {CallFormat.QWEN3_CODER, CallFormat.GLM45} == UNTYPED
     assert Parsing().parser().plain
+
+
+def test_calls_that_no_grammar_has_seen_are_none_of_a_function_that_is_held_to_one() -> None:
+    text = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
+    for held, called in ((frozenset[str](), True), (frozenset(("f",)), False)):
+        made = Parsing(calls=CallFormat.QWEN3_CODER, names=frozenset(("f", "g")), held=held).parser()
+        pieces = [*made.push(text), *made.flush()]
+        assert made.called == called
+        assert called or "".join(piece.text for piece in pieces) == text
