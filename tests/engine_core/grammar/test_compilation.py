@@ -50,8 +50,10 @@ def test_what_is_wrong_is_told(kind: str, source: str, why: str) -> None:
 
 def test_the_library_is_quoted_without_our_own_spelling_of_a_schema() -> None:
     crossed = [{"type": "string", "pattern": f"{letter}.{{12}}x"} for letter in "abcdefgh"]
-    message = refused("json_schema", json.dumps({"allOf": crossed})).message
-    assert message.startswith("it cannot be compiled: Unable to determine if regex is empty")
+    for words in (1, 1000):
+        schema = {"properties": {"a": {"allOf": crossed}, "b": {"enum": [f"word {n}" for n in range(words)]}}}
+        message = refused("json_schema", json.dumps({"type": "object", "required": ["a"], **schema})).message
+        assert message.startswith("it cannot be compiled: Unable to determine if regex is empty")
 
 
 def test_an_automaton_that_is_slow_to_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine_core.grammar.fields import read_json
-from engine_core.grammar.sources import BOUNDED, read_choices, source_of
+from engine_core.grammar.sources import BOUNDED, SHORT, read_choices, source_of
 from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
 from tests.engine_core.grammar.vocabulary import accepts, tokens
@@ -16,6 +16,9 @@ PAIR = json.dumps({
     "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"],
     "additionalProperties": False,
 })  # fmt: skip
+
+
+LONG = json.dumps({"enum": ["one", "other", *[f"value {number}" for number in range(SHORT // 8)]]})
 
 
 def source(kind: str, text: str = "", **words: object) -> str:
@@ -115,9 +118,19 @@ def test_lenient_grammars_say_what_they_approximate() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("json_schema", PAIR), ("json_object", ""), ("regex", 'a/"\n{2}'), ("choice", '["a/b", "\\n"]'),
+    [("json_schema", LONG), ("regex", 'a/"\n{2}'), ("choice", '["a/b", "\\n"]'),
      ("grammar", 'root ::= "a" | "{"'), ("grammar", 'start: "{" | "a"')],
 )  # fmt: skip
-def test_one_grammar_alone_is_written_in_lark(kind: str, text: str) -> None:
+def test_one_long_grammar_alone_is_written_in_lark(kind: str, text: str) -> None:
     """JSON would be read with the GIL held, for milliseconds if it is long, in the process that schedules."""
     assert source(kind, text).startswith("start: ")
+
+
+def test_a_schema_means_the_same_whatever_its_length() -> None:
+    short = json.dumps({"enum": ["one", "other"]})
+    assert source("json_schema", short).startswith("{")
+    for found in (source("json_schema", short), source("json_schema", LONG)):
+        assert accepts(found, '"one"')
+        assert accepts(found, '"other"')
+        for text in ('"on"', '"others"', "one", '["one"]', "", '"one" '):
+            assert not accepts(found, text)
