@@ -1,7 +1,7 @@
 """Which products with experts are cut how. Sizes alone decide, never which experts are chosen.
 
 Measured on an H200 by `python -m benchmarks.expert_kernels --sweep`, layers of Qwen3-30B-A3B and Mixtral-8x7B
-(`benchmarks/results/expert_kernels_sweep_h200.json`). The rows of a product are the same to the last bit in every tiling.
+(`benchmarks/results/expert_kernels_sweep_h200.json`). A product's rows are the same to the last bit in every tiling.
 """
 
 from __future__ import annotations
