@@ -23,6 +23,8 @@ from protocol.links import ports_of
 from protocol.parts import check_parts
 from protocol.speculation import read_speculative
 
+FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
+
 
 class Option(msgspec.Struct, frozen=True):
     """What the command line says about a field, and what values it may take."""
@@ -213,8 +215,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     enable_prefix_caching: Annotated[bool, Option("reuse KV blocks of equal prefixes")] = True
     scheduling_policy: Annotated[
-        str, Option("order of waiting requests: fcfs, or the request's priority first", choices=("fcfs", "priority"))
-    ] = "fcfs"
+        str,
+        Option(
+            "order of waiting requests: fcfs, as they come; or priority, the request's, the larger first",
+            choices=(FCFS, PRIORITY),
+        ),
+    ] = FCFS
     max_queued_tokens: Annotated[
         int, Option("tokens of the prompts that wait; beyond it 429 with Retry-After; 0: any number", 0, 1 << 40)
     ] = 8 << 20

@@ -6,6 +6,7 @@ the one that was used least recently, a chain's end before its beginning, as the
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 MOST = 1 << 18  # identities of one replica; some 30 MB
@@ -15,7 +16,7 @@ class Shadow:
     """Identities by use, least recent first."""
 
     def __init__(self) -> None:
-        self._identities: dict[bytes, None] = {}
+        self._identities: OrderedDict[bytes, None] = OrderedDict()  # a dict's first is ever farther behind what is gone
         self._limit = 0
 
     def __len__(self) -> int:
@@ -45,8 +46,8 @@ class Shadow:
         """These blocks are used, or made, now."""
         identities = self._identities
         for identity in reversed(chain):  # the beginning last: whatever is longer goes through it
-            identities.pop(identity, None)
             identities[identity] = None
+            identities.move_to_end(identity)
         self._trim()
 
     def clear(self) -> None:
@@ -54,9 +55,5 @@ class Shadow:
         self._identities.clear()
 
     def _trim(self) -> None:
-        surplus = len(self._identities) - self._limit
-        if surplus <= 0:
-            return
-        oldest = iter(self._identities)
-        for identity in [next(oldest) for _ in range(surplus)]:
-            del self._identities[identity]
+        for _ in range(len(self._identities) - self._limit):
+            self._identities.popitem(last=False)

@@ -21,7 +21,7 @@ import uvloop
 import zmq
 
 from engine_core.histogram import Histogram
-from protocol.config import Config
+from protocol.config import PRIORITY, Config
 from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import journal, process
@@ -105,7 +105,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     pipeline = Pipeline(
         watches, index, incarnation, config.api.max_queued_requests,
         max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
-        replicas=config.model.data_parallel_size,
+        replicas=config.model.data_parallel_size, ordered=config.scheduler.scheduling_policy == PRIORITY,
         operations=Operations(tracer, model.name) if tracer is not None else None,
     )  # fmt: skip
     for watch in watches:

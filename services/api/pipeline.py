@@ -113,7 +113,7 @@ class Pipeline:
 
     The tokenizers are shared out among the `processes` api processes, so that a step's text comes in few messages; a
     process turns to the others when its own take no more. With several `replicas` all that matters is that a
-    conversation keeps to one tokenizer, which knows where it went.
+    conversation keeps to one tokenizer, which knows where it went. `ordered`: the schedulers heed priorities.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Pipeline:
         *,
         processes: int,
         replicas: int = 1,
+        ordered: bool = True,
         operations: Operations | None = None,
     ) -> None:
         self.engines = Engines(replicas, status_limit)
@@ -134,6 +135,7 @@ class Pipeline:
         self.hopeless = ""  # why a part that is missing will not come back, once that is known
         self._ports = tuple(ports)
         self._affine = replicas > 1
+        self._ordered = ordered
         shares = 1 if self._affine else min(len(self._ports), processes)
         assert shares > 0
         own = [index % shares == api_index % shares for index in range(len(self._ports))]
@@ -175,8 +177,11 @@ class Pipeline:
 
         Raises Unavailable when the engine was never ready, is draining or has been missing a part for too long,
         Overloaded when too many requests are unfinished or a tokenizer takes no more, InvalidRequest when these alone
-        are more than ever fit.
+        are more than ever fit, and for a priority that nobody would heed.
         """
+        if not self._ordered and any(request.priority for request in requests):
+            message = "priority needs --scheduling-policy priority; this server takes requests as they come"
+            raise InvalidRequest(message, param="priority", code="unsupported")
         self._check_open(self.trouble(now), now)
         if len(requests) > self._limit:
             message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"

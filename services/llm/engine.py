@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from protocol.config import Config
+from protocol.config import PRIORITY, Config
 from protocol.errors import Overloaded, PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
@@ -173,6 +173,7 @@ class Engine:
         self._pipeline = Pipeline(
             self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
             replicas=self.config.model.data_parallel_size,
+            ordered=self.config.scheduler.scheduling_policy == PRIORITY,
             operations=self._calls.operations if self._calls is not None else None,
         )  # fmt: skip
         for watch in self._watches:

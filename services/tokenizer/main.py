@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MAX_THREADS = 4  # that encode long prompts
+SWITCH = 0.0002  # seconds until the loop, with a step's text, gets the interpreter from a thread that renders a chat
 GC_THRESHOLD = 50_000  # allocations between collections: messages are frozen and hold no cycles
 
 
@@ -59,6 +61,7 @@ def run(config: Config, index: int) -> int:
 
     Raises PenstockError for a wrong model folder, option or peer. A second signal ends the process at once.
     """
+    sys.setswitchinterval(SWITCH)
     try:
         return uvloop.run(serve(config, index))
     except PenstockError:

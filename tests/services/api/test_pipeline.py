@@ -57,6 +57,25 @@ def submit(made: Pipeline, count: int = 1, n: int = 1) -> tuple[Reply, list[Subm
     return waiting, requests
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_priority_is_for_those_who_heed_it(ordered: bool) -> None:
+    port = FakePort(silent)
+    made = Pipeline((port,), 0, 5, 8, status_limit=2.0, processes=1, ordered=ordered)
+    port.deliver = lambda arrivals: made.receive(arrivals, NOW)
+    port.arrive(status())
+    requests = [
+        SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), priority=priority) for priority in (0, -1)
+    ]
+    made.submit(requests[:1], reply(), NOW)
+    if ordered:
+        made.submit(requests[1:], reply(), NOW)
+    else:
+        with pytest.raises(InvalidRequest, match="--scheduling-policy") as caught:
+            made.submit(requests, reply(2), NOW)
+        assert (caught.value.param, caught.value.code) == ("priority", "unsupported")
+    assert [request.priority for request in port.of(SubmitText)] == ([0, -1] if ordered else [0])
+
+
 def test_ids_are_ours_and_differ() -> None:
     made = pipeline(FakePort(silent))
     ids = [made.new_id() for _ in range(100)]
