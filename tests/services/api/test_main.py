@@ -181,9 +181,11 @@ async def refused(url: str) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
             except ConnectionRefusedError:
                 return
-            writer.close()
+            except ConnectionResetError:
+                pass  # it was taken, and not yet accepted, when the listener closed
             await asyncio.sleep(0.01)
 
 
