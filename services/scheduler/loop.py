@@ -10,7 +10,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -101,6 +101,7 @@ class Loop:
         now: float,
         replica: int = 0,
         traces: SchedulerTraces | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.executors = Executors(group_size(config.model), steps.epoch, now, answering(0, config.model))
         self.draining = False
@@ -109,6 +110,7 @@ class Loop:
         self._config = config
         self._replica = replica
         self._traces = traces
+        self._clock = clock  # monotonic seconds; None: a turn takes no time
         self._facts = facts
         self._tokens = tokens
         self._steps = steps
@@ -180,7 +182,10 @@ class Loop:
                 self._send_masks()
         if self._brain is not None:
             self._brain.tick(now)
-        for arrival in self._tokens.receive():
+        arrivals = self._tokens.receive()
+        if self._clock is not None:  # a turn may have waited for masks, or for a processor: nothing came before it left
+            now = max(now, self._clock())
+        for arrival in arrivals:
             self._token_arrival(arrival, now)
         if self._brain is not None:
             self._admit(self._brain, now)

@@ -71,7 +71,7 @@ def run(config: Config, index: int) -> int:
     steps.epoch = int(time.time())
     try:
         loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
-                    None if tracer is None else SchedulerTraces(tracer))  # fmt: skip
+                    None if tracer is None else SchedulerTraces(tracer), time.monotonic)  # fmt: skip
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
         figures = Figures(Vitals(me, run_dir, loop.lag, tracer), loop, tokens, steps, time.monotonic())
         start = OwnStart(tracer, f"{Role.SCHEDULER}-{index}", stages)

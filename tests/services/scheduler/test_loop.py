@@ -364,6 +364,20 @@ def test_the_age_of_a_step_is_told_while_it_hangs():
     assert bench.statuses()[-1].step_age == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("later", [0.25, -9.0])
+def test_what_arrives_in_a_long_turn_did_not_arrive_at_its_beginning(later: float):
+    """A request would seem to begin before it was sent."""
+    bench = Bench()
+    bench.ready()
+    bench.loop._clock = lambda: bench.now + later
+    bench.submit(1)
+    began: list[float] = []
+    plain = bench.loop._brain.submit
+    bench.loop._brain.submit = lambda request, source, now: (began.append(now), plain(request, source, now))
+    bench.turn()
+    assert began == [bench.now + max(later, 0.0)]
+
+
 def test_a_turn_says_when_the_next_is_due():
     bench = Bench()
     bench.ready()
