@@ -264,8 +264,6 @@ def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: s
     for plan in warm:
         runner.collect(runner.launch(plan))
     runner.prepare()
-    while runner.prepare_more():
-        pass
     return runner
 
 

@@ -8,7 +8,7 @@ replayed once for each further draft. They share a memory pool, since they never
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -63,7 +63,6 @@ class DraftGraphStatistics(msgspec.Struct, frozen=True):
     """Captures and replays since the start."""
 
     captured: int
-    waiting: int  # for their capture
     first_replays: int
     turns: int  # replayed
 
@@ -90,17 +89,17 @@ class DraftGraphs:
 
     def capture(self) -> None:
         """Make the next graphs. No step may stand between its halves."""
-        what = self.captures.take()
+        largest, what = self.captures.largest, self.captures.take()
         if isinstance(what, Shape):
-            self.first.capture(what, self._memory)
+            self.first.capture(what, self._memory, run=largest)
             return
-        begin, go_on = self._work(what)
-        self._turns[what] = Turns(self._memory.capture(begin)[0], self._memory.capture(go_on)[0])
+        begin, go_on = (self._memory.capture(work, run=largest)[0] for work in self._work(what))
+        self._turns[what] = Turns(begin, go_on)
         insort(self._captured, what)
 
-    def rehearse(self) -> None:
-        """Run once what graphs of each kind and of very different sizes hold."""
-        for what in self.captures.rehearsed:
+    def rehearse(self, graphs: Iterable[Shape | int]) -> None:
+        """Run once what these graphs will hold."""
+        for what in graphs:
             for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):
                 work()
 
@@ -123,7 +122,7 @@ class DraftGraphs:
         self.replays += turns
 
     def statistics(self) -> DraftGraphStatistics:
-        return DraftGraphStatistics(self.captures.taken, self.captures.waiting, self.first.replays, self.replays)
+        return DraftGraphStatistics(self.captures.taken, self.first.replays, self.replays)
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """What the two graphs of a size hold, over rows of nobody."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
-COMMON = frozenset(1 << power for power in range(13))
-LARGEST, USUAL, RARE = 0, 1, 2  # ranks of captures: a server starts with the first two
 REHEARSED = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # sizes of which each may take kernels of its own
 DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
 DRAFTED_MOST = 512  # entries that are sampled in a graph where every row may have drafts: each takes a line of logits
@@ -99,47 +97,46 @@ class Captures:
     """The graphs of one model that are still to be captured, in `capture_order`."""
 
     def __init__(self, wanted: Sequence[Shape], entries: Sequence[int]) -> None:
-        self._waiting = capture_order(wanted, entries)
+        largest, others = capture_order(wanted, entries)
+        self._waiting = deque((*largest, *others))
+        self._others = len(others)
         self.taken = 0
 
     @property
-    def next_rank(self) -> int:
-        """Rank of the next, beyond all ranks if there is none."""
-        return self._waiting[0][0] if self._waiting else RARE + 1
+    def waiting(self) -> tuple[Shape | int, ...]:
+        return tuple(self._waiting)
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def largest(self) -> bool:
+        """Whether the next is the largest of its kind."""
+        return len(self._waiting) > self._others
 
     @property
     def rehearsed(self) -> list[Shape | int]:
         """Of each kind, and of very different sizes: all that may take kernels of its own."""
-        return [what for rank, what in self._waiting if rank == LARGEST or size_of(what) in REHEARSED]
+        largest = len(self._waiting) - self._others
+        return [what for at, what in enumerate(self._waiting) if at < largest or size_of(what) in REHEARSED]
 
     def take(self) -> Shape | int:
         """The next, which the caller captures now."""
-        _, what = self._waiting.popleft()
         self.taken += 1
-        return what
+        return self._waiting.popleft()
 
 
-def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> deque[tuple[int, Shape | int]]:
-    """Graphs with their rank: the LARGEST of each kind, USUAL sizes, RARE ones. Largest first in each.
+def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> tuple[list[Shape | int], list[Shape | int]]:
+    """The largest graph of each kind, and all others; largest first in both.
 
-    A small one is captured into memory that the large ones have left; and once the largest stand, every step has one.
+    A small one is captured into memory that the large ones have left, and the largest decide how much that is.
     """
     kinds: list[list[Shape | int]] = [
         [shape for shape in wanted if shape.plain],
         [shape for shape in wanted if not shape.plain],
         list(entries),
     ]
-    ranked = []
-    for kind in kinds:
-        for what in kind:
-            rank = LARGEST if what is kind[-1] else USUAL if size_of(what) in COMMON else RARE
-            ranked.append((rank, what))
-    ranked.sort(key=lambda pair: (pair[0], -size_of(pair[1])))
-    return deque(ranked)
+    largest, others = [kind[-1] for kind in kinds if kind], [what for kind in kinds for what in kind[:-1]]
+    for found in (largest, others):
+        found.sort(key=size_of, reverse=True)
+    return largest, others
 
 
 def size_of(what: Shape | int) -> int:

@@ -41,7 +41,6 @@ class GraphStatistics(msgspec.Struct, frozen=True):
     """Captures and replays since the start."""
 
     captured: int
-    waiting: int  # for their capture
     forward_replays: int
     sampling_replays: int
 
@@ -53,13 +52,15 @@ class Memory:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def capture(self, work: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
-        """Run `work` once, so that what it compiles and allocates for good is there, then record it."""
+    def capture(self, work: Callable[[], Output], *, run: bool) -> tuple[torch.cuda.CUDAGraph, Output]:
+        """Record `work`, all of whose kernels are loaded; `run` once before, so that what the stream allocates for good
+        belongs to no graph."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
-            work()
+            if run:
+                work()
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 output = work()
@@ -112,9 +113,9 @@ class ForwardGraphs:
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.replays = 0
 
-    def capture(self, shape: Shape, memory: Memory) -> None:
+    def capture(self, shape: Shape, memory: Memory, *, run: bool) -> None:
         """Make the graph of one shape, behind whatever runs; `states` are not kept."""
-        self._graphs[shape] = memory.capture(self.work(shape))
+        self._graphs[shape] = memory.capture(self.work(shape), run=run)
         insort(self._captured[shape.plain], shape, key=size_of)
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
@@ -160,9 +161,9 @@ class SamplingGraphs:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
         self.replays = 0
 
-    def capture(self, size: int, memory: Memory) -> None:
+    def capture(self, size: int, memory: Memory, *, run: bool) -> None:
         """Make the graph of one size, behind whatever runs."""
-        self._graphs[size] = memory.capture(self.work(size))
+        self._graphs[size] = memory.capture(self.work(size), run=run)
         insort(self._captured, size)
 
     def work(self, size: int) -> Callable[[], Sampled]:
@@ -218,21 +219,20 @@ class Graphs:
 
     def capture(self) -> None:
         """Make the next graph. No step may stand between its halves."""
-        what = self.captures.take()
+        largest, what = self.captures.largest, self.captures.take()
         if isinstance(what, Shape):
-            self.forward.capture(what, self._memory)
+            self.forward.capture(what, self._memory, run=largest)
         else:
-            self.sampling.capture(what, self._sampling_memory)
+            self.sampling.capture(what, self._sampling_memory, run=largest)
 
-    def rehearse(self) -> None:
-        """Run once what graphs of each kind and of very different sizes hold."""
-        for what in self.captures.rehearsed:
+    def rehearse(self, graphs: Iterable[Shape | int]) -> None:
+        """Run once what these graphs will hold."""
+        for what in graphs:
             work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
             work()
 
     def statistics(self) -> GraphStatistics:
-        captures = self.captures
-        return GraphStatistics(captures.taken, captures.waiting, self.forward.replays, self.sampling.replays)
+        return GraphStatistics(self.captures.taken, self.forward.replays, self.sampling.replays)
 
 
 def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:

@@ -10,7 +10,7 @@ import torch
 
 from engine_core.execution.drafting import Draft
 from engine_core.execution.forward import Network
-from engine_core.execution.graph_sizes import LARGEST, kept_tokens
+from engine_core.execution.graph_sizes import kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
 from engine_core.execution.trial import worst_step
 from engine_core.models.spec import ModelSpec
@@ -58,7 +58,7 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     trial = Runner(model, spec, replace(options, blocks=0), draft)
     (worst,) = trial.drafted([worst_step(trial.sizes, tokens)])
     trial.collect(trial.launch(worst))
-    trial.prepare(LARGEST)
+    trial.prepare(largest=True)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
     for sizes, hidden in trial.graph_states():

@@ -22,7 +22,7 @@ from engine_core.execution.draft_graphs import DraftGraphs
 from engine_core.execution.draft_rows import DraftRows, draft_rows
 from engine_core.execution.drafting import Draft, Drafting
 from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graph_sizes import RARE, USUAL, GraphSizes
+from engine_core.execution.graph_sizes import GraphSizes
 from engine_core.execution.graphs import Graphs
 from engine_core.execution.group import ALONE, Group
 from engine_core.execution.heads import attach
@@ -165,37 +165,26 @@ class Runner:
 
     @torch.inference_mode()
     def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
-        """Have what `plans` and the graphs launch compiled, side by side, if there are some by these processes. The
-        plans touch scratch alone."""
+        """Have what `plans` and the graphs launch compiled, side by side, if there are some by these processes, and
+        loaded, also where a library loads it. The plans touch scratch alone."""
         if self.options.device.type == "cpu":
             return
         with rehearsal(compilers) as missing:
             for plan in plans:
                 self.launch(plan)
             for graphs in self._all_graphs():
-                graphs.rehearse()
+                graphs.rehearse(graphs.captures.rehearsed)
         compile_all(missing, self.options.device)
+        for graphs in self._all_graphs():
+            graphs.rehearse(graphs.captures.waiting)
 
     @torch.inference_mode()
-    def prepare(self, rank: int = USUAL) -> None:
-        """Capture the graphs up to a rank: the largest, which decide the memory, or all that a server starts with.
-
-        Captures take all members of a group, none of which knows when the others rest: so several capture all at once.
-        """
-        if rank == USUAL and self.options.group.several:
-            rank = RARE
+    def prepare(self, *, largest: bool = False) -> None:
+        """Capture all graphs, or the largest alone, which decide the memory. What they launch has been compiled, by
+        this runner or by one over a layer of each kind: nothing is loaded while a stream is captured."""
         for graphs in self._all_graphs():
-            while graphs.captures.next_rank <= rank:
+            while graphs.captures.largest or (graphs.captures.waiting and not largest):
                 graphs.capture()
-
-    @torch.inference_mode()
-    def prepare_more(self) -> bool:
-        """Capture one more graph if any is left, between steps; says whether there was one."""
-        for graphs in self._all_graphs():
-            if graphs.captures.waiting:
-                graphs.capture()
-                return True
-        return False
 
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step without masks. Plans are launched in order; a plan is trusted."""

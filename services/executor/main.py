@@ -45,7 +45,6 @@ from services.tracing.tracer import tracer_of
 from services.wire import Port, Self
 
 if TYPE_CHECKING:
-    from engine_core.execution.runner import Runner
     from services.executor.figures import Figures
     from services.executor.report import Reports
     from services.executor.start import Engine
@@ -60,7 +59,6 @@ REST = 0.5  # seconds without work after which there is time for what takes mill
 LEAVE = 5.0  # seconds without work after which one that is told to end does: a busy scheduler elsewhere may need some
 COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
 BROKEN_SECONDS = 5.0  # between a step that fails and the end of the member that made it fail; it may write a report
-CAPTURE_SECONDS = 4.0  # between captures of graphs, each of which holds the streams up for 40 ms, while it never rests
 
 
 def run(config: Config, index: int) -> int:
@@ -142,7 +140,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
-        turn_until_stopped(steps, engine.runner, port, stop, watchdog, figures, lag, config.run.drain_timeout)
+        turn_until_stopped(steps, port, stop, figures, lag, config.run.drain_timeout)
     except PenstockError:
         raise
     except Exception as error:
@@ -180,28 +178,18 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         before = now
 
 
-def turn_until_stopped(
-    steps: Steps,
-    runner: Runner,
-    port: Port,
-    stop: Stop,
-    watchdog: Watchdog,
-    figures: Figures,
-    lag: Histogram,
-    drain: float,
-) -> None:
+def turn_until_stopped(steps: Steps, port: Port, stop: Stop, figures: Figures, lag: Histogram, drain: float) -> None:
     """Poll, and turn; told to stop, until nothing runs, the scheduler has gone, or `drain` seconds have passed.
 
     A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks every few
-    microseconds. What takes milliseconds and can wait is done at rest, or now and then where there is none: rare graphs
-    are captured, garbage is collected.
+    microseconds. Garbage is collected at rest, or now and then where there is none.
     """
     poller, polled = zmq.Poller(), port.socket
     poller.register(polled, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
     set_timer_slack(SLACK)
     next_tick = time.monotonic()
-    worked = collected = captured = time.monotonic()
+    worked = collected = time.monotonic()
     end = float("inf")
     while True:
         now = time.monotonic()
@@ -226,11 +214,6 @@ def turn_until_stopped(
         if not steps.idle:  # before the turn, in which a CPU does all of a step
             worked = now
         steps.turn()
-        if not steps.halved and (now - worked >= REST or now - captured >= CAPTURE_SECONDS):
-            captured = now
-            watchdog.rest()  # capturing takes its time; the next step is watched again
-            if runner.prepare_more():
-                continue
         if collection_due(now, worked, collected):
             collected = now
             gc.collect()

@@ -197,7 +197,7 @@ def make_runner(
 
 
 def warm_up(config: Config, runner: Runner, stages: Stages) -> tuple[tuple[int, float], ...]:
-    """Run every form of a step once, capture the graphs that a server starts with. The steps' positions and seconds."""
+    """Run every form of a step once, capture the graphs. The steps' positions and seconds."""
     stages.begin("warming up")
     took = []
     for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):

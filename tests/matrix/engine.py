@@ -105,8 +105,6 @@ class Engine:
         )
         self.runner.compile(self.runner.drafted(warm_steps(self.runner.sizes, cell.budget)))
         self.runner.prepare()
-        while self.runner.prepare_more():
-            pass
         self.scheduler = Scheduler(
             SchedulingOptions(
                 blocks=cell.blocks,

@@ -52,9 +52,8 @@ def options(device: str, *, graphs: bool = False) -> RunnerOptions:
 
 def gpu_runner(model: Network, *, graphs: bool) -> Runner:
     runner = Runner(model, tiny_spec(), options("cuda", graphs=graphs))
+    runner.compile(())
     runner.prepare()
-    while runner.prepare_more():
-        pass
     return runner
 
 

@@ -31,9 +31,8 @@ def on_cpu() -> list[list[int]]:
 
 def drafting_runner(model: Decoder | Fast, *, graphs: bool) -> Runner:
     runner = Runner(model, tiny_spec(), options("cuda", graphs=graphs), Draft(model, tiny_spec(), MOST))
+    runner.compile(())
     runner.prepare()
-    while runner.prepare_more():
-        pass
     return runner
 
 

@@ -8,11 +8,8 @@ import pytest
 
 from engine_core.execution.graph_sizes import (
     DRAFTED_MOST,
-    LARGEST,
     MIXED_MOST,
-    RARE,
     REHEARSED,
-    USUAL,
     Captures,
     GraphSizes,
     Shape,
@@ -81,27 +78,22 @@ def test_shapes_bound_rows_and_entries() -> None:
     assert entry_lengths(4) == (5, 4, 4, 4, 4)
 
 
-def test_the_largest_of_each_kind_come_first_then_common_sizes_then_the_rest() -> None:
-    order = list(capture_order(shapes(SIZES), SIZES.entries))
-    assert [(rank, size_of(what)) for rank, what in order] == [
-        (0, 32), (0, 6), (0, 6), (1, 16), (1, 4), (1, 4), (1, 2), (1, 2), (1, 1), (1, 1),
-    ]  # fmt: skip
-    ranks = [
-        rank for rank, _ in capture_order(shapes(graph_sizes(28, 600_000_000, 256, 8192, 1024)), decode_sizes(256))
-    ]
-    assert ranks == sorted(ranks)
-    assert RARE in ranks
+def test_the_largest_of_each_kind_come_first_then_the_rest() -> None:
+    largest, others = capture_order(shapes(SIZES), SIZES.entries)
+    assert [size_of(what) for what in largest] == [32, 6, 6]
+    assert [size_of(what) for what in others] == [16, 4, 4, 2, 2, 1, 1]
+    assert {type(what) for what in largest} == {type(what) for what in others} == {Shape, int}
 
 
 def test_captures_are_taken_in_order_until_none_is_left() -> None:
     captures = Captures(shapes(SIZES), SIZES.entries)
-    assert (captures.next_rank, captures.waiting, captures.taken) == (LARGEST, 10, 0)
+    largest, others = capture_order(shapes(SIZES), SIZES.entries)
+    assert (captures.waiting, captures.taken) == ((*largest, *others), 0)
     taken = []
     while captures.waiting:
-        assert captures.next_rank <= USUAL
-        taken.append(captures.take())
-    assert taken == [what for _, what in capture_order(shapes(SIZES), SIZES.entries)]
-    assert captures.next_rank > RARE
+        taken.append((captures.largest, captures.take()))
+    assert taken == [*((True, what) for what in largest), *((False, what) for what in others)]
+    assert not captures.largest
     assert captures.taken == 10
 
 
@@ -110,13 +102,13 @@ def test_what_may_take_kernels_of_its_own_is_rehearsed_and_stays_to_be_captured(
     captures = Captures(shapes(large), large.entries)
     found = captures.rehearsed
     assert {size_of(what) for what in found} == {*REHEARSED, 256, 320, 2048}
-    assert len(found) < captures.waiting / 2
+    assert len(found) < len(captures.waiting) / 2
     assert captures.taken == 0
 
 
 def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
-    order = capture_order((Shape(2, 2, 2, True),), (2,))
-    assert [what for _, what in order] == [Shape(2, 2, 2, True), 2]
+    assert capture_order((Shape(2, 2, 2, True),), (2,)) == ([Shape(2, 2, 2, True), 2], [])
+    assert capture_order((Shape(2, 2, 2, True),), ()) == ([Shape(2, 2, 2, True)], [])
 
 
 def test_all_but_the_largest_keep_their_hidden_states_beside_those_of_the_largest() -> None:

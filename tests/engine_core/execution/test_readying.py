@@ -27,7 +27,9 @@ def test_nothing_is_left_to_compile_for_the_whole_model() -> None:
     options = replace(gpu_runner(model, graphs=True).options)
     compile_steps(model, options, 100)
     runner = Runner(model, model.spec, options)
+    assert runner.graphs is not None
     with rehearsal() as missing:
+        runner.graphs.rehearse(runner.graphs.captures.waiting)
         for plan in warm_steps(runner.sizes, 100):
             runner.collect(runner.launch(plan))
     assert missing == []

@@ -151,7 +151,7 @@ class Asked:
 class Quiet:
     """Every part of a process that turns, with nothing to do. Its scheduler goes after so many turns."""
 
-    idle, halved, busy, planned = True, False, False, False
+    idle, halved, busy, planned = True, False, True, True  # so that it does not wait
 
     def __init__(self, socket: zmq.Socket[bytes], turns: int) -> None:
         self.socket = socket
@@ -174,12 +174,6 @@ class Quiet:
     def tick(self, *now: float) -> None:
         pass
 
-    def rest(self) -> None:
-        pass
-
-    def prepare_more(self) -> bool:
-        return True  # so that it does not wait
-
 
 @pytest.mark.parametrize(
     ("idle", "drain", "turns"), [(math.inf, math.inf, 0), (0.0, math.inf, 1000), (math.inf, 0.0, 1000)]
@@ -189,12 +183,11 @@ def test_told_to_end_it_serves_until_nobody_needs_it(
 ) -> None:
     """Until its scheduler has gone; or nothing came for a while, or the drain limit is over, while there is one."""
     monkeypatch.setattr(main, "LEAVE", idle)
-    monkeypatch.setattr(main, "REST", 0.0)
     reader, writer = os.pipe()
     with context.socket(zmq.PAIR) as socket:
         quiet: Any = Quiet(socket, 1000)
         lag = Histogram(LAG)
-        main.turn_until_stopped(quiet, quiet, quiet, Asked(reader), quiet, quiet, lag, drain)  # type: ignore[arg-type]
+        main.turn_until_stopped(quiet, quiet, Asked(reader), quiet, lag, drain)  # type: ignore[arg-type]
         assert quiet.turns == turns
     os.close(reader)
     os.close(writer)
