@@ -54,7 +54,7 @@ def microseconds(call: Callable[[], object], device: torch.device) -> float:
         for _ in range(CALLS):
             call()
 
-    graph, _ = Memory(device).capture(calls)
+    graph, _ = Memory(device).capture(calls, run=True)
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     took: list[float] = []
     for _ in range(1 + REPLAYS):  # the first one's beginning waits for the slowest rank
