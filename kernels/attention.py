@@ -38,8 +38,10 @@ class AttentionBatch:
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
-    # What streamed attention finds out on the device, by block size, likewise: see kernels.attention_schedule.
+    # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by
+    # block size, and the tiles of chunks, by their queries and the fewest of a row.
     schedules: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:

@@ -25,6 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention import AttentionBatch
+from kernels.attention_schedule import most_tiles, tiles_of
+from kernels.launch import overlaps
 
 try:
     from triton.experimental.gluon.language import barrier
@@ -80,12 +82,13 @@ def attend_chunks(
     shape, strides = [blocks * size, kv_heads * dim], [kv_heads * dim, 1]
     k_boxes, v_boxes = (TensorDescriptor(pages, shape, strides, [box, HALF], layout) for pages in (k_pages, v_pages))
     queries = GROUPS * (GROUP_LINES // (heads // kv_heads))  # of a tile
-    tiles = tokens // queries + rows  # a bound: count // queries + 1 for each row
-    chunk_kernel[(kv_heads, tiles)](
-        q, k_boxes, v_boxes, out, batch.query_start, batch.context, batch.slots, batch.block_tables,
-        rows, batch.block_tables.stride(0), q.stride(0), blocks * size, shortest, scale * LOG2_E,
+    tiles = tiles_of(batch, tokens, queries, shortest)
+    ahead = overlaps(q.device)
+    chunk_kernel[(kv_heads, most_tiles(rows, tokens, queries, shortest))](
+        q, k_boxes, v_boxes, out, tiles, batch.query_start, batch.context, batch.slots, batch.block_tables,
+        batch.block_tables.stride(0), q.stride(0), blocks * size, scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=size, BOX=box, LINES=GROUP_LINES,
-        KEYS=KEYS, STAGES=STAGES, num_warps=4, maxnreg=REGISTERS,
+        KEYS=KEYS, STAGES=STAGES, AHEAD=ahead, num_warps=4, maxnreg=REGISTERS, launch_pdl=ahead,
     )  # fmt: skip
 
 
@@ -97,19 +100,6 @@ def pieces_of(tiles, COUNT: gl.constexpr, BOX: gl.constexpr):
         return tiles.reinterpret(tiles.dtype, [COUNT, BOX, 64], LAYOUT)
     else:
         return tiles._reinterpret(tiles.dtype, [COUNT, BOX, 64], LAYOUT)
-
-
-@gluon.jit
-def find_row(query_start, tile, rows, QUERIES: gl.constexpr):
-    """The row that a tile belongs to: row r owns numbers from query_start[r] // QUERIES + r up to the next row's."""
-    low = 0
-    high = rows
-    while low < high:
-        middle = (low + high) // 2
-        owns = gl.load(query_start + middle) // QUERIES + middle <= tile
-        low = gl.where(owns, middle + 1, low)
-        high = gl.where(owns, high, middle)
-    return low - 1
 
 
 @gluon.jit
@@ -290,30 +280,35 @@ def attend_lines(
 
 
 @gluon.jit(
-    do_not_specialize=("rows", "table_stride", "outside", "shortest"),
-    do_not_specialize_on_alignment=("query_start", "context", "slots", "block_tables"),
+    do_not_specialize=("table_stride", "outside"),
+    do_not_specialize_on_alignment=("tiles", "query_start", "context", "slots", "block_tables"),
 )
 def chunk_kernel(
-    q, k_boxes, v_boxes, out, query_start, context, slots, block_tables,
-    rows, table_stride, q_stride, outside, shortest, scale,
+    q, k_boxes, v_boxes, out, tiles, query_start, context, slots, block_tables,
+    table_stride, q_stride, outside, scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
-    LINES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    LINES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """One tile of a row over all keys that it sees. scale: of the scores, in base 2. outside: a slot past the pages."""
+    """One tile of a row over all keys that it sees.
+
+    tiles: see `kernels.attention_schedule.list_tiles`. scale: of the scores, in base 2. outside: a slot past the pages.
+    """
     GROUP: gl.constexpr = HEADS // KV_HEADS
     QUERIES: gl.constexpr = LINES // GROUP  # of each of the two groups of warps
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     kv_head = gl.program_id(0)
     tile = gl.program_id(1)
-    row = find_row(query_start, tile, rows, 2 * QUERIES)
+    if tile >= gl.load(tiles):
+        return
+    row = gl.load(tiles + 1 + 2 * tile)
+    ahead = gl.load(tiles + 2 + 2 * tile)
     start = gl.load(query_start + row)
     count = gl.load(query_start + row + 1) - start
     before = gl.load(context + row) - count
     slot = gl.load(slots + row)
-    left = gl.cdiv(count, 2 * QUERIES) - 1 - (tile - start // (2 * QUERIES) - row)
-    ahead = left * 2 * QUERIES  # the tile of the last queries, which see most keys, comes first
     end = before + gl.minimum(ahead + 2 * QUERIES, count)
-    if (left < 0) | (count < shortest) | (end <= 0):
-        return
     table = block_tables + slot.to(gl.int64) * table_stride
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     k_tiles = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, KEYS, DIM], TILE)

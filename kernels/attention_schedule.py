@@ -1,7 +1,10 @@
-"""What each program of streamed attention owes, found on the device once for all layers of a step.
+"""What each program of attention owes, found on the device once for all layers of a step.
 
-Rows of one query are cut into units of keys. Leading blocks that all rows have in common, as prefix reuse leaves them,
-are units of their own: those are attended by many rows at once, so that they are read once.
+Chunks are cut into tiles of queries, which are listed: most rows of a step in a graph have none, and a program that had
+to look for its tile among all rows, or find that it has none, would take as long as many a tile does.
+
+For streamed attention rows of one query are cut into units of keys. Leading blocks that all rows have in common, as
+prefix reuse leaves them, are units of their own: those are attended by many rows at once, so that they are read once.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 from kernels.launch import overlaps
 
+ROWS = 256  # whose tiles are listed at once, so that one kernel serves steps of any number of rows
 HEADER = 3  # units that rows share; groups of rows; the first row that is served
 FEW_ROWS = 4  # rows from which a shared prefix is worth reading once
 SHORT = 4  # units from which it is
@@ -34,6 +38,57 @@ def schedule_units(batch: AttentionBatch, block_size: int, keys: int, together: 
         SHORT=SHORT, BLOCKS=BLOCKS, AHEAD=ahead, num_warps=8, launch_pdl=ahead,
     )  # fmt: skip
     return found
+
+
+def tiles_of(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
+    """The list of a step's tiles, launched when it is asked for first: see `list_tiles`."""
+    found = batch.tiles.get((queries, shortest))
+    if found is None:
+        found = batch.tiles[queries, shortest] = list_tiles(batch, tokens, queries, shortest)
+    return found
+
+
+def most_tiles(rows: int, tokens: int, queries: int, shortest: int) -> int:
+    """A bound of the tiles in that list: a row that is served has count // queries + 1 at most."""
+    return tokens // queries + min(rows, max(tokens // shortest, 1))
+
+
+def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
+    """int32 [1 + 2 * most tiles]: how many tiles of so many queries the rows of at least `shortest` have between them,
+    then for each its row and the first of its queries there. Rows come in their order, tiles of a row the last first.
+    """
+    rows = len(batch.context)
+    most = most_tiles(rows, tokens, queries, shortest)
+    found = torch.empty(1 + 2 * most, dtype=torch.int32, device=batch.context.device)
+    ahead = overlaps(found.device)
+    tiles_kernel[(1,)](
+        batch.query_start, found, rows, shortest,
+        TILE=ROWS, QUERIES=queries, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit(do_not_specialize=("rows", "shortest"), do_not_specialize_on_alignment=("query_start",))
+def tiles_kernel(
+    query_start, found, rows, shortest, TILE: tl.constexpr, QUERIES: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
+    """All rows of a step in one program, TILE at once."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    before = 0
+    for first in range(0, rows, TILE):
+        row = first + tl.arange(0, TILE)
+        real = row < rows
+        count = tl.load(query_start + row + 1, mask=real, other=0) - tl.load(query_start + row, mask=real, other=0)
+        tiles = tl.where(real & (count >= shortest), tl.cdiv(count, QUERIES), 0)
+        start = before + tl.cumsum(tiles, 0) - tiles
+        for at in range(tl.max(tiles, 0)):
+            place = found + 1 + 2 * (start + at)
+            tl.store(place, row, mask=at < tiles)
+            tl.store(place + 1, (tiles - 1 - at) * QUERIES, mask=at < tiles)
+        before += tl.sum(tiles, 0)
+    tl.store(found, before)
 
 
 @triton.jit

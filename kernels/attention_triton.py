@@ -1,10 +1,10 @@
 """Attention over paged keys and values in Triton, for rows of any mixture of queries and lengths.
 
 A program computes a tile: some queries of one row by the heads that share one key-value head, so that each key is read
-once for the whole group. Tiles are found on the device, by row or by binary search over `query_start`, and the grid is
-a bound that follows from sizes alone: nothing waits for the device, and a graph may hold the launch. Where tiles are
-few and contexts long, keys are cut into shares, and the last program of a tile to finish joins them (flash decoding:
-Dao et al., 2023). Softmax runs over blocks of keys with a running maximum (FlashAttention-2: Dao, 2023), in fp32.
+once for the whole group. Tiles are rows, or stand in a list that the device has made, and the grid is a bound that
+follows from sizes alone: nothing waits for the device, and a graph may hold the launch. Where tiles are few and
+contexts long, keys are cut into shares, and the last program of a tile to finish joins them (flash decoding: Dao et
+al., 2023). Softmax runs over blocks of keys with a running maximum (FlashAttention-2: Dao, 2023), in fp32.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.attention_schedule import most_tiles, tiles_of
 from kernels.attention_tiling import Tiling
 from kernels.launch import overlaps
 
@@ -48,7 +49,9 @@ def attend_tiles(
     assert queries > 0, f"{group} heads share keys, more than the {tiling.lines} lines of a tile"
     assert q.stride(2) == 1 and q.stride(1) == dim  # noqa: PT018
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and out.is_contiguous()  # noqa: PT018
-    tiles = rows if tiling.by_row else tokens // queries + rows  # a bound: count // queries + 1 for each row
+    listed, tiles = batch.query_start, rows
+    if not tiling.by_row:
+        listed, tiles = tiles_of(batch, tokens, queries, shortest), most_tiles(rows, tokens, queries, shortest)
     parts, masses, arrivals, places = out, out, batch.query_start, 1
     if tiling.splits > 1:
         reach = min(batch.max_context, window + queries + tiling.keys) if window else batch.max_context
@@ -61,8 +64,8 @@ def attend_tiles(
     ahead = overlaps(q.device)
     attention_kernel[(kv_heads, tiles, tiling.splits) if tiling.by_row else (tiles, kv_heads, tiling.splits)](
         q, k_pages, v_pages, out, parts, masses, arrivals, batch.context if schedule is None else schedule,
-        batch.query_start, batch.context, batch.slots, batch.block_tables,
-        rows, batch.block_tables.stride(0), q.stride(0), places, shortest, scale * LOG2_E,
+        listed, batch.query_start, batch.context, batch.slots, batch.block_tables,
+        batch.block_tables.stride(0), q.stride(0), places, scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT=tiling.splits > 1, SHARE=tiling.share,
         LEAST=max(tiling.least // tiling.keys, 1), LINES=tiling.lines, KEYS=tiling.keys,
@@ -73,38 +76,22 @@ def attend_tiles(
 
 
 @triton.jit
-def find_row(query_start, tile, rows, QUERIES: tl.constexpr):
-    """The row that a tile belongs to: row r owns numbers from query_start[r] // QUERIES + r up to the next row's."""
-    low = 0
-    high = rows
-    while low < high:
-        middle = (low + high) // 2
-        owns = tl.load(query_start + middle) // QUERIES + middle <= tile
-        low = tl.where(owns, middle + 1, low)
-        high = tl.where(owns, high, middle)
-    return low - 1
-
-
-@triton.jit
-def find_tile(query_start, rows, shortest, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
+def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
     """A program's key-value head, its tile and the row of that, the row's first token and its number of queries, the
-    tile's first query within the row, and whether this launch serves it.
+    tile's first query within the row, and whether this launch serves it. tiles: see `attention_schedule.list_tiles`.
     """
     if BY_ROW:
         kv_head, tile = tl.program_id(0), tl.program_id(1)
-        row = tile
+        row, ahead, served = tile, 0, True
     else:
         tile, kv_head = tl.program_id(0), tl.program_id(1)
-        row = find_row(query_start, tile, rows, QUERIES)
+        served = tile < tl.load(tiles)
+        row = tl.load(tiles + 1 + 2 * tile, mask=served, other=0)
+        ahead = tl.load(tiles + 2 + 2 * tile, mask=served, other=0)
     start = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - start
     if BY_ROW:
-        ahead = 0
         served = (count > 0) & (count <= QUERIES)
-    else:
-        left = tl.cdiv(count, QUERIES) - 1 - (tile - start // QUERIES - row)
-        ahead = left * QUERIES  # the tile of the last queries, which see most keys, comes first
-        served = (left >= 0) & (count >= shortest)
     return kv_head, tile, row, start, count, ahead, served
 
 
@@ -285,12 +272,12 @@ def cut_keys(
 
 
 @triton.jit(
-    do_not_specialize=("rows", "table_stride", "places", "shortest"),
-    do_not_specialize_on_alignment=("arrivals", "schedule", "query_start", "context", "slots", "block_tables"),
+    do_not_specialize=("table_stride", "places"),
+    do_not_specialize_on_alignment=("arrivals", "schedule", "tiles", "query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
-    q, k_pages, v_pages, out, parts, masses, arrivals, schedule, query_start, context, slots, block_tables,
-    rows, table_stride, q_stride, places, shortest, scale,
+    q, k_pages, v_pages, out, parts, masses, arrivals, schedule, tiles, query_start, context, slots,
+    block_tables, table_stride, q_stride, places, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr,
     LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr, YIELDS: tl.constexpr, AHEAD: tl.constexpr,
@@ -311,7 +298,7 @@ def attention_kernel(
     if YIELDS:  # noqa: SIM102 - `and` of the language evaluates both sides
         if tl.load(schedule) > 0:
             return
-    kv_head, tile, row, start, count, ahead, served = find_tile(query_start, rows, shortest, QUERIES, BY_ROW)
+    kv_head, tile, row, start, count, ahead, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
     if not served:

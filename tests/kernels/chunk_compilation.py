@@ -18,17 +18,17 @@ from kernels.attention_hopper import GROUP_LINES, KEYS, REGISTERS, STAGES, chunk
 def compiled(dim: int, block_size: int) -> dict[str, object]:
     sizes = {
         "HEADS": 32, "KV_HEADS": 8, "DIM": dim, "BLOCK_SIZE": block_size, "BOX": min(block_size, KEYS),
-        "LINES": GROUP_LINES, "KEYS": KEYS, "STAGES": STAGES,
+        "LINES": GROUP_LINES, "KEYS": KEYS, "STAGES": STAGES, "AHEAD": True,
     }  # fmt: skip
     layout = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
     types = dict.fromkeys(chunk_kernel.arg_names, "i32")
-    types |= dict.fromkeys(("query_start", "context", "slots", "block_tables"), "*i32")
+    types |= dict.fromkeys(("tiles", "query_start", "context", "slots", "block_tables"), "*i32")
     types |= dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<bf16[{sizes['BOX']}, 64],{layout}>")
     types |= dict.fromkeys(sizes, "constexpr") | {"q": "*bf16", "out": "*bf16", "scale": "fp32"}
     places = {name: (at,) for at, name in enumerate(chunk_kernel.arg_names)}
     aligned = {places[name]: [["tt.divisibility", 16]] for name in ("q", "out", "q_stride")}
     source = GluonASTSource(chunk_kernel, types, {places[name]: value for name, value in sizes.items()}, aligned)
-    options = {"num_warps": 4, "maxnreg": REGISTERS, "enable_fp_fusion": True}
+    options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True, "enable_fp_fusion": True}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     wanted = "wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"
     return {"shared": kernel.metadata.shared, "instructions": [name for name in wanted if name in kernel.asm["ptx"]]}

@@ -70,6 +70,20 @@ def test_every_end_of_a_row_in_its_last_block(context: int) -> None:
 
 
 @pytest.mark.gpu
+def test_many_chunks_of_few_queries() -> None:
+    scene = Scene([(5 + row % 3, 30 + 17 * row) for row in range(60)], 32, 8, 128, 16, torch.bfloat16).on("cuda")
+    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    if attend is None:
+        pytest.skip("this is no GPU of Hopper's generation")
+    found = [torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+    for out in found:
+        attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 5)
+    assert all(torch.equal(out, found[0]) for out in found)
+    for row in range(0, 60, 7):
+        assert error(scene, found[0], row, 0) < 5e-3, row
+
+
+@pytest.mark.gpu
 def test_queries_may_be_a_view_and_tables_of_many_slots() -> None:
     scene = Scene([(150, 400), (70, 70)], 8, 2, 128, 16, torch.bfloat16).on("cuda")
     wide = torch.full((len(scene.q), 12, 128), 9.0, dtype=torch.bfloat16, device="cuda")

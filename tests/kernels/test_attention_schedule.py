@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.attention import AttentionBatch
-from kernels.attention_schedule import FEW_ROWS, HEADER, SHORT, schedule_units
+from kernels.attention_schedule import FEW_ROWS, HEADER, SHORT, most_tiles, schedule_units, tiles_of
 
 KEYS = 64
 
@@ -78,3 +78,41 @@ def test_chunks_and_padding_have_no_units(device: str) -> None:
     found = schedule_units(batch_of(tables, [65, 100, 0, 64], [1, 20, 0, 1], device), 16, KEYS, 16).tolist()
     assert found[HEADER:] == [0, 2, 2, 2, 3]
     assert found[0] == 0
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [128],
+        [0, 0, 0],
+        [1, 1, 5, 33, 1, 0],
+        [4, 64, 65, 32, 31, 0, 0],
+        [700, 1, 9],
+        [1, 40] * 128 + [33] + [1, 70] * 130,
+    ],
+)
+@pytest.mark.parametrize("shortest", [1, 5, 33])
+def test_tiles_of_chunks(counts: list[int], shortest: int, device: str) -> None:
+    """Rows in order, the last queries of each first, and no row that is shorter."""
+    contexts = [count and count + 7 for count in counts]
+    batch = batch_of([[0]] * len(counts), contexts, counts, device)
+    tokens = sum(counts) + 3  # padded
+    listed = tiles_of(batch, tokens, 32, shortest)
+    held = listed.tolist()
+    wanted = []
+    for row, count in enumerate(counts):
+        if count >= shortest:
+            wanted += [(row, first) for first in range(0, count, 32)][::-1]
+    assert held[0] == len(wanted) <= most_tiles(len(counts), tokens, 32, shortest)
+    assert list(zip(held[1:][::2], held[2:][::2], strict=True))[: len(wanted)] == wanted
+    assert tiles_of(batch, tokens, 32, shortest) is listed
+
+
+def test_a_list_has_room_for_any_chunks() -> None:
+    """Counts drawn to have as many tiles as can be: chunks one query longer than a tile, or as short as are served."""
+    random = Random(5)
+    for _ in range(200):
+        shortest, queries = random.choice((1, 5, 17, 40)), random.choice((2, 16, 32))
+        counts = [random.choice((1, shortest, queries + 1, 3 * queries + 1)) for _ in range(random.randint(1, 60))]
+        tiles = sum(-(-count // queries) for count in counts if count >= shortest)
+        assert tiles <= most_tiles(len(counts), sum(counts), queries, shortest)
