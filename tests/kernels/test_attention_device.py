@@ -91,6 +91,7 @@ def test_a_graph_of_a_mixture_replays_with_other_rows() -> None:
     scene.batch = replace(scene.batch, max_context=2048, arrivals=arrival_counters(torch.device("cuda")))
     paged(scene)
     torch.cuda.synchronize()
+    scene.batch = replace(scene.batch, spans={}, schedules={}, tiles={})  # as each step has them: found in the graph
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = paged(scene)

@@ -123,7 +123,7 @@ def replayed(
             def thrice(still: tuple[Tensor, Tensor, Tensor] = still) -> list[Pair]:
                 return [exchange.add(*still, EPS) for _ in range(3)]
 
-            graph, outputs = Memory(device).capture(thrice)
+            graph, outputs = Memory(device).capture(thrice, run=True)
             scenes.append((graph, outputs, still, variants))
         for _ in range(replays):
             graph, outputs, still, variants = order.choice(scenes)

@@ -15,7 +15,7 @@ from engine_core.execution.group import ALONE, Group
 from kernels.exchange import Inboxes, empty_word
 
 WIDTH = 8
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Memory:
@@ -30,8 +30,9 @@ class Memory:
 
 def exchange_of(rows: int, memory: Memory) -> Exchange:
     """One rank's with itself."""
-    box = torch.full((2, 1, rows, WIDTH), empty_word(torch.float32), dtype=torch.int32)
-    inboxes = Inboxes(torch.tensor([box.data_ptr()]), torch.zeros(rows, dtype=torch.int32), 0, WIDTH, torch.float32)
+    box = torch.full((2, 1, rows, WIDTH), empty_word(torch.float32), dtype=torch.int32, device=DEVICE)
+    boxes, turns = torch.tensor([box.data_ptr()], device=DEVICE), torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    inboxes = Inboxes(boxes, turns, 0, WIDTH, torch.float32)
     return Exchange(inboxes, memory, rows)  # type: ignore[arg-type]
 
 
@@ -59,7 +60,7 @@ def test_rows_up_to_the_first_size_that_is_no_quicker(found: list[tuple[int, flo
 
 def test_every_size_that_there_is_room_for_is_tried(times: list[float]) -> None:
     times += [3.0, 9.0, 4.0, 8.0, 5.0, 7.0]
-    assert try_exchange(ALONE, exchange_of(63, Memory()), CPU) == [
+    assert try_exchange(ALONE, exchange_of(63, Memory()), DEVICE) == [
         Trial(1, 3.0, 9.0), Trial(8, 4.0, 8.0), Trial(32, 5.0, 7.0)
     ]  # fmt: skip
     assert not times
@@ -74,7 +75,7 @@ def test_the_group_has_it_for_the_rows_that_all_ranks_agree_on(
     times += [3.0, 9.0, 4.0, 8.0, 5.0, 7.0]
     memory = Memory()
     exchange = exchange_of(40, memory)
-    group, trials = quickest(ALONE, exchange, CPU)
+    group, trials = quickest(ALONE, exchange, DEVICE)
     assert asked == [32]
     assert [trial.rows for trial in trials] == [1, 8, 32]
     assert group == replace(ALONE, exchange=group.exchange)
@@ -86,7 +87,7 @@ def test_the_group_has_it_for_the_rows_that_all_ranks_agree_on(
 def test_an_exchange_that_is_never_quicker_is_closed(times: list[float]) -> None:
     times += [9.0, 3.0]
     memory = Memory()
-    group, trials = quickest(ALONE, exchange_of(1, memory), CPU)
+    group, trials = quickest(ALONE, exchange_of(1, memory), DEVICE)
     assert group.exchange is None
     assert trials == [Trial(1, 9.0, 3.0)]
     assert memory.closed == 1
