@@ -39,8 +39,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 serve: setup
 	$(BIN)/penstock serve $(MODEL) --port $(PORT) $(ARGS)
 
-# Tests start many processes, which all import the same: it is compiled once, whatever the environment says.
+# Tests start many processes, which all import the same: it is compiled once, whatever the environment says. They run on
+# the CPU, also where there is a GPU, of which each of their servers would take most: `pytest -m gpu` and the kernels'
+# tests run there.
 test: export PYTHONDONTWRITEBYTECODE =
+test: export CUDA_VISIBLE_DEVICES =
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
