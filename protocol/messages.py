@@ -75,7 +75,7 @@ class Sampling(Part, frozen=True, kw_only=True):
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
     seed: int = 0  # always filled: the client's, or a random one
-    max_tokens: int | None = None  # None until the tokenizer knows the prompt's length
+    max_tokens: int | None = None  # None until the tokenizer knows the prompt's length; 0 until then: the echo alone
     min_tokens: int = 0  # until then end-of-sequence and stop token ids are masked
     stop_token_ids: tuple[int, ...] = ()  # the request's own; kept in the ids
     eos_token_ids: tuple[int, ...] = ()  # the model's; filled by the tokenizer, also under ignore_eos

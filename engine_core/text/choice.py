@@ -38,6 +38,7 @@ class Choice:
         "_approximations",
         "_detokenizer",
         "_drafted",
+        "_echo_alone",
         "_first",
         "_include_stop",
         "_length",
@@ -61,6 +62,7 @@ class Choice:
         prompt_tokens: int,
         min_tokens: int,
         include_stop: bool,
+        echo_alone: bool = False,
         approximations: tuple[str, ...] = (),
         parser: OutputParser | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Choice:
         self._prompt_tokens = prompt_tokens
         self._min_tokens = min_tokens
         self._include_stop = include_stop
+        self._echo_alone = echo_alone  # what is generated is not told
         self._approximations = approximations  # told with the first delta
         self._drafted: tuple[int, int] | None = None  # draft tokens accepted and rejected, as last told
         self.written = array("i")  # the output's tokens so far
@@ -91,6 +94,8 @@ class Choice:
 
     def advance(self, token_ids: Sequence[int], finish: int = Finish.NONE, extra: TokenExtra | None = None) -> Delta:
         """Take output tokens, the last ones when `finish` says so."""
+        if self._echo_alone:
+            return self._echoed(finish, extra)
         if self._first is not None or finish or extra is not None or len(token_ids) != 1:
             return self._advance(token_ids, finish, extra)
         # The steady step: one token, nothing beside it.
@@ -162,6 +167,14 @@ class Choice:
             stop_hit=match is not None and not finish,
             pieces=pieces,
         )
+
+    def _echoed(self, finish: int, extra: TokenExtra | None) -> Delta:
+        """The prompt and the end, whatever came behind it."""
+        self.ended = True
+        told = Finish.LENGTH if finish in (Finish.NONE, Finish.STOP) else finish
+        if extra is not None:
+            extra = msgspec.structs.replace(extra, logprobs=None)
+        return Delta(self._with_echo(""), 0, told, self._extra(None, told, extra, [], 0), stop_hit=not finish)
 
     def _thinking(self) -> bool:
         return self._parser is not None and self._parser.thinking

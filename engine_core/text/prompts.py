@@ -183,11 +183,14 @@ class Prompter:
         return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
 
     def _max_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
-        """Tokens that may be generated. A generation_config's max_new_tokens is a habit of a library, not a limit."""
+        """Tokens that may be generated. A generation_config's max_new_tokens is a habit of a library, not a limit.
+
+        Every request makes a token: of one that wants none it is not told.
+        """
         longest = self._limits.max_model_len
         room = longest - prompt
-        if wanted is not None and wanted <= room:
-            return wanted
+        if wanted is not None and max(wanted, 1) <= room:
+            return max(wanted, 1)
         if wanted is None and room > 0:
             return room
         asked = (

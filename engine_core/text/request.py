@@ -144,6 +144,7 @@ class Request:
                 else SILENT,
                 StopScanner(stops, include_stop=text.include_stop) if stops is not None else None,
                 echo=prepared.echo,
+                echo_alone=text.sampling.max_tokens == 0,
                 prompt_tokens=len(prepared.token_ids),
                 min_tokens=text.sampling.min_tokens,
                 include_stop=text.include_stop,

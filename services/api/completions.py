@@ -131,7 +131,13 @@ def check_ids(ids: list[int], path: str, model: ServedModel, *, any_length: bool
 
 
 def lengths(request: CompletionRequest) -> Lengths:
-    """Output length and logprobs under the names they have in completions; echo with logprobs asks for the prompt's."""
+    """Output length and logprobs under the names they have in completions; echo with logprobs asks for the prompt's.
+
+    Raises InvalidRequest when there would be nothing to answer.
+    """
+    if request.max_tokens == 0 and not request.echo:
+        message = "max_tokens is 0, which leaves nothing to answer: with echo it is the prompt alone"
+        raise InvalidRequest(message, param="max_tokens", code="invalid_value")
     logprobs = -1 if request.logprobs is None else request.logprobs
     return Lengths(
         max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,

@@ -176,6 +176,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_TOKEN_ID)] | None = None  # 0 with echo: the prompt alone
     logprobs: TopCount | None = None
     echo: bool | None = None
 

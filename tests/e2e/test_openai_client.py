@@ -79,6 +79,27 @@ def test_echo_returns_the_prompt_with_its_logprobs(client: openai.OpenAI) -> Non
     assert choice.logprobs.text_offset == sorted(choice.logprobs.text_offset)
 
 
+def test_an_echo_alone_scores_the_prompt(client: openai.OpenAI) -> None:
+    """What evaluation harnesses ask for: the same scores as beside a token, and no token."""
+    prompts = ["One two three", "Four"]
+    said = {"model": "penstock-demo", "prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0}
+    alone = client.completions.create(max_tokens=0, **said)
+    beside = client.completions.create(max_tokens=1, **said)
+    assert [choice.text for choice in alone.choices] == prompts
+    assert {choice.finish_reason for choice in alone.choices} == {"length"}
+    assert alone.usage is not None
+    assert alone.usage.completion_tokens == 0
+    for choice, other in zip(alone.choices, beside.choices, strict=True):
+        assert choice.logprobs is not None
+        assert other.logprobs is not None
+        assert choice.logprobs.tokens == other.logprobs.tokens[:-1]
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:-1])
+        assert choice.logprobs.text_offset == other.logprobs.text_offset[:-1]
+    parts = [part for part in client.completions.create(max_tokens=0, stream=True, **said) if part.choices]
+    for index, prompt in enumerate(prompts):
+        assert "".join(part.choices[0].text for part in parts if part.choices[0].index == index) == prompt
+
+
 def test_three_choices_differ_and_share_the_prompt(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="penstock-demo", messages=STORY, n=3, temperature=1.0, seed=11, max_tokens=60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,9 @@ FOUND = vocabulary("byte_level")
 EOS = FOUND.eos or 0
 
 
-def make(stops: tuple[str, ...] = (), *, echo: str = "", min_tokens: int = 0, include: bool = False) -> Choice:
+def make(
+    stops: tuple[str, ...] = (), *, echo: str = "", min_tokens: int = 0, include: bool = False, alone: bool = False
+) -> Choice:
     return Choice(
         FOUND,
         detokenizer(FOUND, skip_special_tokens=True),
@@ -31,6 +34,7 @@ def make(stops: tuple[str, ...] = (), *, echo: str = "", min_tokens: int = 0, in
         prompt_tokens=5,
         min_tokens=min_tokens,
         include_stop=include,
+        echo_alone=alone,
     )
 
 
@@ -127,6 +131,21 @@ def test_an_end_without_tokens_still_has_the_first_extra() -> None:
     delta = make(echo="prompt").advance([], Finish.ABORT)
     assert (delta.text, delta.tokens, delta.finish) == ("prompt", 0, Finish.ABORT)
     assert delta.extra == TextExtra(row=0, prompt_tokens=5)
+
+
+@pytest.mark.parametrize(("finish", "told"), [
+    (Finish.LENGTH, Finish.LENGTH), (Finish.STOP, Finish.LENGTH), (Finish.NONE, Finish.LENGTH),
+    (Finish.ABORT, Finish.ABORT), (Finish.GRAMMAR, Finish.GRAMMAR),
+])  # fmt: skip
+def test_an_echo_alone_tells_nothing_of_what_was_generated(finish: Finish, told: Finish) -> None:
+    ids = FOUND.encode("a", add_special_tokens=False)
+    choice = make(("a",), echo="prompt", alone=True)
+    extra = msgspec.structs.replace(logprobs(ids), cached_tokens=3, stop_token=ids[0])
+    delta = choice.advance(ids, finish, extra)
+    assert (delta.text, delta.tokens, delta.finish, delta.stop_hit) == ("prompt", 0, told, finish is Finish.NONE)
+    assert delta.extra == TextExtra(row=0, prompt_tokens=5, cached_tokens=3)
+    assert choice.ended
+    assert choice.tokens == 0
 
 
 def test_an_engines_error_is_told() -> None:

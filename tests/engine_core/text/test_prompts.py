@@ -72,6 +72,7 @@ def test_max_tokens_is_filled_with_the_room_that_is_left() -> None:
     made = prepare()
     assert made.request.sampling.max_tokens == LENGTH - len(made.token_ids)
     assert prepare(sampling=Sampling(max_tokens=5)).request.sampling.max_tokens == 5
+    assert prepare(sampling=Sampling(max_tokens=0), echo=True).request.sampling.max_tokens == 1, "which is not told"
     exact = prepare(prompt_ids=pack("i", [7] * 60), sampling=Sampling(max_tokens=4))
     assert exact.request.sampling.max_tokens == 4
 

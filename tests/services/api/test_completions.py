@@ -152,6 +152,35 @@ async def test_echo_alone_asks_for_no_logprobs() -> None:
     assert port.of(SubmitText)[0].sampling.prompt_logprobs == -1
 
 
+async def test_an_echo_alone_has_the_prompts_logprobs() -> None:
+    def steps(request: SubmitText) -> list[list[Row]]:
+        extra = {"prompt_tokens": 2, "prompt_logprobs": (None, position("b", 2, 1, 1))}
+        return [[Row(text="ab", tokens=0, finish=Finish.LENGTH, extra=extra)]]
+
+    body = {"prompt": "ab", "logprobs": 1, "echo": True, "max_tokens": 0}
+    port = FakePort(answering(steps))
+    _, text = await post(port, body)
+    assert port.of(SubmitText)[0].sampling.max_tokens == 0
+    answer = json.loads(text)
+    check(types.Completion, answer)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+    assert choice["logprobs"]["tokens"] == ["a", "b"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (2, 0)
+    _, text = await post(FakePort(answering(steps)), body | {"stream": True})
+    chunks = events(text)
+    check_completion_chunks(chunks)
+    assert texts(chunks) == {0: "ab"}
+
+
+async def test_no_tokens_without_an_echo_leave_nothing_to_answer() -> None:
+    for echo in (None, False):
+        status, text = await post(FakePort(answering(words("ok"))), {"prompt": "ab", "max_tokens": 0, "echo": echo})
+        assert status == 400
+        assert json.loads(text)["error"]["param"] == "max_tokens"
+
+
 async def test_prompt_logprobs_of_every_prompt() -> None:
     port = FakePort(answering(echoing))
     _, text = await post(port, {"prompt": ["ab", "ab"], "prompt_logprobs": 1})

@@ -101,7 +101,7 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("allowed_token_ids", [-1], "allowed_token_ids[0]"),
     ("min_tokens", -1, "min_tokens"),
     ("min_tokens", 513, "min_tokens"),
-    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", 0, "max_tokens"),  # with echo: see test_completions
     ("max_tokens", -1, "max_tokens"),
     ("max_tokens", 513, "max_tokens"),
     ("max_tokens", 10**30, "max_tokens"),
