@@ -105,6 +105,8 @@ def body(params: SamplingParams | None) -> dict[str, Any]:
             raise InvalidRequest(f"{name}: {value} is not a finite number", param=name, code="invalid_value")
     if params.stop == []:
         fields["stop"] = None
+    if params.max_tokens == 0:  # a completion may be an echo alone; nothing is echoed here
+        raise InvalidRequest("max_tokens is 0; at least one token is made", param="max_tokens", code="invalid_value")
     if not params.detokenize and params.stop:
         raise InvalidRequest("stop needs detokenize to be true", param="stop", code="invalid_value")
     return {name: value for name, value in fields.items() if value is not None}
