@@ -9,29 +9,18 @@ request at a time, greedy, as many tokens of each. The ways take turns, so that 
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
-import signal
 import sys
-import time
-import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from benchmarks.cpu_embedded import cpu_model, write
-from benchmarks.h200 import device, versions
-from benchmarks.serve import commit, machine
-from benchmarks.server import serving
-from benchmarks.speculation import arguments_of
-from services.bench.run import ROOT
+from benchmarks.cpu_embedded import write
+from benchmarks.speculation import RESULTS, origin, parser_of, post, served
 
-RESULTS = ROOT / "benchmarks" / "results"
 OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "schema_drafts_cpu.json", "cuda": RESULTS / "schema_drafts_h200.json"}
 
 
@@ -58,11 +47,10 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
         },
     }),
 }  # by prompt  # fmt: skip
-SERVERS: Mapping[str, str] = {"plain": "", "ngram": '{"method": "ngram", "num_speculative_tokens": 8}'}  # options
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way to ask."""
+    """One way to ask one of `benchmarks.speculation.SERVERS`."""
 
     name: str
     server: str = "plain"
@@ -113,13 +101,8 @@ def body(way: Way, prompt: str, tokens: int) -> dict[str, Any]:
 
 def ask(url: str, asked: Mapping[str, Any]) -> Asked:
     """The answer to a request."""
-    request = urllib.request.Request(
-        url + "/v1/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
-    )
-    began = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        usage = json.load(answer)["usage"]
-    seconds = time.perf_counter() - began
+    found, seconds = post(url + "/v1/completions", asked)
+    usage = found["usage"]
     details = usage["completion_tokens_details"]
     return Asked(seconds, usage["completion_tokens"], details["accepted_prediction_tokens"])
 
@@ -162,32 +145,19 @@ def table(rows: Sequence[Figures]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=tuple(OUTPUTS), default="cpu")
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")
     parser.add_argument("--rounds", type=int, default=7, help="times that each prompt is asked and measured")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of each server on a CPU")
-    parser.add_argument("--output", type=Path, help="default: by the device, in benchmarks/results")
-    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the servers are ended, too
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    with ExitStack() as running:
-        urls, chip = {}, ""
-        for name, option in SERVERS.items():
-            extra = ["--speculative-config", option] if option else []
-            server = running.enter_context(serving([*arguments_of(options.device, options.threads), *extra]))
-            urls[name], chip = server.url, chip or device(server)
+    with served(dict.fromkeys(way.server for way in WAYS), options) as (urls, chip):
         rows = figures(measure(urls, options.tokens, options.rounds))
     print(table(rows))
     write(options.output or OUTPUTS[options.device], {
-        "started": started, "commit": options.commit or commit(), "machine": machine() | {"cpu": cpu_model()},
-        "chip": chip, "versions": versions(), "model": "embedded",
+        **origin(started, options, urls, chip),
         "workload": "records of three schemas, one request at a time, greedy, ends ignored",
-        "tokens": options.tokens, "rounds": options.rounds, "threads": options.threads, "concurrency": 1,
-        "cache": "prompts and schemas are cached from the first round on, which is not counted",
-        "speculative_config": {name: json.loads(option) for name, option in SERVERS.items() if option},
-        "figures": rows,
+        "tokens": options.tokens, "rounds": options.rounds,
+        "cache": "prompts and schemas are cached from the first round on, which is not counted", "figures": rows,
     })  # fmt: skip
     return 0
 

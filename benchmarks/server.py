@@ -111,12 +111,12 @@ def ready_url(process: subprocess.Popen[bytes], notices: NoticeSocket, deadline:
     return ""
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a server in order, by force if that takes too long."""
+def end(process: subprocess.Popen[bytes], seconds: float = END_LIMIT) -> None:
+    """End a server in order, by force if that takes longer."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(END_LIMIT)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -17,8 +17,8 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -116,19 +116,22 @@ def ask(url: str, text: str, *, predicted: str = "") -> Asked:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": LONGEST}
     if predicted:
         body["prediction"] = {"type": "content", "content": predicted}
-    request = urllib.request.Request(
-        url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    began = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        found = json.load(answer)
-    seconds = time.perf_counter() - began
+    found, seconds = post(url + "/v1/chat/completions", body)
     usage = found["usage"]
     details = usage["completion_tokens_details"]
     return Asked(
         found["choices"][0]["message"]["content"], seconds, usage["completion_tokens"],
         details["accepted_prediction_tokens"], details["rejected_prediction_tokens"],
     )  # fmt: skip
+
+
+def post(url: str, body: Mapping[str, Any]) -> tuple[Any, float]:
+    """The answer to a request, and the seconds that it took."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    began = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        found = json.load(answer)
+    return found, time.perf_counter() - began
 
 
 def measure(
@@ -193,40 +196,59 @@ def arguments_of(device: str, threads: int) -> list[str]:
     return [*common, "--cpu-threads", str(threads)] if device == "cpu" else common
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+@contextmanager
+def served(names: Iterable[str], options: argparse.Namespace) -> Iterator[tuple[dict[str, str], str]]:
+    """These of SERVERS side by side: the address of each, and what they run on. SIGTERM ends them, too."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with ExitStack() as running:
+        urls, chip = {}, ""
+        for name in names:
+            extra = ["--speculative-config", SERVERS[name]] if SERVERS[name] else []
+            server = running.enter_context(serving([*arguments_of(options.device, options.threads), *extra]))
+            urls[name], chip = server.url, chip or device(server)
+        yield urls, chip
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The options of a measurement of drafts."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--device", choices=tuple(OUTPUTS), default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each server on a CPU")
+    parser.add_argument("--output", type=Path, help="default: by the device, in benchmarks/results")
+    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
+    return parser
+
+
+def origin(started: str, options: argparse.Namespace, urls: Iterable[str], chip: str) -> dict[str, Any]:
+    """What the record of a measurement says of where it comes from."""
+    return {
+        "started": started, "commit": options.commit or commit(), "machine": machine() | {"cpu": cpu_model()},
+        "chip": chip, "versions": versions(), "model": "embedded", "threads": options.threads, "concurrency": 1,
+        "speculative_config": {name: json.loads(SERVERS[name]) for name in urls if SERVERS[name]},
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("--ways", default=",".join(way.name for way in WAYS), help="with commas; plain is always there")
     parser.add_argument("--lists", type=int, default=8, help="lists to repeat")
     parser.add_argument("--words", type=int, default=16, help="of each list")
     parser.add_argument("--questions", type=int, default=12, help="of the canary")
     parser.add_argument("--rounds", type=int, default=5, help="times that each text is asked and measured")
     parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of each server on a CPU")
-    parser.add_argument("--output", type=Path, help="default: by the device, in benchmarks/results")
-    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the servers are ended, too
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     ways = [way for way in WAYS if way.name in ("plain", *options.ways.split(","))]
     loads = {"copy": lists(options.lists, options.words, options.seed), "chat": questions(options.questions)}
-    with ExitStack() as running:
-        urls, chip = {}, ""
-        for name in dict.fromkeys(way.server for way in ways):
-            extra = ["--speculative-config", SERVERS[name]] if SERVERS[name] else []
-            server = running.enter_context(serving([*arguments_of(options.device, options.threads), *extra]))
-            urls[name], chip = server.url, chip or device(server)
+    with served(dict.fromkeys(way.server for way in ways), options) as (urls, chip):
         found = measure(urls, ways, loads, options.rounds)
     rows = figures(found)
     print(table(rows))
     write(options.output or OUTPUTS[options.device], {
-        "started": started, "commit": options.commit or commit(), "machine": machine() | {"cpu": cpu_model()},
-        "chip": chip, "versions": versions(), "model": "embedded",
+        **origin(started, options, urls, chip),
         "workload": "copy: lists of made-up words repeated; chat: the canary's questions; one at a time, greedy",
         "lists": options.lists, "words": options.words, "questions": options.questions, "rounds": options.rounds,
-        "threads": options.threads, "concurrency": 1,
-        "cache": "prompts are cached from the first round on, which is not counted",
-        "speculative_config": {name: json.loads(SERVERS[name]) for name in urls if SERVERS[name]}, "goal": GOAL,
+        "cache": "prompts are cached from the first round on, which is not counted", "goal": GOAL,
         "figures": rows,
     })  # fmt: skip
     if options.device == "cpu" and any(row.differing for row in rows):

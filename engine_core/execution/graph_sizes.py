@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,33 +93,32 @@ def entry_lengths(entries: int) -> tuple[int, ...]:
 
 
 class Captures:
-    """The graphs of one model that are still to be captured, in `capture_order`."""
+    """The graphs of one model in `capture_order`, and how many of them were captured."""
 
     def __init__(self, wanted: Sequence[Shape], entries: Sequence[int]) -> None:
         largest, others = capture_order(wanted, entries)
-        self._waiting = deque((*largest, *others))
-        self._others = len(others)
+        self._order = (*largest, *others)
+        self._largest = len(largest)
         self.taken = 0
 
     @property
     def waiting(self) -> tuple[Shape | int, ...]:
-        return tuple(self._waiting)
+        return self._order[self.taken :]
 
     @property
     def largest(self) -> bool:
         """Whether the next is the largest of its kind."""
-        return len(self._waiting) > self._others
+        return self.taken < self._largest
 
     @property
     def rehearsed(self) -> list[Shape | int]:
         """Of each kind, and of very different sizes: all that may take kernels of its own."""
-        largest = len(self._waiting) - self._others
-        return [what for at, what in enumerate(self._waiting) if at < largest or size_of(what) in REHEARSED]
+        return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in REHEARSED]
 
     def take(self) -> Shape | int:
         """The next, which the caller captures now."""
         self.taken += 1
-        return self._waiting.popleft()
+        return self._order[self.taken - 1]
 
 
 def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> tuple[list[Shape | int], list[Shape | int]]:

@@ -1,7 +1,7 @@
 """Whether the step at hand takes longer than a step can: how long is measured, who looks is a thread of its own.
 
 The thread counts its own ticks, none for more than two of them, so that a process that was stopped for a while, or got
-no processor, is not late when it goes on. Loading, captured graphs and steps that wait for masks are nobody's step.
+no processor, is not late when it goes on. Loading and steps that wait for masks are nobody's step.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks import server
 from services.notify import NoticeSocket
 
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
@@ -120,13 +121,7 @@ def serving(
 def end(process: subprocess.Popen[bytes]) -> None:
     """With SIGTERM, and by force if that takes too long; no child of its outlives it."""
     orphans = descendants(process.pid)
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    server.end(process, LIMIT)
     for pid in orphans:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

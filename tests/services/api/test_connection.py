@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from protocol.messages import Abort, Finish, Message, SubmitText
 from services.api import connection
 from services.api.app import application
-from services.api.connection import Connection
+from services.api.connection import Connection, Outlet
 from services.api.frames import Frames
 from services.api.reply import Choice, Reply
 from services.api.service import Service
@@ -261,15 +261,21 @@ async def test_a_client_that_goes_with_another_request_behind_the_first_is_abort
         assert found.sent.empty()
 
 
+async def streaming(found: World) -> tuple[Connection, Outlet]:
+    """The server's side of a stream that has begun, and the way out that stands open to it."""
+    client, number = await found.ask()
+    found.port.arrive(batch([(number, Row(text="one"))]))
+    await client.head()
+    (server,) = connections(found)
+    outlet = connection.outlet_of(dict(server.scope))
+    assert outlet is not None
+    assert outlet.open
+    return server, outlet
+
+
 async def test_a_connection_that_is_closing_is_not_written_to() -> None:
     async with world() as found:
-        client, number = await found.ask()
-        found.port.arrive(batch([(number, Row(text="one"))]))
-        await client.head()
-        (server,) = connections(found)
-        outlet = connection.outlet_of(dict(server.scope))
-        assert outlet is not None
-        assert outlet.open
+        server, outlet = await streaming(found)
         server.transport.close()
         assert not outlet.open
 
@@ -277,13 +283,7 @@ async def test_a_connection_that_is_closing_is_not_written_to() -> None:
 async def test_a_body_that_is_not_chunked_takes_the_long_way() -> None:
     """uvicorn chunks every stream; an outlet that finds one it did not chunk says so."""
     async with world() as found:
-        client, number = await found.ask()
-        found.port.arrive(batch([(number, Row(text="one"))]))
-        await client.head()
-        (server,) = connections(found)
-        outlet = connection.outlet_of(server.scope)
-        assert outlet is not None
-        assert outlet.open
+        server, outlet = await streaming(found)
         server.cycle.chunked_encoding = None
         assert not outlet.open
         server.cycle.chunked_encoding = True
