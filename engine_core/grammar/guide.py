@@ -10,11 +10,13 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher
 
+from engine_core.grammar.spacing import Habits, Spacing
 from engine_core.grammar.tokens import GrammarTokens
 from protocol.errors import EngineFailure, GrammarFailure
 from protocol.messages import Automaton
 
 LONGEST_RUN = 64  # forced tokens looked at in one go
+SHORT_RUN = 16  # forced tokens behind which more is guessed
 MOST_FORCED = 32_768  # tokens; the library looks at all of them at every step
 FREE = 0.01  # seconds that a token's mask may take at any time: it is made beside a forward pass
 MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long enough
@@ -23,7 +25,7 @@ MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long 
 class Guide:
     """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
 
-    __slots__ = ("_after", "_failure", "_owed", "_seen", "_tokens", "bound", "ended", "family", "matcher")
+    __slots__ = ("_after", "_failure", "_owed", "_seen", "_spacing", "_tokens", "bound", "ended", "family", "matcher")
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
@@ -33,6 +35,7 @@ class Guide:
         self._seen = 0  # tokens of `after` that the output ends with
         self._failure = ""
         self._owed = 0.0  # seconds
+        self._spacing: Spacing | None = None
         self.ended = False  # an end-of-sequence token was taken
         self.bound = not self._after  # constrained now
         check(self.matcher)
@@ -76,6 +79,19 @@ class Guide:
             return []
         return found[:LONGEST_RUN]
 
+    def learn(self, shared: Habits) -> None:
+        """Have `likely` guess, by where this output and others put whitespace. Copies don't."""
+        self._spacing = Spacing(self._tokens, shared)
+
+    def likely(self, forced: list[int]) -> list[int]:
+        """Tokens that come next, behind what is `forced` now, if whitespace stands where it mostly does, split as the
+        model would split them; [] where there is a choice beyond that. Guesses, like forced tokens."""
+        if self._spacing is None or not self.bound or self.ended or self._failure or self._owed:
+            return []
+        if len(forced) > SHORT_RUN or self.matcher.is_stopped():
+            return []
+        return self._spacing.likely(self.matcher, forced)
+
     def prime(self) -> None:
         """Make now what the automaton makes when it is first asked, for all copies. Raises GrammarFailure."""
         self.matcher.compute_bitmask()
@@ -88,7 +104,7 @@ class Guide:
         twin._tokens = self._tokens
         twin.matcher, twin.family = self.matcher.deep_copy(), self.family
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
-        twin._owed = self._owed
+        twin._owed, twin._spacing = self._owed, None
         twin.ended, twin.bound = self.ended, self.bound
         return twin
 
@@ -128,17 +144,21 @@ class Guide:
             self.fail(f"following the structure takes much more than {FREE * 1000:.0f} ms a token")
 
     def _consume(self, token_ids: list[int]) -> None:
-        ends, consume = self._tokens.eos, self.matcher.consume_token
+        ends, consume, spacing = self._tokens.eos, self.matcher.consume_token, self._spacing
         for token in token_ids:
             if token in ends:
                 if not (self.ended or self.matcher.is_accepting()):
                     raise EngineFailure("the output ended inside its structure")
                 self.ended = True
+                if spacing is not None:
+                    spacing.end()
             elif self.ended:
                 raise EngineFailure("the output went on after its end")
             elif not consume(token):
                 check(self.matcher)
                 raise EngineFailure(f"token {token} is not allowed here")
+            elif spacing is not None:
+                spacing.take(token)
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

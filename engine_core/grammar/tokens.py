@@ -13,6 +13,7 @@ from engine_core.models.spec import read_spec
 from engine_core.text.ends import end_tokens
 from engine_core.text.vocabulary import Vocabulary
 
+ABSENT = -1  # in place of the token of a byte that has none
 MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")
 SENTINEL = "\x02"  # a text after it is split as within a text, without the space that some tokenizers put first
 SHORT = 256  # characters of a text whose split is remembered: what stands between values comes again and again
@@ -68,12 +69,13 @@ class TokenSplit:
 
     def _split(self, text: str) -> list[int]:
         token_ids = self._vocabulary.encode(text, add_special_tokens=False)
-        if self._spelt(token_ids) == text.encode():
+        if self.spelt(token_ids) == text.encode():
             return token_ids
         token_ids = self._vocabulary.encode(SENTINEL + text, add_special_tokens=False)
         return token_ids[len(self._lead) :]
 
-    def _spelt(self, token_ids: Sequence[int]) -> bytes:
+    def spelt(self, token_ids: Sequence[int]) -> bytes:
+        """Their bytes, of all together."""
         return b"".join([self.tokens[token_id] for token_id in token_ids])
 
 
@@ -92,6 +94,9 @@ class GrammarTokens:
         self.eos = frozenset(ends)
         self._split = TokenSplit(vocabulary, width, ends[0])
         self.specials = {vocabulary.token(token_id): token_id for token_id in self._split.special_token_ids}
+        texts = [*enumerate(self._split.tokens)]
+        single = {text[0]: token_id for token_id, text in reversed(texts) if len(text) == 1}
+        self.single = tuple([single.get(byte, ABSENT) for byte in range(256)])  # the token of each byte alone
         self.plain = ranges(token_id for token_id in range(width) if self._plain(token_id))
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
         assert self.tokenizer.vocab_size == width
@@ -104,6 +109,10 @@ class GrammarTokens:
     def matcher(self, source: str) -> LLMatcher:
         """An automaton at its beginning; never raises: whoever calls looks at `is_error`. Releases the GIL."""
         return LLMatcher(self.tokenizer, source, log_level=0, limits=self._limits)
+
+    def text(self, token_ids: Sequence[int]) -> bytes:
+        """Their bytes, of all together."""
+        return self._split.spelt(token_ids)
 
     def split(self, text: bytes) -> list[int]:
         """The tokens that the model would most likely write for these bytes; bytes cut within a character give none."""

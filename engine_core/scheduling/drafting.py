@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.grammar.guide import Guide
+from engine_core.scheduling.judging import look_ahead
 from engine_core.scheduling.outbox import Note
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.slots import Ints, Lane
@@ -28,12 +29,14 @@ def equip(state: State, choice: Choice) -> None:
     request, options = choice.request, state.options.speculation
     if request.guide is not None:
         choice.guide = request.guide.copy()
+        if request.message.speculate and not options.own_drafts:  # a draft model sees what is likely, and more
+            choice.guide.learn(state.habits)
         catch_up(choice.guide, choice.tokens[request.prompt_tokens :].tolist())
     found = proposers(request, options) if request.message.speculate else ()
     if choice.guide is not None or found:
         choice.drafter = Drafter(found, request.ending, Acceptance(state.acceptance))
     if choice.guide is not None and choice.drafter is not None:
-        choice.drafter.forced = choice.guide.forced()
+        look_ahead(choice.drafter, choice.guide)
 
 
 def catch_up(guide: Guide, written: list[int]) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.grammar.guide import Guide
 from engine_core.scheduling.guessing import fill_told
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import Flight, Judged, State
 from engine_core.scheduling.stops import NON_FINITE, verdict
+from engine_core.speculation.drafter import Drafter
 from protocol.errors import EngineFailure, GrammarFailure
 from protocol.messages import Finish
 from protocol.steps import REJECTED, StepResult
@@ -43,7 +45,13 @@ def follow(state: State, result: StepResult) -> None:
         if found is not None:
             state.judged[guided.row] = found
         elif choice.drafter is not None and choice.guide is not None:
-            choice.drafter.forced = choice.guide.forced() if choice.drafter.awake else []
+            look_ahead(choice.drafter, choice.guide)
+
+
+def look_ahead(drafter: Drafter, guide: Guide) -> None:
+    """Tell a drafter what its choice's grammar expects, if it will look at that."""
+    drafter.forced = guide.forced() if drafter.awake else []
+    drafter.likely = guide.likely(drafter.forced) if drafter.awake else []
 
 
 def judge_rows(

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.grammar.spacing import Habits
 from engine_core.kv.fence import Fence
 from engine_core.kv.pool import Pool
 from engine_core.kv.prefix import Prefix
@@ -147,6 +148,7 @@ class State:
     history: History = field(default_factory=History)
     durations: Durations = field(default_factory=Durations)
     lengths: Lengths = field(default_factory=Lengths)
+    habits: Habits = field(default_factory=Habits)  # where outputs put whitespace between JSON tokens
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken

@@ -1,8 +1,9 @@
 """How often guesses come true, learned from every token, whether or not the guess was sent as a draft.
 
 A proposer is on its track or off it: a copy that was right so far mostly goes on being right, a new one is a gamble. So
-there are three chances: that the first token of a new guess comes true, that the next one does after one that did, and
-that a forced one does. The chance of a whole draft is their product.
+there are four chances: that the first token of a new guess comes true, that the next one does after one that did, that
+a forced one does, and that a likely one does, which is forced but for whitespace. The chance of a whole draft is their
+product.
 """
 
 from __future__ import annotations
@@ -38,19 +39,22 @@ class AcceptanceStatistics(msgspec.Struct, frozen=True):
     first: float
     next: float
     forced: float
+    likely: float
 
 
 class Acceptance:
-    """Owner of the three chances of one choice, or of all: those are the prior of a new choice."""
+    """Owner of the chances of one choice, or of all: those are the prior of a new choice."""
 
-    __slots__ = ("_all", "first", "forced", "next")
+    __slots__ = ("_all", "first", "forced", "likely", "next")
 
     def __init__(self, of_all: Acceptance | None = None) -> None:
         self._all = of_all
         if of_all is None:
-            self.first, self.next, self.forced = Odds(0.5, ALL), Odds(0.5, ALL), Odds(1.0, ALL)
+            self.first, self.next = Odds(0.5, ALL), Odds(0.5, ALL)
+            self.forced, self.likely = Odds(1.0, ALL), Odds(0.5, ALL)
         else:
             self.first, self.next = Odds(of_all.first.chance), Odds(of_all.next.chance)
+            self.likely = Odds(of_all.likely.chance)
             self.forced = of_all.forced  # a matter of the model and its tokens, not of the text
 
     def tell(self, hit: bool, *, on_track: bool) -> None:
@@ -62,21 +66,35 @@ class Acceptance:
     def tell_forced(self, hit: bool) -> None:
         self.forced.tell(hit)
 
-    def chances(self, forced: int, first: int, end: int, *, on_track: bool) -> list[float]:
-        """That a path, of so many forced tokens and guessed ones behind them, holds up to each of first .. end-1."""
-        chance = self.forced.chance ** min(first, forced)
+    def tell_likely(self, hit: bool) -> None:
+        self.likely.tell(hit)
+        if self._all is not None:
+            self._all.tell_likely(hit)
+
+    def likelier(self, *, on_track: bool) -> bool:
+        """Whether a likely token comes true more often than one that is guessed now."""
+        return self.likely.chance >= (self.next if on_track else self.first).chance
+
+    def chances(self, forced: int, likely: int, first: int, end: int, *, on_track: bool) -> list[float]:
+        """That a path holds up to each of first .. end-1: so many forced tokens, so many likely ones behind them, and
+        guessed ones behind these."""
+        known = forced + likely
+        before = min(first, forced)
+        chance = self.forced.chance**before * self.likely.chance ** (min(first, known) - before)
         found = []
         for place in range(first, end):
             if place < forced:
                 chance *= self.forced.chance
-            elif place in (first, forced):
+            elif place < known:
+                chance *= self.likely.chance
+            elif place in (first, known):
                 start = self.next.chance if on_track else self.first.chance
                 following = self.next.chance
-                chance *= start * following ** (place - forced)
+                chance *= start * following ** (place - known)
             else:
                 chance *= following
             found.append(chance)
         return found
 
     def statistics(self) -> AcceptanceStatistics:
-        return AcceptanceStatistics(self.first.chance, self.next.chance, self.forced.chance)
+        return AcceptanceStatistics(self.first.chance, self.next.chance, self.forced.chance, self.likely.chance)

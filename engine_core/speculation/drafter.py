@@ -28,16 +28,17 @@ class Draft:
 
 
 class Drafter:
-    """Owner of one choice's expectation. The scheduler sets `forced` and `flying`: it knows when they change."""
+    """Owner of one choice's expectation. The scheduler sets `forced`, `likely` and `flying`, when they change."""
 
     def __init__(self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance) -> None:
         self.forced: list[int] = []  # what must follow the known tokens
+        self.likely: list[int] = []  # what mostly follows those
         self.flying: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for the choice
         self._proposers = proposers
         self._ending = ending
         self._acceptance = acceptance
         self._path: list[int] = []  # as of the last look
-        self._path_forced = 0  # how many of it were forced
+        self._path_forced = self._path_likely = 0  # how many of it were forced, how many likely behind these
         self._seen = -1  # tokens at the last look
         self._on_track = False  # the last guess came true
         self._rest = self._pause = 0
@@ -48,24 +49,25 @@ class Drafter:
         return self._pause == 0
 
     def draft(self, tokens: array[int], free: int, most: int) -> Draft | None:
-        """A draft for the next step: at most `most` tokens, of which at most `free` are not forced."""
+        """A draft for the next step: at most `most` tokens, of which at most `free` are neither forced nor likely."""
         if self._pause:
             self._pause -= 1
             return None
-        if not (self.forced or self._proposers):  # what came is compared with the last expectation at the next look
-            return None
+        if not (self.forced or self.likely or self._proposers):
+            return None  # what came is compared with the last expectation at the next look
         self._learn(tokens)
         flying = sum([len(drafts) + 1 for drafts in self.flying])
         path = self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)
         if not path:
             return None
-        forced, place = self._path_forced, 0
+        forced, likely, place = self._path_forced, self._path_likely, 0
         for drafts in self.flying:
             place += (agreement(drafts, path, place) if drafts else 0) + 1
-        end = min(max(place, forced) + free, place + most, len(path))
+        end = min(max(place, forced + likely) + free, place + most, len(path))
         if end <= place:
             return None
-        return Draft(path[place:end], self._acceptance.chances(forced, place, end, on_track=self._on_track))
+        chances = self._acceptance.chances(forced, likely, place, end, on_track=self._on_track)
+        return Draft(path[place:end], chances)
 
     def taken(self, count: int) -> None:
         """So many tokens of the last draft are sent. While none are worth it, it is looked at less and less often."""
@@ -83,6 +85,8 @@ class Drafter:
             hit = token == self._path[place]
             if place < self._path_forced:
                 self._acceptance.tell_forced(hit)
+            elif place < self._path_forced + self._path_likely:
+                self._acceptance.tell_likely(hit)
             else:
                 self._acceptance.tell(hit, on_track=self._on_track)
                 self._on_track = hit
@@ -90,15 +94,23 @@ class Drafter:
                 return
 
     def _predict(self, tokens: array[int], most: int) -> list[int]:
-        """The forced run, then at most `most` tokens of the first proposal; nothing from an end on."""
-        path = self.forced
-        for proposer in self._proposers if most else ():
-            if more := proposer.propose(tokens, self.forced, most):
-                path = self.forced + more if self.forced else more
+        """The forced run, then the likely one and at most `most` tokens of the first proposal, or the proposal alone
+        where such come true more often; nothing from an end on."""
+        proposers = self._proposers if most else ()
+        known = self.forced
+        if self.likely and (not proposers or self._acceptance.likelier(on_track=self._on_track)):
+            known = self.forced + self.likely
+        path = known
+        for proposer in proposers:
+            if more := proposer.propose(tokens, known, most):
+                path = known + more if known else more
                 break
+        if path is self.forced and self.likely:
+            path = known = self.forced + self.likely
         if not self._ending.isdisjoint(path):
             path = path[: next(place for place, token in enumerate(path) if token in self._ending)]
         self._path, self._path_forced = path, min(len(self.forced), len(path))
+        self._path_likely = min(len(known), len(path)) - self._path_forced
         return path
 
 

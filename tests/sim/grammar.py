@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_core.grammar.spacing import Habits
 from protocol.errors import GrammarFailure
 from protocol.messages import Automaton
 from tests.sim.model import EOS, VOCAB
@@ -17,6 +18,7 @@ class FakeGuide:
         self._after = automaton.after
         self._state, self._left, self._fails_at = hash((seed, 0)), length, fails_at
         self._taken = 0
+        self._learns = False
 
     @property
     def finished(self) -> bool:
@@ -65,10 +67,32 @@ class FakeGuide:
             guide.advance(list(allowed))
         return run
 
+    def learn(self, shared: Habits) -> None:
+        self._learns = True
+
+    def likely(self, forced: list[int]) -> list[int]:
+        """Where few tokens are allowed, the first of them, now and then one that is not."""
+        assert not self.lent, "a guide is called while its masks are being made"
+        run: list[int] = []
+        if not self._learns or EOS in forced:
+            return run
+        guide = self.copy()
+        guide._fails_at = 0
+        guide.advance(forced)
+        while guide.bound and not guide.ended and len(run) < 8:
+            token = min(guide.allowed())
+            if len(guide.allowed()) > 3 or token == EOS:
+                break
+            if guide._state % 11 == 0:
+                return [*run, (token + 1) % VOCAB]
+            run.append(token)
+            guide.advance([token])
+        return run
+
     def copy(self) -> FakeGuide:
         twin = object.__new__(FakeGuide)
         twin.__dict__.update(self.__dict__)
-        twin.lent = False
+        twin.lent = twin._learns = False
         return twin
 
     def walk(self, drafts: list[int]) -> list[frozenset[int]]:

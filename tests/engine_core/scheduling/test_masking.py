@@ -192,7 +192,7 @@ def test_a_guide_that_fails_ends_its_request_and_no_other(depth: int) -> None:
 
 def test_rows_that_have_ended_need_no_mask_and_the_step_still_gets_its_message() -> None:
     server = Bench()
-    number = server.submit(PROMPT, max_tokens=LONG, automaton=FREE)
+    number = server.submit(PROMPT, max_tokens=LONG, automaton=FREE, speculate=False)
     server.scheduler.plan(0.0)
     (first,) = works(server)
     server.scheduler.plan(0.0)

@@ -44,16 +44,32 @@ def test_forced_runs_are_judged_for_everybody_together() -> None:
     one, another = Acceptance(of_all), Acceptance(of_all)
     for _ in range(500):
         one.tell_forced(False)
-    assert another.chances(1, 0, 1, on_track=False)[0] < 0.2
+    assert another.chances(1, 0, 0, 1, on_track=False)[0] < 0.2
+
+
+def test_likely_runs_are_a_choices_own_matter_and_begin_as_those_of_all_were() -> None:
+    of_all = Acceptance()
+    good, bad = Acceptance(of_all), Acceptance(of_all)
+    for _ in range(50):
+        good.tell_likely(True)
+        bad.tell_likely(False)
+    assert good.chances(0, 1, 0, 1, on_track=False)[0] > 0.9
+    assert bad.chances(0, 1, 0, 1, on_track=False)[0] < 0.1
+    assert 0.3 < Acceptance(of_all).likely.chance == of_all.statistics().likely < 0.7
+    assert of_all.first.chance == of_all.next.chance == 0.5
 
 
 def test_a_path_holds_as_far_as_all_of_it_does() -> None:
     one = Acceptance()
-    one.first, one.next, one.forced = Odds(0.5), Odds(0.8), Odds(0.9)
-    whole = [0.9, 0.81, 0.405, 0.324, 0.2592]
-    assert one.chances(2, 0, 5, on_track=False) == pytest.approx(whole)
-    for first in range(5):
-        assert one.chances(2, first, 5, on_track=False) == pytest.approx(whole[first:])
-    assert one.chances(0, 0, 2, on_track=True) == pytest.approx([0.8, 0.64])
-    assert one.chances(0, 2, 3, on_track=True) == pytest.approx([0.512])
-    assert one.chances(0, 0, 0, on_track=True) == []
+    one.first, one.next, one.forced, one.likely = Odds(0.5), Odds(0.8), Odds(0.9), Odds(0.7)
+    for likely, whole in (
+        (0, [0.9, 0.81, 0.405, 0.324, 0.2592]),
+        (1, [0.9, 0.81, 0.567, 0.2835, 0.2268]),
+        (2, [0.9, 0.81, 0.567, 0.3969, 0.19845, 0.15876]),
+    ):
+        for first in range(len(whole)):
+            found = one.chances(2, likely, first, len(whole), on_track=False)
+            assert found == pytest.approx(whole[first:])
+    assert one.chances(0, 0, 0, 2, on_track=True) == pytest.approx([0.8, 0.64])
+    assert one.chances(0, 0, 2, 3, on_track=True) == pytest.approx([0.512])
+    assert one.chances(0, 0, 0, 0, on_track=True) == []

@@ -68,6 +68,40 @@ def test_a_forced_run_is_drafted_whole_and_goes_on_with_a_guess() -> None:
     assert drafted(one, 5, free=2, most=3) == TEXT[6:9]
 
 
+def test_a_likely_run_is_drafted_whole_behind_the_forced_one() -> None:
+    one = drafter()
+    one.forced, one.likely = TEXT[5:8], TEXT[8:15]
+    one.flying.append(())
+    assert drafted(one, 5, free=0) == TEXT[6:15]
+    assert drafted(one, 5, most=4) == TEXT[6:10]
+    one.forced = []
+    one.likely = TEXT[5:8]
+    assert drafted(one, 5, free=0) == TEXT[6:8]
+    one.flying.append([TEXT[6], 7])
+    assert drafted(one, 5) == []
+
+
+def test_what_comes_true_more_often_speaks_first() -> None:
+    reciter = Reciter()
+    one = drafter(reciter)
+    one.forced, one.likely = TEXT[5:7], TEXT[7:9]
+    assert drafted(one, 5) == TEXT[5:13]  # as often: the likely run, and the proposal behind it
+    assert drafted(one, 5, free=0) == TEXT[5:9]
+    for _ in range(9):
+        one._acceptance.tell_likely(False)
+    one.likely = [7, 7]
+    assert drafted(one, 5) == TEXT[5:11]
+    assert drafted(one, 5, free=0) == [*TEXT[5:7], 7, 7]
+    reciter._text = []
+    assert drafted(one, 5) == [*TEXT[5:7], 7, 7]
+
+
+def test_no_end_is_drafted_as_likely() -> None:
+    one = drafter(ending=(TEXT[7],))
+    one.forced, one.likely = TEXT[5:6], TEXT[6:9]
+    assert drafted(one, 5) == TEXT[5:7]
+
+
 def test_the_first_proposer_that_knows_something_speaks() -> None:
     silent, second, third = Reciter(0), Reciter(), Reciter()
     silent._text = []
@@ -116,6 +150,17 @@ def test_forced_tokens_teach_about_forced_runs_alone() -> None:
     assert acceptance.first.chance == acceptance.next.chance == 0.5
 
 
+def test_likely_tokens_teach_about_likely_runs_alone() -> None:
+    acceptance = Acceptance()
+    one = Drafter((), frozenset(), Acceptance(acceptance))
+    for known in range(5, 50):
+        one.likely = TEXT[known : known + 3] if known % 2 else [7, 7]
+        one.draft(array("i", TEXT[:known]), 4, 100)
+    assert 0.3 < acceptance.likely.chance < 0.7
+    assert acceptance.forced.chance == 1.0
+    assert acceptance.first.chance == acceptance.next.chance == 0.5
+
+
 def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
     reciter = Reciter()
     one = drafter(reciter)
@@ -152,5 +197,5 @@ def test_where_nothing_is_expected_what_came_is_compared_at_the_next_look() -> N
     for one in (looked, late):
         one.forced = TEXT[9:11]
         assert drafted(one, 9) == TEXT[9:11]
-    chances = [one._acceptance.chances(3, 0, 3, on_track=False) for one in (looked, late)]
+    chances = [one._acceptance.chances(3, 0, 0, 3, on_track=False) for one in (looked, late)]
     assert chances[0] == chances[1]
