@@ -30,7 +30,7 @@ FARTHEST = 16  # places for whitespace in a guess whose forerunner came true
 KEPT = 8  # guesses of one place
 STRONGEST = 16  # votes
 MOST_VAIN = 16
-MOST_READ = 4096  # tokens that wait to be read
+MOST_UNREAD = 512  # tokens that wait to be read
 
 Between = tuple[int, int]  # the bytes before and behind whitespace, of numbers DIGIT; 0 before the first, or ANY behind
 ANY = 256
@@ -110,8 +110,8 @@ class Spacing:
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
         self._unread.append(token_id)
-        if len(self._unread) >= MOST_READ:
-            self._read()
+        if len(self._unread) >= MOST_UNREAD:
+            self._unread.clear()  # nobody looks: what is known will do, and reading them all at once would take long
 
     def likely(self, matcher: LLMatcher, forced: list[int]) -> list[int]:
         """Tokens that are likely behind those that are forced now; [] where nothing is. The matcher stays as it is."""

@@ -14,6 +14,7 @@ from engine_core.scheduling.state import Drafts, Flight, State
 from engine_core.speculation.acceptance import Acceptance
 from engine_core.speculation.drafter import Draft, Drafter
 from engine_core.speculation.lengths import draft_lengths
+from engine_core.speculation.looks import Gain
 from engine_core.speculation.lookup import PromptLookup
 from engine_core.speculation.options import SpeculationOptions
 from engine_core.speculation.prediction import Prediction
@@ -34,9 +35,10 @@ def equip(state: State, choice: Choice) -> None:
         catch_up(choice.guide, choice.tokens[request.prompt_tokens :].tolist())
     found = proposers(request, options) if request.message.speculate else ()
     if choice.guide is not None or found:
-        choice.drafter = Drafter(found, request.ending, Acceptance(state.acceptance))
+        acceptance, gain = Acceptance(state.acceptance), Gain(state.looks.gain)
+        choice.drafter = Drafter(found, request.ending, acceptance, gain)
     if choice.guide is not None and choice.drafter is not None:
-        look_ahead(choice.drafter, choice.guide)
+        look_ahead(choice.drafter, choice.guide, state.looks)
 
 
 def catch_up(guide: Guide, written: list[int]) -> None:

@@ -15,6 +15,7 @@ from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import Flight, Judged, State
 from engine_core.scheduling.stops import NON_FINITE, verdict
 from engine_core.speculation.drafter import Drafter
+from engine_core.speculation.looks import Looks
 from protocol.errors import EngineFailure, GrammarFailure
 from protocol.messages import Finish
 from protocol.steps import REJECTED, StepResult
@@ -33,6 +34,7 @@ def follow(state: State, result: StepResult) -> None:
         fill_told(flight, result)
     if not flight.guided:
         return
+    state.looks.meet(len(flight.lane.slots), state.cost)
     entries: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()
     for guided in flight.guided:
         choice, entry = guided.choice, guided.entry
@@ -45,13 +47,13 @@ def follow(state: State, result: StepResult) -> None:
         if found is not None:
             state.judged[guided.row] = found
         elif choice.drafter is not None and choice.guide is not None:
-            look_ahead(choice.drafter, choice.guide)
+            look_ahead(choice.drafter, choice.guide, state.looks)
 
 
-def look_ahead(drafter: Drafter, guide: Guide) -> None:
+def look_ahead(drafter: Drafter, guide: Guide, looks: Looks) -> None:
     """Tell a drafter what its choice's grammar expects, if it will look at that."""
     drafter.forced = guide.forced() if drafter.awake else []
-    drafter.likely = guide.likely(drafter.forced) if drafter.awake else []
+    drafter.likely = guide.likely(drafter.forced) if drafter.awake and looks.pays(drafter.gain) else []
 
 
 def judge_rows(

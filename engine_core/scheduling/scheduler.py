@@ -229,6 +229,7 @@ class Scheduler:
             accepted_tokens=sum(totals.accepted_at),
             accepted_at=tuple(totals.accepted_at),
             acceptance=state.acceptance.statistics(),
+            looks=state.looks.statistics(),
             cost=state.cost.statistics(),
             guesses=state.guesses.statistics(),
             draft_cost=state.guesses.cost.statistics(),

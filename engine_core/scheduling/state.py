@@ -28,6 +28,7 @@ from engine_core.scheduling.stops import Suspects
 from engine_core.speculation.acceptance import Acceptance
 from engine_core.speculation.cost import StepCost
 from engine_core.speculation.guesses import Guesses
+from engine_core.speculation.looks import Looks
 from protocol.messages import Finish
 
 
@@ -148,6 +149,7 @@ class State:
     history: History = field(default_factory=History)
     durations: Durations = field(default_factory=Durations)
     lengths: Lengths = field(default_factory=Lengths)
+    looks: Looks = field(default_factory=Looks)
     habits: Habits = field(default_factory=Habits)  # where outputs put whitespace between JSON tokens
     made: Made | None = None  # the drafting behind the last planned step
     planned: int = 0  # last planned step

@@ -16,6 +16,7 @@ from engine_core.speculation.acceptance import AcceptanceStatistics
 from engine_core.speculation.cost import CostStatistics
 from engine_core.speculation.draft_cost import DraftCostStatistics
 from engine_core.speculation.guesses import GuessStatistics
+from engine_core.speculation.looks import LookStatistics
 from protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
@@ -58,6 +59,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int  # of those, the ones that stand in an output
     accepted_at: tuple[int, ...]  # the same by place in the draft, from 0
     acceptance: AcceptanceStatistics
+    looks: LookStatistics
     cost: CostStatistics
     guesses: GuessStatistics  # of the executors' own drafts
     draft_cost: DraftCostStatistics

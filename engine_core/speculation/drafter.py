@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_core.speculation.acceptance import Acceptance
+from engine_core.speculation.looks import Gain
 from engine_core.speculation.proposer import Proposer
 
 LONGEST_REST = 16  # plans
@@ -30,10 +31,14 @@ class Draft:
 class Drafter:
     """Owner of one choice's expectation. The scheduler sets `forced`, `likely` and `flying`, when they change."""
 
-    def __init__(self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance) -> None:
+    def __init__(
+        self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance, gain: Gain
+    ) -> None:
         self.forced: list[int] = []  # what must follow the known tokens
         self.likely: list[int] = []  # what mostly follows those
         self.flying: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for the choice
+        self.gain = gain  # of likely runs
+        self._brought = 0  # tokens, by the likely run that the output is in
         self._proposers = proposers
         self._ending = ending
         self._acceptance = acceptance
@@ -78,6 +83,7 @@ class Drafter:
         """Compare what came with what was expected."""
         new = tokens[self._seen :] if self._seen >= 0 else ()
         self._seen = len(tokens)
+        likely_end = self._path_forced + self._path_likely
         for place, token in enumerate(new):
             if place >= len(self._path):
                 self._on_track = False
@@ -85,8 +91,12 @@ class Drafter:
             hit = token == self._path[place]
             if place < self._path_forced:
                 self._acceptance.tell_forced(hit)
-            elif place < self._path_forced + self._path_likely:
+            elif place < likely_end:
                 self._acceptance.tell_likely(hit)
+                self._brought += hit
+                if not hit or place == likely_end - 1:
+                    self.gain.tell(self._brought)
+                    self._brought = 0
             else:
                 self._acceptance.tell(hit, on_track=self._on_track)
                 self._on_track = hit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine_core.grammar.guide import Guide
 from engine_core.grammar.spacing import (
     KEPT,
-    MOST_READ,
+    MOST_UNREAD,
     STRONGEST,
     Blank,
     Habits,
@@ -285,12 +285,16 @@ def test_guesses_that_are_kept_and_tokens_that_wait_are_bounded() -> None:
                                               "required": ["a"], "additionalProperties": False}})  # fmt: skip
     one.advance(ids("["))
     item = ids('{"a": "b"}, ')
-    for _ in range(MOST_READ // len(item) + 2):
+    for _ in range(MOST_UNREAD // len(item) + 2):
         one.advance(item)
     spacing = one._spacing
     assert spacing is not None
-    assert len(spacing._unread) < MOST_READ
+    assert len(spacing._unread) < MOST_UNREAD
     assert likely(one) == '{"a": "'
+    for number in range(40):
+        one.advance(ids(f'{{"a": "{number}"'))
+        assert likely(one) == "}"
+        one.advance(ids("}, "))
     assert all(len(known) <= KEPT for known in spacing._known.values())
 
 

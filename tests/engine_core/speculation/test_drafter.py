@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from engine_core.speculation.acceptance import Acceptance
 from engine_core.speculation.drafter import LONGEST_REST, Drafter, agreement
+from engine_core.speculation.looks import Gain
 
 TEXT = list(range(100, 200))
 
@@ -25,7 +26,7 @@ class Reciter:
 
 
 def drafter(*proposers: Reciter, ending: tuple[int, ...] = ()) -> Drafter:
-    return Drafter(proposers, frozenset(ending), Acceptance())
+    return Drafter(proposers, frozenset(ending), Acceptance(), Gain())
 
 
 def drafted(one: Drafter, known: int, free: int = 4, most: int = 100) -> list[int]:
@@ -118,11 +119,11 @@ def test_nothing_is_drafted_from_an_end_on() -> None:
 
 def test_what_comes_true_is_learned_and_what_does_not() -> None:
     acceptance = Acceptance()
-    good = Drafter((Reciter(),), frozenset(), acceptance)
+    good = Drafter((Reciter(),), frozenset(), acceptance, Gain())
     for known in range(5, 80):
         good.draft(array("i", TEXT[:known]), 4, 100)
     assert acceptance.next.chance > 0.9
-    bad = Drafter((Reciter(0),), frozenset(), acceptance)
+    bad = Drafter((Reciter(0),), frozenset(), acceptance, Gain())
     for known in range(5, 80):
         bad.draft(array("i", TEXT[:known]), 4, 100)
     assert acceptance.first.chance < 0.1
@@ -134,7 +135,7 @@ def test_what_comes_true_is_learned_and_what_does_not() -> None:
 
 def test_several_tokens_at_once_teach_as_much_as_one_after_the_other() -> None:
     acceptance = Acceptance()
-    one = Drafter((Reciter(),), frozenset(), acceptance)
+    one = Drafter((Reciter(),), frozenset(), acceptance, Gain())
     for known in range(5, 80, 4):
         one.draft(array("i", TEXT[:known]), 4, 100)
     assert acceptance.next.chance > 0.9
@@ -142,7 +143,7 @@ def test_several_tokens_at_once_teach_as_much_as_one_after_the_other() -> None:
 
 def test_forced_tokens_teach_about_forced_runs_alone() -> None:
     acceptance = Acceptance()
-    one = Drafter((), frozenset(), acceptance)
+    one = Drafter((), frozenset(), acceptance, Gain())
     for known in range(5, 50):
         one.forced = [7, 7]
         one.draft(array("i", TEXT[:known]), 4, 100)
@@ -152,13 +153,31 @@ def test_forced_tokens_teach_about_forced_runs_alone() -> None:
 
 def test_likely_tokens_teach_about_likely_runs_alone() -> None:
     acceptance = Acceptance()
-    one = Drafter((), frozenset(), Acceptance(acceptance))
+    one = Drafter((), frozenset(), Acceptance(acceptance), Gain())
     for known in range(5, 50):
         one.likely = TEXT[known : known + 3] if known % 2 else [7, 7]
         one.draft(array("i", TEXT[:known]), 4, 100)
     assert 0.3 < acceptance.likely.chance < 0.7
     assert acceptance.forced.chance == 1.0
     assert acceptance.first.chance == acceptance.next.chance == 0.5
+
+
+def test_a_run_brings_what_comes_true_of_it_however_it_comes() -> None:
+    """Token by token, at once, or up to a token that is another."""
+    for known, brought in (((5, 6, 7, 8, 9), 4), ((5, 9), 4), ((5, 7, 9), 4)):
+        one = drafter()
+        for place in known:
+            one.likely = TEXT[place:9]
+            one.draft(array("i", TEXT[:place]), 4, 100)
+        one.likely = TEXT[9:11]
+        one.draft(array("i", TEXT[:9]), 4, 100)
+        assert (one.gain._tokens, one.gain._trials) == (brought, 1)
+    one = drafter()
+    one.likely = [*TEXT[5:8], 7]
+    one.draft(array("i", TEXT[:5]), 4, 100)
+    one.likely = TEXT[9:11]
+    one.draft(array("i", TEXT[:9]), 4, 100)
+    assert (one.gain._tokens, one.gain._trials) == (3, 1)
 
 
 def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
