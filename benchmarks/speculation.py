@@ -197,14 +197,19 @@ def arguments_of(device: str, threads: int) -> list[str]:
 
 
 @contextmanager
-def served(names: Iterable[str], options: argparse.Namespace) -> Iterator[tuple[dict[str, str], str]]:
-    """These of SERVERS side by side: the address of each, and what they run on. SIGTERM ends them, too."""
+def served(
+    names: Iterable[str], options: argparse.Namespace, model: Sequence[str] = ()
+) -> Iterator[tuple[dict[str, str], str]]:
+    """These of SERVERS side by side: the address of each, and what they run on. SIGTERM ends them, too.
+
+    model: arguments that name one; none: the embedded one.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with ExitStack() as running:
         urls, chip = {}, ""
         for name in names:
             extra = ["--speculative-config", SERVERS[name]] if SERVERS[name] else []
-            server = running.enter_context(serving([*arguments_of(options.device, options.threads), *extra]))
+            server = running.enter_context(serving([*model, *arguments_of(options.device, options.threads), *extra]))
             urls[name], chip = server.url, chip or device(server)
         yield urls, chip
 

@@ -15,8 +15,9 @@ from engine_core.speculation.cost import StepCost, half_octave
 
 SECONDS = 1e-4  # of the host for a run: its looks and its drafts' masks (on an H200's host 12 to 23 us a row's step)
 HOPED = 2.0  # tokens of a run, before any is known
+PRESUMED = 5e-3  # seconds of a step as long as none was measured
 REFRESHED = 32  # steps after which a step's cost is looked up again
-PROBED = 509  # refusals of which one is let through; a prime, so that it meets other rows each time
+PROBED = 2039  # refusals of which one is let through; a prime, so that it meets other rows each time
 
 
 class LookStatistics(msgspec.Struct, frozen=True):
@@ -30,24 +31,23 @@ class LookStatistics(msgspec.Struct, frozen=True):
 class Gain:
     """Owner of how many tokens the runs of one choice bring, or those of all: a running mean."""
 
-    __slots__ = ("_all", "_keep", "_tokens", "_trials")
+    __slots__ = ("_all", "_keep", "_tokens", "_trials", "mean")
 
     def __init__(self, of_all: Gain | None = None) -> None:
         self._all = of_all
         self._keep = ALL if of_all is None else OWN
         self._tokens = self._trials = 0.0
-
-    @property
-    def mean(self) -> float:
-        prior = HOPED if self._all is None else self._all.mean
-        return (self._tokens + WEIGHT * prior) / (self._trials + WEIGHT)
+        self.mean: float = HOPED if of_all is None else of_all.mean
 
     def tell(self, tokens: int) -> None:
         """A run is over that brought so many."""
         self._tokens = self._tokens * self._keep + tokens
         self._trials = self._trials * self._keep + 1.0
+        prior = HOPED
         if self._all is not None:
             self._all.tell(tokens)
+            prior = self._all.mean
+        self.mean = (self._tokens + WEIGHT * prior) / (self._trials + WEIGHT)
 
 
 class Looks:
@@ -66,9 +66,9 @@ class Looks:
         size = half_octave(rows)
         if size == self._size and self._steps % REFRESHED:
             return
-        self._size = size
         seconds = cost.seconds(rows, np.array([float(rows)]))
-        self._least = 0.0 if seconds is None else SECONDS * rows / float(seconds[0])
+        self._size = -1 if seconds is None else size
+        self._least = SECONDS * rows / (PRESUMED if seconds is None else float(seconds[0]))
 
     def pays(self, gain: Gain) -> bool:
         """Whether a row whose runs bring so much is to look."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.speculation.cost import StepCost
-from engine_core.speculation.looks import HOPED, PROBED, REFRESHED, SECONDS, Gain, Looks
+from engine_core.speculation.cost import KNOWN, StepCost
+from engine_core.speculation.looks import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, Looks
 
 
 def cost(rows: int, seconds: float, times: int = 5) -> StepCost:
@@ -44,12 +44,15 @@ def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
         assert looks.statistics().least == pytest.approx(SECONDS * rows / seconds)
 
 
-def test_where_nothing_is_known_of_steps_everybody_looks() -> None:
-    looks, poor = Looks(), Gain()
-    for _ in range(300):
-        poor.tell(0)
-    looks.meet(64, StepCost())
-    assert looks.pays(poor)
+def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> None:
+    looks = Looks()
+    costs = StepCost()
+    looks.meet(64, costs)
+    assert looks.statistics().least == pytest.approx(SECONDS * 64 / PRESUMED)
+    for _ in range(KNOWN):
+        costs.tell(64, 64, 1e-3)
+    looks.meet(64, costs)
+    assert looks.statistics().least == pytest.approx(SECONDS * 64 / 1e-3)
 
 
 def test_a_refused_row_is_let_through_now_and_then() -> None:
@@ -74,4 +77,4 @@ def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> N
         looks.meet(64, costs)
     assert looks.statistics().least == pytest.approx(before / 2)
     looks.meet(1, costs)
-    assert looks.statistics().least == 0.0
+    assert looks.statistics().least == pytest.approx(SECONDS / PRESUMED)
