@@ -28,7 +28,7 @@ import msgspec
 from benchmarks.cpu_embedded import write
 from benchmarks.demo_model.generator import Split, draw
 from benchmarks.demo_model.tasks import extraction, tools
-from benchmarks.speculation import RESULTS, origin, parser_of, post, served
+from benchmarks.speculation import CACHE, RESULTS, origin, parser_of, post, served
 from benchmarks.widened import EIGHT, widen
 
 OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "schema_drafts_cpu.json", "cuda": RESULTS / "schema_drafts_h200.json"}
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     servers = dict.fromkeys(way.server for way in WAYS)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
         model = [str(widen(Path(place) / "model", EIGHT))] if options.widened else []
-        with served(servers, options, model) as (urls, chip):
+        with served(servers, options, model, 4 << 30 if options.widened else CACHE) as (urls, chip):
             rows = figures(measure(urls, tasks(options.tasks, options.seed), options.rounds))
     print(table(rows))
     write(options.output or (WIDENED if options.widened else OUTPUTS[options.device]), {

@@ -42,6 +42,7 @@ SERVERS: Mapping[str, str] = {
     "draft_model": json.dumps({"method": "draft_model", "model": EMBEDDED_DRAFT, "num_speculative_tokens": 4}),
     "eagle": json.dumps({"method": "eagle", "model": EMBEDDED_EAGLE, "num_speculative_tokens": 4}),
 }  # options by server
+CACHE = 256 << 20  # bytes
 ASK = "Please repeat this list: "
 LONGEST = 400  # tokens of an answer
 GOAL = 2.0  # times the speed without drafts, of prompt lookup on copies
@@ -189,27 +190,28 @@ def table(rows: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
-def arguments_of(device: str, threads: int) -> list[str]:
-    """Of each server."""
+def arguments_of(device: str, threads: int, cache: int) -> list[str]:
+    """Of each server. cache: bytes of its KV cache"""
     common = ["--device", device, "--api-processes", "1", "--tokenizer-processes", "1",
-              "--kv-cache-memory", str(256 << 20)]  # fmt: skip
+              "--kv-cache-memory", str(cache)]  # fmt: skip
     return [*common, "--cpu-threads", str(threads)] if device == "cpu" else common
 
 
 @contextmanager
 def served(
-    names: Iterable[str], options: argparse.Namespace, model: Sequence[str] = ()
+    names: Iterable[str], options: argparse.Namespace, model: Sequence[str] = (), cache: int = CACHE
 ) -> Iterator[tuple[dict[str, str], str]]:
     """These of SERVERS side by side: the address of each, and what they run on. SIGTERM ends them, too.
 
-    model: arguments that name one; none: the embedded one.
+    model: arguments that name one; none: the embedded one. cache: bytes of each one's KV cache.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with ExitStack() as running:
         urls, chip = {}, ""
         for name in names:
             extra = ["--speculative-config", SERVERS[name]] if SERVERS[name] else []
-            server = running.enter_context(serving([*model, *arguments_of(options.device, options.threads), *extra]))
+            arguments = [*model, *arguments_of(options.device, options.threads, cache), *extra]
+            server = running.enter_context(serving(arguments))
             urls[name], chip = server.url, chip or device(server)
         yield urls, chip
 
