@@ -15,8 +15,8 @@ from itertools import chain
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor
-from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask_par
 
 from engine_core.grammar.guide import Guide, first_line
 from engine_core.grammar.tokens import GrammarTokens
@@ -172,10 +172,10 @@ class MaskStore:
         together = list(chain.from_iterable(families.values()))
         plain = [(guide.matcher, entry) for guide, entry, drafts in together if not drafts]
         drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in together if drafts]
+        if drafted:
+            fill_backwards(executor, drafted, masks)
         if plain:
             fill_next_token_bitmask_par(executor, plain, masks)
-        if drafted:
-            fill_next_token_bitmask_par_with_draft_tokens(executor, drafted, masks)
 
     def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], list[int]]:
         """The place of each mask of the buffer, and which of these places hold something new."""
@@ -206,6 +206,30 @@ class MaskStore:
         _, place = self._known.popitem(last=False)
         assert self._last[place] <= applied, "the store holds the masks of two steps"
         return place
+
+
+def fill_backwards(
+    executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32
+) -> None:
+    """Fill the entries of rows with drafts: from the one behind the last draft that may come back to the first.
+
+    The library keeps the mask that it made last, and takes it for that of a later state with as many rows of items and
+    the same state of the lexer, even if it has been rolled back since and other tokens have come. So what was made last
+    must be of a state that the output comes through: the first one, or, where a token is forced there, of which no mask
+    is kept, the one behind that token.
+    """
+    ahead = [matcher.try_consume_tokens(drafts) for matcher, _, drafts in drafted]  # tokens of each, now
+    try:
+        for place in range(max(ahead), -1, -1):
+            here = [row for row, count in enumerate(ahead) if count == place]
+            fill_next_token_bitmask_par(executor, [(drafted[row][0], drafted[row][1] + place) for row in here], masks)
+            for row in here if place else ():
+                drafted[row][0].rollback(1)
+                ahead[row] -= 1
+    finally:
+        for (matcher, _, _), count in zip(drafted, ahead, strict=True):
+            if count and not matcher.is_error():
+                matcher.rollback(count)
 
 
 def bits_of(tokens: GrammarTokens, allowed: Iterable[int]) -> Masks32:

@@ -38,6 +38,7 @@ def equip(state: State, choice: Choice) -> None:
         acceptance, gain = Acceptance(state.acceptance), Gain(state.looks.gain)
         choice.drafter = Drafter(found, request.ending, acceptance, gain)
     if choice.guide is not None and choice.drafter is not None:
+        state.looks.meet(min(len(state.requests) + 1, state.slots.count), state.cost)
         look_ahead(choice.drafter, choice.guide, state.looks)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 
 import numpy as np
 import pytest
 
+from engine_core.grammar import masks
 from engine_core.grammar.masks import FilledMasks, MaskRow, MaskStore, bits_of
 from protocol.errors import GrammarFailure
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, guide, ids, tokens, vocabulary
@@ -41,6 +43,45 @@ def test_each_entry_gets_the_mask_of_its_place_in_the_output() -> None:
     assert {vocabulary().token(token)[0] for token in masks[4]} == {"c"}
     assert {END, OTHER_END} < masks[7]
     assert one.matcher.compute_bitmask() == guide("regex", "[ab]c").matcher.compute_bitmask()
+
+
+USERS = json.dumps({"type": "array", "items": {
+    "type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}},
+    "required": ["id", "name"], "additionalProperties": False,
+}})  # fmt: skip
+
+
+def single(text: str) -> list[int]:
+    """Byte by byte."""
+    return [tokens().single[byte] for byte in text.encode()]
+
+
+def test_the_mask_behind_a_rejected_draft_is_not_taken_for_a_later_one() -> None:
+    """The library keeps the mask that it made last, and knows it by the number of rows of items and the lexer's state.
+    The draft ends behind the colon and a line break, the output goes on to a line break before one, with as many rows,
+    and no mask is kept on the way there, where tokens are forced."""
+    store, executors = MaskStore(tokens(), 64, 2), Executors(64)
+    found = guide("json_schema", USERS)
+    found.advance(ids("["))
+    executors.masks(store.fill(1, 0, [MaskRow(found, single('{"id":\n'), 0)]))
+    found.advance(single(' {"id"\n'))
+    behind = executors.masks(store.fill(2, 1, [MaskRow(found, [], 0)]))[0]
+    assert {vocabulary().token(token)[0] for token in behind} & {":", "1"} == {":"}
+
+
+def test_guides_stand_where_they_stood_when_a_fill_with_drafts_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*words: object) -> None:
+        raise ValueError("no mask")
+
+    store = MaskStore(tokens(), 64, 2)
+    one, two = guide("regex", "[ab]cde"), guide("regex", "x{1,9}")
+    with monkeypatch.context() as patch:
+        patch.setattr(masks, "fill_next_token_bitmask_par", failing)
+        store.fill(1, 0, [MaskRow(one, ids("a"), 0), MaskRow(two, single("xx"), 2)])
+    assert one.failed
+    assert two.failed
+    for found, again in ((one, guide("regex", "[ab]cde")), (two, guide("regex", "x{1,9}"))):
+        assert found.matcher.compute_bitmask() == again.matcher.compute_bitmask()
 
 
 def test_a_fill_equals_a_walk() -> None:
