@@ -8,7 +8,7 @@ DRAFTED = ("draft_model", "eagle")  # methods of the executors
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that a grammar forces and a request's own prediction are drafts whatever the method is."""
+    """What a grammar forces or makes likely and a request's own prediction are drafts whatever the method is."""
 
     method: str = "none"  # or "ngram": prompt lookup, or one of DRAFTED
     num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
