@@ -28,6 +28,7 @@ APART = b'{}[]:,"' + BLANKS  # what mostly ends a token
 LONGEST = 96  # bytes of a guess
 FARTHEST = 16  # places for whitespace in a guess whose forerunner came true
 KEPT = 8  # guesses of one place
+MOST_PLACES = 256  # of which guesses are kept
 STRONGEST = 16  # votes
 MOST_VAIN = 16
 MOST_UNREAD = 512  # tokens that wait to be read
@@ -122,6 +123,8 @@ class Spacing:
             if not self._may_be_blank(matcher, self._place):
                 return []
             self._quoted = False  # whatever it was that was in quotes
+        if len(self._known) >= MOST_PLACES:
+            self._known.clear()
         known = self._known.setdefault((self._place, self._reach, tuple(forced)), [])
         text = next((text for text in known if self._holds(matcher, forced, text)), None)
         if text is None:

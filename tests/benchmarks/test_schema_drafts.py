@@ -94,7 +94,7 @@ def test_the_first_round_is_not_kept_and_each_way_asks_its_server(monkeypatch: p
 
 
 def test_a_small_measurement(tmp_path: Path) -> None:
-    """How fast it is, is the machine's matter; what is likely was drafted, all of it came true, and the answers are
+    """How fast it is, and whether drafts pay, is the machine's matter; what was drafted came true, and the answers are
     those of the model that writes freely."""
     out = tmp_path / "result.json"
     assert main(["--tasks", "3", "--rounds", "2", "--output", str(out)]) == 0
@@ -105,5 +105,5 @@ def test_a_small_measurement(tmp_path: Path) -> None:
         free, schema = rows[load, "free"], rows[load, "schema"]
         assert free["drafted_share"] == 0.0
         assert (schema["tokens"], schema["right"]) == (free["tokens"], free["right"])
-        assert schema["acceptance"] == 1.0
-        assert schema["tokens_per_step"] > 1.1
+        assert schema["acceptance"] == (1.0 if schema["drafted_share"] else 0.0)
+    assert rows["call", "schema"]["tokens_per_step"] > 1.1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine_core.grammar.guide import Guide
 from engine_core.grammar.spacing import (
     KEPT,
+    MOST_PLACES,
     MOST_UNREAD,
     STRONGEST,
     Blank,
@@ -296,6 +297,12 @@ def test_guesses_that_are_kept_and_tokens_that_wait_are_bounded() -> None:
         assert likely(one) == "}"
         one.advance(ids("}, "))
     assert all(len(known) <= KEPT for known in spacing._known.values())
+    blanks = looking(whitespace="[ \\n]*")
+    for _ in range(2 * MOST_PLACES):
+        blanks.advance(ids(" ") if blanks.matcher.validate_tokens(ids(" ")) else ids("{"))
+        likely(blanks)
+    assert blanks._spacing is not None
+    assert len(blanks._spacing._known) <= MOST_PLACES
 
 
 def test_a_byte_without_a_token_ends_a_guess() -> None:
