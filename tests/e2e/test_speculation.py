@@ -84,11 +84,11 @@ def test_a_prediction_changes_no_answer_and_is_accounted_for(client: openai.Open
     assert predicted.choices[0].message.content == text
     assert predicted.usage.completion_tokens == plain.usage.completion_tokens
     accepted, rejected = drafted(predicted)
-    assert accepted > plain.usage.completion_tokens / 2
+    assert accepted > plain.usage.completion_tokens / 4  # how many are sent follows from what steps cost at the time
     assert rejected < accepted
     said, last = streamed(client, prediction=PREDICTION)
     assert said == text
-    assert drafted(last)[0] > plain.usage.completion_tokens / 2
+    assert drafted(last)[0] > plain.usage.completion_tokens / 4
     assert drafted(whole(client, prediction=PREDICTION, extra_body={"speculative": False})) == (0, 0)
 
 
