@@ -106,6 +106,10 @@ class Guides:
                 if each.request.id == request:
                     each.aborted = True
                     return True
+        for index, ready in enumerate(self._ready):  # its automaton was remembered, and `admit` has not been called yet
+            if ready.request.id == request:
+                self._ready[index] = msgspec.structs.replace(ready, aborted=True)
+                return True
         return False
 
     def forget(self, peer: Peer) -> None:

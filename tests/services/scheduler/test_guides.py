@@ -68,6 +68,18 @@ def test_an_abort_is_told_with_the_request(peer) -> None:
     assert [each.aborted for each in guides.admit()] == [True]
 
 
+def test_an_abort_finds_a_request_whose_automaton_was_remembered(peer) -> None:
+    """It is ready at once, and nobody has asked for it yet: the abort of the same turn must not pass it."""
+    guides = Guides(tokens(), Inline())
+    guides.take(peer, request(1))
+    assert [each.aborted for each in guides.admit()] == [False]
+    for number in (2, 3, 4):
+        guides.take(peer, request(number))
+    assert guides.abort(3)
+    assert [(each.request.id, each.aborted) for each in guides.admit()] == [(2, False), (3, True), (4, False)]
+    assert not guides.abort(3)
+
+
 def test_requests_of_a_peer_that_is_gone_are_dropped(peer) -> None:
     threads = Later()
     guides = Guides(tokens(), threads)

@@ -158,6 +158,21 @@ def test_an_abort_while_the_automaton_is_made_ends_it_in_order() -> None:
     assert bench.loop.unfinished == 0
 
 
+def test_an_abort_in_the_turn_of_its_submit_ends_it_before_a_token_is_made() -> None:
+    """With the automaton remembered, with it unknown, and without one."""
+    bench = Bench()
+    bench.submit(1, automaton("regex", "a{3}"))
+    bench.run(lambda: 1 in bench.transcript.ends)
+    made = bench.loop.statistics().brain.scheduled_tokens
+    for number, structure in ((2, automaton("regex", "a{3}")), (3, automaton("regex", "b+")), (4, None)):
+        bench.submit(number, structure)
+        bench.tokens.arrives(bench.tokenizer, Abort(number))
+    bench.run(lambda: {2, 3, 4} <= set(bench.transcript.ends))
+    assert [bench.transcript.ends[number] for number in (2, 3, 4)] == [[Finish.ABORT]] * 3
+    assert bench.loop.statistics().brain.scheduled_tokens == made
+    assert bench.loop.drained
+
+
 def test_a_wrong_automaton_is_rejected_alone() -> None:
     bench = Bench()
     bench.submit(1, Automaton(source="start: ("))
