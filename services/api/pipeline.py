@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -148,8 +148,8 @@ class Pipeline:
         self._counter = 0
         self._tickets: dict[int, Ticket] = {}
         self._questions: dict[int, Question] = {}
-        self._held: dict[int, Ticket | Question] = {}  # wait for a tokenizer, in order
-        self._owed: deque[tuple[Peer, Abort]] = deque()
+        self._held: OrderedDict[int, Ticket | Question] = OrderedDict()  # wait for a tokenizer, in order
+        self._owed: dict[Peer, deque[Abort]] = {}  # by the tokenizer that lacks the credit for them
         self._served = False  # requests were taken once
         self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
         self._submitted = self._refused = self._moved = 0
@@ -192,14 +192,12 @@ class Pipeline:
         operation = self._operations.begin(requests, now) if self._operations is not None else None
         if operation is not None:
             requests = operation.requests
-        for number, request in enumerate(requests):
-            ticket = Ticket(request, reply, number * request.n)
-            if not self._place(ticket):
-                self.drop(reply)
-                self._refused += 1
-                raise Overloaded("the server is busy; try again later", retry_after=self.retry_after())
-            self._tickets[request.id] = ticket
-            reply.tickets.append(request.id)
+        try:
+            self._place_all(requests, reply)
+        except Overloaded as error:
+            if operation is not None:
+                operation.refused(error, now)
+            raise
         self._submitted += len(requests)
         reply.operation = operation
 
@@ -209,7 +207,7 @@ class Pipeline:
             ticket = self._tickets.pop(number, None)
             self._held.pop(number, None)
             if ticket is not None and ticket.peer is not None:
-                self._owed.append((ticket.peer, Abort(number)))
+                self._owed.setdefault(ticket.peer, deque()).append(Abort(number))
         reply.tickets.clear()
         self.settle()
 
@@ -221,17 +219,20 @@ class Pipeline:
             self.fail_all(unavailable(self.hopeless or self.trouble(now)))
 
     def settle(self) -> None:
-        """Send the aborts that are owed and the requests that wait, as far as there is credit."""
-        for number, waiting in list(self._held.items()):
+        """Send the requests that wait and the aborts that are owed, as far as there is credit. It is called for every
+        request, so it looks at no more of them than it sends, and at the first that it cannot send."""
+        while self._held:
+            number, waiting = next(iter(self._held.items()))
             waiting.peer = self._send(waiting)
             if waiting.peer is None:
                 break
             del self._held[number]
-        for _ in range(len(self._owed)):
-            peer, abort = self._owed.popleft()
+        for peer, aborts in list(self._owed.items()):
             port = self._port(peer)
-            if port is not None and not port.send(peer, abort):
-                self._owed.append((peer, abort))
+            while aborts and (port is None or port.send(peer, aborts[0])):
+                aborts.popleft()
+            if not aborts:
+                del self._owed[peer]
 
     async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """The tokenizer's answer, which needs no engine.
@@ -301,7 +302,7 @@ class Pipeline:
             tokenizers=sum(bool(port.peers) for port in self._ports),
             submitted=self._submitted,
             refused=self._refused,
-            aborts_owed=len(self._owed),
+            aborts_owed=sum(map(len, self._owed.values())),
             held=sum(ticket.peer is None for ticket in self._tickets.values()),
             moved=self._moved,
         )
@@ -368,21 +369,35 @@ class Pipeline:
 
     def _lost(self, peer: Peer) -> None:
         """A tokenizer is gone: what it had goes on elsewhere, in the order in which it came."""
-        for ticket in [ticket for ticket in self._tickets.values() if ticket.peer is peer]:
-            self._moved += 1
+        renamed: dict[int, int] = {}
+        moved = [ticket for ticket in self._tickets.values() if ticket.peer is peer]
+        for ticket in moved:
+            number = self.new_id()
+            renamed[ticket.id] = number
             del self._tickets[ticket.id]
-            numbers = ticket.reply.tickets
-            place = numbers.index(ticket.id)
-            ticket.id = numbers[place] = self.new_id()
-            ticket.peer = None
+            ticket.id, ticket.peer = number, None
             if ticket.reply.operation is not None:
                 ticket.reply.operation.happened(MOVED, time.monotonic())
             self._tickets[ticket.id] = ticket
             self._held[ticket.id] = ticket
+        self._moved += len(moved)
+        for reply in {ticket.reply: None for ticket in moved}:
+            reply.tickets = [renamed.get(number, number) for number in reply.tickets]
         for question in self._questions.values():
             if question.peer is peer:
                 question.peer = None
                 self._held[question.id] = question
+
+    def _place_all(self, requests: Sequence[SubmitText], reply: Reply) -> None:
+        """Place all of them or none. Raises Overloaded."""
+        for number, request in enumerate(requests):
+            ticket = Ticket(request, reply, number * request.n)
+            if not self._place(ticket):
+                self.drop(reply)
+                self._refused += 1
+                raise Overloaded("the server is busy; try again later", retry_after=self.retry_after())
+            self._tickets[request.id] = ticket
+            reply.tickets.append(request.id)
 
     def _place(self, waiting: Ticket | Question) -> bool:
         """Give it to a tokenizer, or have it wait while there is none; False when all are full."""
@@ -396,7 +411,9 @@ class Pipeline:
         return waiting.peer is not None
 
     def _send(self, waiting: Ticket | Question) -> Peer | None:
-        """Hand it to the tokenizer that its number falls to, or to the next with credit; None: all are full."""
+        """Hand it to the tokenizer that its number falls to, or to the next with credit; None: there is none."""
+        if not any(port.peers for port in self._ports):
+            return None
         message = waiting.message()
         first = affinity(message) if self._affine and isinstance(message, SubmitText) else message.id
         for ports in (self._own, self._spare):

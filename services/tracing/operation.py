@@ -64,6 +64,16 @@ class Operation:
         """Something worth an event."""
         self._events.append(Event(name, now))
 
+    def refused(self, error: RequestError, now: float) -> None:
+        """It ends before anything has come of it."""
+        self.end(
+            Outcome(
+                response="", finishes=(), prompt_tokens=0, output_tokens=0, cached_tokens=None, accepted=0, rejected=0,
+                first_token=None, error=error, left=False,
+            ),
+            now,
+        )  # fmt: skip
+
     def end(self, outcome: Outcome, now: float) -> None:
         """Tell all of it. Called once."""
         kind = operation_of(self._asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -27,8 +28,10 @@ from services.api.engines import Engines
 from services.api.metrics import Timings
 from services.api.pipeline import HOLD, Pipeline
 from services.api.reply import Reply
+from services.tracing.operation import Operations
 from services.wire import Arrival, Joined, Left
 from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, silent, status, words
+from tests.services.tracing.tracing import SAMPLED, Bench
 
 NOW = 100.0
 
@@ -134,6 +137,26 @@ def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
     assert made.statistics().unfinished == 2  # the first half of the third was taken back
     assert made.statistics().refused == 1
     assert made.statistics().aborts_owed == 1
+
+
+def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
+    """Its first prompt was handed over and is aborted, its second one found no credit."""
+    port, bench = FakePort(silent), Bench()
+    made = Pipeline((port,), 3, 5, 8, status_limit=2.0, processes=1, operations=Operations(bench.tracer, "demo"))
+    port.deliver = lambda arrivals: made.receive(arrivals, NOW)
+    port.arrive(status())
+    assert port.peer is not None
+    port.peer.credit = 1
+    waiting = reply(2)
+    asked = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), trace=SAMPLED) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        made.submit(asked, waiting, NOW)
+    operation, *prompts = bench.told()
+    assert (operation.name, operation.start, operation.end) == ("text_completion demo", NOW, NOW)
+    assert operation.error == "the server is busy; try again later"
+    assert operation.attributes["error.type"] == "overloaded"
+    assert len(prompts) == 2
+    assert waiting.operation is None
 
 
 def test_admission_is_bounded_and_says_when_to_come_back() -> None:
@@ -268,6 +291,59 @@ def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:
     made.settle()
     assert [message.id for message in port.of(SubmitText)] == [moved.id, last.id]
     assert not port.of(Abort)
+
+
+class Counted(OrderedDict[int, Any]):
+    """Counts the entries that are looked at."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        for item in super().items():
+            type(self).looks += 1
+            yield item
+
+
+def test_what_waits_is_not_looked_through_for_every_newcomer() -> None:
+    """While the tokenizer is missing each newcomer costs a look at the first that waits, however many do."""
+    port = FakePort(silent)
+    made = pipeline(port, limit=1000)
+    made.drop(submit(made)[0])  # it has served once, so that others may wait
+    port.lose()
+    made._held = Counted()
+    port.sent.clear()
+    replies = [submit(made)[0] for _ in range(500)]
+    for waiting in replies[::2]:
+        made.drop(waiting)
+    assert made.statistics().held == 250
+    assert Counted.looks <= 750
+    port.peer = new_peer()
+    port.peer.credit = 1000
+    port.arrive(Joined())
+    assert len(port.of(SubmitText)) == 250
+    assert Counted.looks <= 1001
+
+
+def test_aborts_that_are_owed_are_not_all_tried_for_every_newcomer() -> None:
+    port = FakePort(silent)
+    made = pipeline(port, limit=1000)
+    assert port.peer is not None
+    port.peer.credit = 300
+    replies = [submit(made)[0] for _ in range(300)]
+    tries: list[Any] = []
+    send = port.send
+    port.send = lambda peer, message: (tries.append(message), send(peer, message))[1]  # type: ignore[method-assign]
+    for waiting in replies:
+        made.drop(waiting)
+    assert made.statistics().aborts_owed == 300
+    assert len(tries) == 300
+    port.peer.credit = 200
+    made.settle()
+    assert len(tries) == 501
+    port.peer.credit = 200
+    made.settle()
+    assert [abort.id for abort in port.of(Abort)] == [request.id for request in port.of(SubmitText)]
+    assert made.statistics().aborts_owed == 0
 
 
 def test_waiting_has_an_end() -> None:
