@@ -88,6 +88,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             arguments = count_method(meter_of(context), text, called.__name__, arguments)
         return super().call(context, called, *arguments, **named)
 
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """jinja2's hook for errors. Its own gives the traceback frames of the template, which refer to each other and
+        to the conversation, so that only the cycle collector would free it."""
+        if source is not None:  # of a template that does not compile
+            super().handle_exception(source)
+        raise  # the error that is being handled
+
 
 def count_method(meter: Meter, text: str, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Count what the method `name` of `text` is about to make. The arguments, iterators among them as lists."""

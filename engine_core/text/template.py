@@ -91,16 +91,15 @@ class ChatTemplate:
         self, template: jinja2.Template, names: dict[str, Any], messages: list[dict[str, Any]], moment: datetime
     ) -> str:
         """By the first spelling of the messages that the template can print. Raises InvalidRequest."""
-        complaints: list[Exception] = []
+        complaint = ""
         for spelling in spellings(messages, silent=self._knows_silence):
             try:
                 return render(template, {**names, "messages": spelling}, moment)
             except MISSPELLED as error:
-                complaints.append(error)
+                complaint = complaint or told(error)
             except RENDER_ERRORS as error:
-                complaints.append(error)
+                complaint = complaint or told(error)
                 break
-        complaint = str(complaints[0])[:MAX_COMPLAINT] or type(complaints[0]).__name__
         raise InvalidRequest(f"The chat template refused the messages: {complaint}", param="messages")
 
     def _choose(self, conversation: Conversation) -> jinja2.Template:
@@ -113,6 +112,11 @@ class ChatTemplate:
                 param="messages",
             )
         return template
+
+
+def told(error: Exception) -> str:
+    """What a template's error says, or its name where it says nothing."""
+    return str(error)[:MAX_COMPLAINT] or type(error).__name__
 
 
 def asks_for_content(tree: jinja2.nodes.Template) -> bool:

@@ -67,6 +67,13 @@ def outlet_of(scope: Scope) -> Outlet | None:
     return found
 
 
+def forget(cycle: RequestResponseCycle) -> None:
+    """Let go of a request that was answered, or that nobody waits for: its scope and its outlet hold each other, and
+    so what is unread of its body."""
+    cycle.body = bytearray()
+    cast(Scope, cycle.scope).pop(OUTLET, None)
+
+
 class ConnectionLimits(msgspec.Struct, frozen=True):
     """What one client may take of the server before anybody has looked at its request."""
 
@@ -127,9 +134,11 @@ class Connection(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+            forget(cycle)
         self._unset_keepalive_if_required()
         if self._timer is not None:
             self._timer.cancel()
+        self._requests.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -182,6 +191,10 @@ class Connection(HttpToolsProtocol):
         self._phase = Phase.IDLE
         self._fruitless = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        forget(self._cycles[0])
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What the parser refused, or we inside its callbacks. `msg` is uvicorn's, in plain text; ours is an object."""

@@ -54,8 +54,8 @@ async def whole(reply: Reply) -> None:
     await reply.news()
     if reply.left:
         raise ClientLeft
-    if reply.error is not None:
-        raise reply.error
+    if (failure := reply.failure) is not None:
+        raise failure
 
 
 class Flow:
@@ -90,8 +90,8 @@ async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | Non
     Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
     """
     news = await reply.news()
-    if reply.error is not None and not reply.left:
-        raise reply.error
+    if (failure := reply.failure) is not None and not reply.left:
+        raise failure
     if not reply.left:
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
     flow = Flow(frames, outlet, exchange) if outlet is not None else None

@@ -111,7 +111,8 @@ class Gate:
             current.status = RequestTimeout.status if LATE in scope else CLIENT_LEFT
             return
         except RequestError as error:
-            refusal = error
+            # A traceback holds this frame and all below, the body with them, and this frame would hold the error.
+            refusal = error.with_traceback(None)
         except HTTPException as error:
             refusal, extra = routing_error(error, scope)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone

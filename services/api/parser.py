@@ -50,6 +50,10 @@ class RequestParser:
             except httptools.HttpParserUpgrade:
                 raise httptools.HttpParserError("a tunnel is asked for") from None
 
+    def close(self) -> None:
+        """Nothing more is parsed. The receiver, which has this parser, is held no longer."""
+        del self._parser, self._receiver
+
     def get_http_version(self) -> str:
         return self._parser.get_http_version()
 

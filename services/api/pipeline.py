@@ -12,6 +12,7 @@ for more of it. While a part is missing requests wait, up to HOLD seconds, unles
 from __future__ import annotations
 
 import asyncio
+import copy
 import struct
 import time
 from collections import OrderedDict, deque
@@ -251,6 +252,7 @@ class Pipeline:
         finally:
             del self._questions[question.id]
             self._held.pop(question.id, None)
+            del asked, answer  # this frame, which an error's traceback holds, must not hold the error
 
     def receive(self, arrivals: list[Arrival], now: float) -> None:
         """What the ports delivered, at `now` in monotonic seconds."""
@@ -286,8 +288,8 @@ class Pipeline:
         for ticket in list(self._tickets.values()):
             ticket.reply.fail(error)
         for question in self._questions.values():
-            if not question.answer.done():
-                question.answer.set_exception(error)
+            if not question.answer.done():  # raised as it is: one for all would gather the frames of all
+                question.answer.set_exception(copy.copy(error))
 
     def retry_after(self) -> float:
         """Seconds until the engine's present queue, to which all api processes send, has probably drained by half."""

@@ -8,6 +8,7 @@ takes; of a stream that flows, a tap takes meanwhile, without waking the task.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -191,6 +192,11 @@ class Reply:
         flowed = not over and self._tap is not None and self._tap.flow(self)
         if over or (self.stream and not flowed):
             self._wake()
+
+    @property
+    def failure(self) -> RequestError | None:
+        """The error to raise: a copy, since the frames that it passes through hold this reply."""
+        return copy.copy(self.error)
 
     def fail(self, error: RequestError) -> None:
         """End every choice with this error; the first one holds."""

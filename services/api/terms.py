@@ -20,7 +20,7 @@ Terms = tuple[Term, ...]
 
 
 def told_in(error: RequestError, terms: Terms) -> RequestError:
-    """`error` with its field renamed by the first term that fits, in the message as well."""
+    """`error` itself, its field renamed by the first term that fits, in the message as well."""
     param = error.param
     if param is None:
         return error

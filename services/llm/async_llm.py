@@ -130,8 +130,13 @@ class AsyncLLM:
             finished = False
             while not finished:
                 news = await reply.news()
-                if reply.error is not None:
-                    raise await self._engine.reason(reply.error)
+                if (failure := reply.failure) is not None:
+                    error = await self._engine.reason(failure)
+                    del failure
+                    try:
+                        raise error
+                    finally:
+                        del error  # this frame, which the traceback holds, must not hold the error
                 output = gathering.take(news)
                 finished = output.finished
                 yield output

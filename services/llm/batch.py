@@ -81,16 +81,18 @@ async def one(engine: Engine, order: Order, name: str, number: int, return_error
             reply.name = name
             gathering = engine.gathering(reply, order, name, RequestOutputKind.FINAL_ONLY)
             news = await reply.news()
-            if reply.error is None:
+            if (failure := reply.failure) is None:
                 return gathering.take(news)
-            error = await engine.reason(reply.error)
+            error = await engine.reason(failure)
+            del failure
             if return_errors and isinstance(error, RequestError):
                 return gathering.failed(error)
+            try:
+                raise error
+            finally:
+                del error  # this frame, which the traceback holds, must not hold the error
     except InvalidRequest as refused:
         raise named(refused, number) from refused
-    if isinstance(error, InvalidRequest):
-        raise named(error, number)
-    raise error
 
 
 def named(error: InvalidRequest, number: int) -> InvalidRequest:

@@ -65,7 +65,8 @@ class Messages:
                 await whole(reply)
                 await send_json(send, msgspec.json.encode(message_answer(identity, reply, thinking=thinking)))
         except RequestError as error:
-            raise told_in(error, TERMS) from error
+            told_in(error, TERMS)
+            raise
 
 
 class MessageTokens:
@@ -82,7 +83,8 @@ class MessageTokens:
             question = count_question(request, service.pipeline.new_id())
             found = await answered(service.pipeline.ask(question), receive)
         except RequestError as error:
-            raise told_in(error, TERMS) from error
+            told_in(error, TERMS)
+            raise
         assert isinstance(found, Tokenized)
         await send_json(send, msgspec.json.encode(TokenCount(len(found.token_ids) // 4)))
 

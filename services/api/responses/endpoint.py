@@ -74,7 +74,8 @@ class Responses:
                 await whole(reply)
                 await send_json(send, msgspec.json.encode(completed(turn, reply)))
         except RequestError as error:
-            raise told_in(error, TERMS) from error
+            told_in(error, TERMS)
+            raise
 
     def _submit(self, turn: Turn, reply: Reply, trace: TraceContext, session: str) -> None:
         service = self._service

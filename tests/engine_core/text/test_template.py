@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import weakref
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -190,3 +193,23 @@ def test_a_wrong_option_names_itself(tmp_path: Path, content: str | None) -> Non
         write(tmp_path, mine_jinja=content)
     with pytest.raises(ConfigError, match="--chat-template"):
         read_template(tmp_path, NAMES, str(tmp_path / "mine.jinja"))
+
+
+def test_a_refused_conversation_is_freed_at_once() -> None:
+    """Not when the cycle collector comes by: nobody counts what waits for it."""
+
+    class Content(str):
+        """Text whose end can be watched."""
+
+    template = ChatTemplate({"default": "{{ raise_exception('no') }}"}, {})
+    gc.collect()
+    gc.disable()
+    try:
+        content = Content("a prompt")
+        watched = weakref.ref(content)
+        with contextlib.suppress(InvalidRequest):
+            template.render(Conversation(messages=[{"role": "user", "content": content}]), NOON)
+        del content
+        assert watched() is None
+    finally:
+        gc.enable()

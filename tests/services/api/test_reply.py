@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
-from protocol.errors import Unavailable
+from protocol.errors import (
+    DeadlineExceeded,
+    GrammarFailure,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from protocol.messages import Finish, TextExtra
 from services.api.metrics import Timings
 from services.api.reply import Reply
@@ -144,3 +152,25 @@ def test_token_ids_wait_to_be_taken() -> None:
     assert (first.take_token_ids(), first.take_token_ids()) == (b"56789012", b"")
     assert second.take_token_ids() == b""
     assert whole.prompts[0].token_ids == b"1234"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("gone", code="draining", retry_after=2.0),
+        Overloaded("full", retry_after=7.0),
+        DeadlineExceeded("late"),
+        GrammarFailure("stuck"),
+        InvalidRequest("wrong", param="n", code="invalid_value"),
+    ],
+)
+async def test_an_error_is_raised_as_a_copy_so_that_the_kept_one_holds_no_frame(error: RequestError) -> None:
+    found = reply(stream=False)
+    assert found.failure is None
+    found.fail(error)
+    with contextlib.suppress(RequestError):
+        raise found.failure or AssertionError
+    assert found.error is error
+    assert error.__traceback__ is None
+    assert type(found.failure) is type(error)
+    assert (str(found.failure), vars(found.failure)) == (str(error), vars(error))
