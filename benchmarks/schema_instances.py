@@ -24,10 +24,9 @@ from jsonschema import validators
 WANTED = 6  # instances of each sort
 TRIES = 400
 MAX_DEPTH = 7
-TIME = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"  # RFC 3339
+TIME = r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d|60)(\.\d+)?([zZ]|([+-])([01]\d|2[0-3]):([0-5]\d))"  # RFC 3339
 LABEL = r"[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"  # RFC 1123
 GRAMMARS = {
-    "time": TIME,
     "duration": r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?)",  # RFC 3339, appendix A
     "email": rf"[^@\s\"]+@({LABEL})(\.{LABEL})*",
     "hostname": rf"{LABEL}(\.{LABEL})*",
@@ -47,6 +46,8 @@ def _formed(name: str, text: object) -> bool:
                 ipaddress.IPv6Address(text)
             case "date":
                 return re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) is not None and bool(date.fromisoformat(text))
+            case "time":
+                return _time(text)
             case "date-time":
                 day, mark, rest = text[:10], text[10:11], text[11:]
                 return mark in ("t", "T") and _formed("date", day) and _formed("time", rest)
@@ -57,9 +58,18 @@ def _formed(name: str, text: object) -> bool:
     return True
 
 
+def _time(text: str) -> bool:
+    """A time of RFC 3339: a leap second is the last of a day in UTC."""
+    found = re.fullmatch(TIME, text, re.ASCII)
+    if found is None or found[3] != "60":
+        return found is not None
+    offset = int(f"{found[6]}{int(found[7]) * 60 + int(found[8])}") if found[6] else 0
+    return (int(found[1]) * 60 + int(found[2]) - offset) % 1440 == 1439
+
+
 def _checker() -> jsonschema.FormatChecker:
     checker = jsonschema.FormatChecker(())
-    for name in (*GRAMMARS, "ipv4", "ipv6", "date", "date-time"):
+    for name in (*GRAMMARS, "ipv4", "ipv6", "date", "time", "date-time"):
         checker.checks(name)(functools.partial(_formed, name))
     return checker
 

@@ -27,6 +27,7 @@ from engine_core.grammar.schema.cells import (
     Truth,
     Union,
 )
+from engine_core.grammar.schema.formats import FORMATS
 from protocol.errors import UnsupportedSchema
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _text(node: Keywords, path: str) -> Text:
         _count(node, "maxLength", path),
         wanted,
         unwanted,
-        (name,) if isinstance(name, str) and name in texts.FORMATS else (),
+        (name,) if isinstance(name, str) and name in FORMATS else (),
     )
 
 

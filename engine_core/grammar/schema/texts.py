@@ -8,13 +8,10 @@ from typing import TypeVar
 from engine_core.grammar.schema import languages
 from engine_core.grammar.schema.bounds import MAX_EXCLUDED
 from engine_core.grammar.schema.cells import Text
-from engine_core.grammar.schema.patterns import Node, PatternError, written
+from engine_core.grammar.schema.formats import APART, PATTERNS
+from engine_core.grammar.schema.patterns import Node, PatternError, read, written
 
 T = TypeVar("T")
-# formats that llguidance holds; any other is an annotation
-FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-# of these no two have a string in common
-APART = frozenset(("date-time", "time", "date", "duration", "email", "ipv4", "ipv6", "uuid"))
 
 
 def intersect(a: Text, b: Text) -> Text | None:
@@ -141,8 +138,9 @@ def write(cell: Text) -> tuple[dict[str, object], str]:
             patterns.append(written(_inverse(node)))
         except PatternError as error:
             trouble = f"not: the complement of a pattern: {error}"
+    patterns.extend(written(read(PATTERNS[name])) for name in cell.formats if name in PATTERNS)
     conjuncts: list[dict[str, object]] = [{"type": "string", "pattern": text} for text in patterns]
-    conjuncts.extend({"type": "string", "format": name} for name in cell.formats)
+    conjuncts.extend({"type": "string", "format": name} for name in cell.formats if name not in PATTERNS)
     if conjuncts:
         out.update({k: v for k, v in conjuncts[0].items() if k != "type"})
     if len(conjuncts) > 1:
