@@ -24,6 +24,7 @@ from protocol.parts import check_parts
 from protocol.speculation import read_speculative
 
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
+NO_KEY = "a server without keys answers everybody"
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -36,6 +37,8 @@ class Option(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     metavar: str = ""
     several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` takes the text apart
+    greedy: bool = False  # of those: one flag takes every word up to the next option
+    blank: str = ""  # what leaving it empty means, where a value without content is refused: a variable was not set
     secret: bool = False  # may come from the environment, is never printed and never stands in a child's argv
 
 
@@ -45,7 +48,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: Annotated[str, Option("folder in Hugging Face layout or hub id; empty: the embedded model")] = ""
     revision: Annotated[str, Option("hub revision: branch, tag or commit")] = ""
     served_model_name: Annotated[
-        str, Option("name that clients use; empty: the model's own; may be repeated", several=True)
+        str, Option("names that clients use; empty: the model's own; may be repeated", several=True, greedy=True,
+                    metavar="NAME")
     ] = ""
     dtype: Annotated[
         str,
@@ -102,11 +106,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         int, Option("api processes sharing the port; 0: 1 to 4, by cores, and 1 with --uds", 0, 64)
     ] = 0
     api_key: Annotated[
-        str, Option("key that clients must send as bearer token; may be repeated; empty: none", several=True,
-                    secret=True)
+        str, Option("key that clients must send as bearer token; may be repeated; left out: none", several=True,
+                    secret=True, blank=NO_KEY)
     ] = ""
     api_key_file: Annotated[
-        str, Option("file with a key per line, read again when it changes and on SIGHUP", metavar="FILE")
+        str, Option("file with a key per line, read again when it changes and on SIGHUP", metavar="FILE", blank=NO_KEY)
     ] = ""
     allowed_origins: Annotated[
         str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: none",
@@ -457,12 +461,21 @@ def check_value(field: Field, value: object) -> None:
         value = float(value)
     if type(value) is not field.type:
         raise ConfigError(field.flag, value, f"it must be {TYPE_WORDS[field.type]}")
+    if value:
+        check_content(field, value)
     if option.choices and value not in option.choices:
         raise ConfigError(field.flag, value, f"it must be {field.allowed}")
     if isinstance(value, int | float) and option.low is not None:
         assert option.high is not None
         if not (math.isfinite(value) and option.low <= value <= option.high):
             raise ConfigError(field.flag, value, f"it must be {field.allowed}")
+
+
+def check_content(field: Field, value: object) -> None:
+    """Raise ConfigError for a value without content where that would mean more than its absence seems to."""
+    empty = isinstance(value, str) and not (words(value) if field.option.several else value.strip())
+    if field.option.blank and empty:
+        raise ConfigError(field.flag, value, f"{field.option.blank}; leave the option out if that is meant")
 
 
 def number(value: int | float) -> str:

@@ -425,9 +425,9 @@ def stop_signals() -> tuple[int, ...]:
 def child_environment(config: Config, directory: RunDirectory, notices: Path) -> dict[str, str]:
     """The environment of every child: ours, less what a supervisor meant for the launcher, plus what is secret."""
     environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
+    environ = options.environment(config, environ)
     environ |= {VARIABLE: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
     environ[heartbeat.INTERVAL] = str(int(SILENCE_SECONDS * 1e6))
-    environ |= options.environment(config)
     if sys.flags.optimize:
         environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
     return environ

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from protocol.config import Config, Field, check, check_value, fields
+from protocol.config import Config, Field, check, check_content, check_value, fields
 from protocol.errors import ConfigError
 
 TITLES: Mapping[str, str] = {
@@ -71,8 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         else:
             metavar = field.option.metavar or ("WORD" if field.option.choices else METAVARS[field.type])
             action = "append" if field.option.several else "store"
+            count = "+" if field.option.greedy else None
             group.add_argument(
-                *flags, action=action, metavar=metavar, default=argparse.SUPPRESS, help=help_text(field)
+                *flags, action=action, nargs=count, metavar=metavar, default=argparse.SUPPRESS, help=help_text(field)
             )
 
 
@@ -131,7 +133,20 @@ def effective(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Effe
     given += [Given(field, typed[field.name], COMMAND_LINE) for field in fields() if field.name in typed]
     if typed.get("positional_model"):
         given.append(Given(model_field(), positional_model(typed), COMMAND_LINE))
+    elif "positional_model" in typed and not any(one.field.name == "model" for one in given):
+        check_swallowed(typed)
     return merge(given)
+
+
+def check_swallowed(typed: Mapping[str, object]) -> None:
+    """Raise ConfigError where the last of several words may be the model, which nothing else names."""
+    for field in fields():
+        taken = typed.get(field.name) if field.option.greedy else None
+        assert isinstance(taken, list | None)
+        for each in taken or ():
+            if len(each) > 1:
+                told = f"is {each[-1]!r} the model? Name the model in front: MODEL {field.flag} {shlex.join(each)}"
+                raise ConfigError(field.flag, " ".join(each), told)
 
 
 def model_field() -> Field:
@@ -151,6 +166,8 @@ def merge(given: Sequence[Given]) -> Effective:
     origins = {}
     for one in given:
         try:
+            for part in one.value if isinstance(one.value, list) else [one.value]:
+                check_content(one.field, part)
             value = converted(one.field, one.value, typed=not one.origin.startswith("file"))
             check_value(one.field, value)
         except ConfigError as error:
@@ -167,6 +184,8 @@ def merge(given: Sequence[Given]) -> Effective:
 def converted(field: Field, value: object, *, typed: bool) -> object:
     """`value` in the field's type: from text unless a file gave it, a whole number where a float is due, several
     texts as one."""
+    if field.option.greedy and isinstance(value, list) and all(isinstance(each, list) for each in value):
+        value = [word for each in value for word in each]
     if field.option.several and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return ",".join(value)
     if field.type is float and type(value) is int:
@@ -222,6 +241,8 @@ def as_toml(effective: Effective) -> str:
         origin = effective.origins.get(field.name)
         if field.option.secret:
             lines.append(f"# {field.name} is {'set and not shown' if value else 'not set'}")
+        elif field.option.blank and not value:
+            lines.append(f"# {field.name} is not set")
         else:
             lines.append(f"{field.name} = {toml_value(value)}")
         if origin is not None:
@@ -248,8 +269,12 @@ def arguments(config: Config) -> list[str]:
     return words
 
 
-def environment(config: Config) -> dict[str, str]:
-    """The secret options, for a child's environment; an empty one is set too, so that none is inherited by accident."""
-    return {
-        field.variable: getattr(getattr(config, field.section), field.name) for field in fields() if field.option.secret
+def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    """A child's environment: what is `inherited`, but of secret options those of `config` alone."""
+    secret = {
+        field.variable: str(getattr(getattr(config, field.section), field.name))
+        for field in fields()
+        if field.option.secret
     }
+    kept = {name: value for name, value in inherited.items() if name not in secret}
+    return kept | {name: value for name, value in secret.items() if value}

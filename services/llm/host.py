@@ -95,7 +95,7 @@ class Host:
 
     def _environment(self) -> dict[str, str]:
         environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
-        environ |= options.environment(self.config)
+        environ = options.environment(self.config, environ)
         environ |= {VARIABLE: str(self.notices.path), process.PARENT: str(os.getpid())}
         if self._temporary:
             environ[rundir.TEMPORARY] = str(self.directory)

@@ -289,7 +289,7 @@ def test_the_secret_is_in_no_log_option_or_report(ends: Ends, tmp_path: Path, ca
         Config(), links=LinksConfig(scheduler_address="tcp://127.0.0.1:5", link_keys=str(file))
     )
     shown = [options.as_toml(options.Effective(config, {})), " ".join(options.arguments(config))]
-    shown += options.environment(config).values()
+    shown += options.environment(config, {}).values()
     binder, port = ends.bind(SMALL)
     ends.connect(SMALL, port, keys=new_keys())
     refused(ends, binder, 1)

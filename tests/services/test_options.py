@@ -163,7 +163,7 @@ def allowed(sections) -> Config | None:
 def test_a_child_gets_the_very_same_configuration(sections):
     config = allowed(sections)
     if config is not None:
-        words, environ = options.arguments(config), options.environment(config)
+        words, environ = options.arguments(config), options.environment(config, {})
         assert effective(*words, environ=environ, command="api").config == config
         assert not any(word.startswith("--api-key") for word in words)
 
@@ -177,7 +177,7 @@ def test_what_config_prints_is_a_file_for_config(tmp_path_factory, sections):
         tomllib.loads(text)
         file = tmp_path_factory.mktemp("toml") / "p.toml"
         file.write_text(text, encoding="utf-8")
-        found = effective(f"--config={file}", environ=options.environment(config)).config
+        found = effective(f"--config={file}", environ=options.environment(config, {})).config
         assert found == config
 
 
@@ -219,3 +219,65 @@ def test_options_that_take_several(tmp_path):
     assert "it must be text" in refusal(f"--config={file}")
     assert words(" a ,, b,") == ("a", "b")
     assert words("") == ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "model", "names"),
+    [
+        ("M --served-model-name a b", "M", "a,b"),
+        ("M --served-model-name a b --port 9 --served-model-name c", "M", "a,b,c"),
+        ("--served-model-name a b --port 9 M", "M", "a,b"),
+        ("--served-model-name a b -- M", "M", "a,b"),
+        ("--served-model-name=a M", "M", "a"),
+        ("--served-model-name a b --model M", "M", "a,b"),
+        ("--model M --served-model-name a b", "M", "a,b"),
+        ("--model= --served-model-name a b", "", "a,b"),
+        ("--served-model-name a", "", "a"),
+        ("--served-model-name a --served-model-name b", "", "a,b"),
+    ],
+)
+def test_a_flag_takes_several_names_as_in_vllm(typed: str, model: str, names: str) -> None:
+    found = effective(*typed.split()).config.model
+    assert (found.model, found.served_model_name) == (model, names)
+
+
+@pytest.mark.parametrize(
+    "typed", ["--served-model-name a M", "--port 9 --served-model-name a b M", "--served-model-name a b"]
+)
+@pytest.mark.parametrize("command", ["config", "serve", "plan", "chat", "bench offline"])
+def test_a_word_that_may_be_the_model_is_taken_for_nothing_in_silence(typed: str, command: str) -> None:
+    given = typed.split("name ")[1]
+    told = f"is {given.split()[-1]!r} the model? Name the model in front: MODEL --served-model-name {given}"
+    with pytest.raises(ConfigError) as caught:
+        effective(*typed.split(), command=command)
+    assert str(caught.value) == f"--served-model-name: {given!r} is not allowed; {told}"
+
+
+def test_a_file_may_name_the_model_that_the_names_are_for(tmp_path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('model = "M"\n')
+    found = effective(f"--config={file}", "--served-model-name", "a", "b").config.model
+    assert (found.model, found.served_model_name) == ("M", "a,b")
+
+
+@pytest.mark.parametrize("empty", ["", " ", ",", "\t, ,"])
+def test_an_empty_key_is_not_the_same_as_none(tmp_path, empty: str) -> None:
+    """It is what a variable that was not set leaves behind."""
+    why = "is not allowed; a server without keys answers everybody; leave the option out if that is meant"
+    assert refusal(f"--api-key={empty}") == f"--api-key: '***' {why}"
+    assert refusal("--api-key", "right", "--api-key", empty) == f"--api-key: '***' {why}"
+    told = refusal(environ={"PENSTOCK_API_KEY": empty})
+    assert told == f"--api-key: '***' {why} (environment PENSTOCK_API_KEY)"
+    file = tmp_path / "p.toml"
+    for text in (f"api_key = {options.toml_value(empty)}", f"[api]\napi_key = [{options.toml_value(empty)}]"):
+        file.write_text(text)
+        assert refusal(f"--config={file}") == f"--api-key: '***' {why} (file {file})"
+    if not empty.strip():
+        assert refusal(f"--api-key-file={empty}") == f"--api-key-file: {empty!r} {why}"
+
+
+def test_a_child_has_no_secret_that_its_parent_does_not_have() -> None:
+    inherited = {"PENSTOCK_API_KEY": "another", "PENSTOCK_SSL_KEYFILE_PASSWORD": "another", "HOME": "/"}
+    assert options.environment(Config(), inherited) == {"HOME": "/"}
+    given = effective("--api-key=own").config
+    assert options.environment(given, inherited) == {"HOME": "/", "PENSTOCK_API_KEY": "own"}
