@@ -25,6 +25,7 @@ from protocol.speculation import read_speculative
 
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
 NO_KEY = "a server without keys answers everybody"
+CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max-tokens
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -175,6 +176,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_logit_bias: Annotated[
         int, Option("most tokens in logit_bias", 0, limits.MAX_LOGIT_BIAS)
     ] = limits.MAX_LOGIT_BIAS
+    clamp_max_tokens: Annotated[
+        str, Option("requests whose max_tokens becomes what the context has left, instead of a 400 where it is more: "
+                    "those of /v1/messages, all, or none",
+                    choices=(CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL))
+    ] = CLAMP_MESSAGES
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
     PenstockError
     ├── RequestError                 one request is wrong or cannot be served; carries HTTP status and OpenAI error type
     │   ├── InvalidRequest           400 invalid_request_error
+    │   │   ├── ContextExceeded      400 invalid_request_error, code "context_length_exceeded"
     │   │   ├── GrammarFailure       400 invalid_request_error, code "grammar_failed"
     │   │   ├── NotBuilt             400 invalid_request_error, code "unsupported"
     │   │   └── UnsupportedSchema    400 invalid_request_error, code "unsupported_schema"
@@ -52,6 +53,17 @@ class InvalidRequest(RequestError):
 
     status = 400
     type = "invalid_request_error"
+
+
+class ContextExceeded(InvalidRequest):
+    """The prompt, or prompt and output together, have more tokens than the model's context. `wanted` is the output that
+    was asked for, 0 where the prompt alone is too long."""
+
+    def __init__(self, message: str, *, param: str | None, prompt: int, wanted: int, limit: int) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.prompt = prompt
+        self.wanted = wanted
+        self.limit = limit
 
 
 class NotBuilt(InvalidRequest):

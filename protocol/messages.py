@@ -170,6 +170,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     stream: bool = False  # false: text may be held back and sent in one piece
     priority: int = 0  # larger goes first under the priority policy
     truncate: int = 0  # keep so many of the prompt's last tokens; -1: as many as leave room for the output; 0: all
+    clamp: bool = False  # an output longer than the prompt leaves room for takes that room
     cache_salt: str = ""
     trace: TraceContext = TraceContext()
     arrival: float = 0.0  # unix seconds
@@ -189,6 +190,7 @@ class Tokenize(Message, frozen=True, kw_only=True):
     id: int
     messages: bytes | None = None
     tools: bytes | None = None
+    reasoning: Reasoning = Reasoning()
     template_arguments: bytes | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -215,6 +217,14 @@ class Detokenized(Message, frozen=True):
     text: str
 
 
+class ContextLength(Part, frozen=True):
+    """What does not fit the model's context, as `protocol.errors.ContextExceeded` has it."""
+
+    prompt: int
+    wanted: int
+    limit: int
+
+
 class Rejected(Message, frozen=True, kw_only=True):
     """scheduler → tokenizer → api: the request ends here with an error; terminal for all of its choices."""
 
@@ -224,6 +234,7 @@ class Rejected(Message, frozen=True, kw_only=True):
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    context: ContextLength | None = None  # of a prompt or an output that is too long
 
 
 class SubmitTokens(Message, frozen=True, kw_only=True):

@@ -24,9 +24,10 @@ from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
 from engine_core.text.request import Kept, Request, named
 from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import Overloaded, RequestError, Unavailable
+from protocol.errors import ContextExceeded, Overloaded, RequestError, Unavailable
 from protocol.messages import (
     Abort,
+    ContextLength,
     Detokenize,
     EngineStatus,
     Finish,
@@ -353,7 +354,12 @@ def with_extra(delta: Delta, **fields: object) -> Delta:
 
 
 def rejection(request_id: int, error: RequestError) -> Rejected:
-    return Rejected(id=request_id, status=error.status, message=error.message, param=error.param, code=error.code)
+    context = None
+    if isinstance(error, ContextExceeded):
+        context = ContextLength(error.prompt, error.wanted, error.limit)
+    return Rejected(
+        id=request_id, status=error.status, message=error.message, param=error.param, code=error.code, context=context
+    )
 
 
 def failure(request_id: int) -> Rejected:

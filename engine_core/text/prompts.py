@@ -16,7 +16,7 @@ from engine_core.text.pooling import pooled_submission
 from engine_core.text.rendering import Rendered, Renderer
 from engine_core.text.template import ChatTemplate
 from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import InvalidRequest, NotBuilt
+from protocol.errors import ContextExceeded, InvalidRequest, NotBuilt
 from protocol.limits import MAX_BAD_WORD_TOKENS
 from protocol.messages import (
     Detokenize,
@@ -81,7 +81,7 @@ class Prompter:
             raise InvalidRequest(f"{param} must hold at least one token", param=param)
         sampling = msgspec.structs.replace(
             self._sampling(request),
-            max_tokens=self._max_tokens(request.sampling.max_tokens, len(token_ids), param),
+            max_tokens=self._max_tokens(request.sampling.max_tokens, len(token_ids), param, clamp=request.clamp),
             eos_token_ids=self._limits.eos_token_ids,
         )
         submit = SubmitTokens(
@@ -174,15 +174,17 @@ class Prompter:
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         longest = self._limits.max_model_len * self._vocabulary.longest
         if len(text) > longest:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"This model's maximum context length is {self._limits.max_model_len} tokens (--max-model-len). "
                 f"However, your {param} came to {len(text)} characters, which is more than that many tokens can hold.",
                 param=param,
-                code="context_length_exceeded",
+                prompt=-(-len(text) // self._vocabulary.longest),
+                wanted=0,
+                limit=self._limits.max_model_len,
             )
         return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
 
-    def _max_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
+    def _max_tokens(self, wanted: int | None, prompt: int, param: str, *, clamp: bool) -> int:
         """Tokens that may be generated. A generation_config's max_new_tokens is a habit of a library, not a limit.
 
         Every request makes a token: of one that wants none it is not told.
@@ -191,18 +193,20 @@ class Prompter:
         room = longest - prompt
         if wanted is not None and max(wanted, 1) <= room:
             return max(wanted, 1)
-        if wanted is None and room > 0:
+        if room > 0 and (wanted is None or clamp):
             return room
         asked = (
             f"you requested {prompt + wanted} tokens ({prompt} in the {param}, {wanted} in the completion)"
             if wanted
             else f"your {param} resulted in {prompt} tokens"
         )
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"This model's maximum context length is {longest} tokens (--max-model-len). However, {asked}. "
             f"Please reduce the length of the {param}{' or completion' if wanted else ''}.",
             param=param if prompt >= longest or not wanted else "max_tokens",
-            code="context_length_exceeded",
+            prompt=prompt,
+            wanted=wanted or 0,
+            limit=longest,
         )
 
     def _sampling(self, request: SubmitText) -> Sampling:

@@ -16,7 +16,7 @@ from engine_core.text.parsers.dialect import CallFormat, Dialect
 from engine_core.text.template import DEFAULT, ChatTemplate, Conversation
 from engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
 from protocol.errors import InvalidRequest
-from protocol.messages import Reasoning, SubmitText, Tokenize
+from protocol.messages import SubmitText, Tokenize
 
 REMEMBERED = 16  # templates of requests
 MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what their templates take as a call's id
@@ -51,8 +51,8 @@ class Renderer:
             self._check_tools(template)
         arguments = read_object(request.template_arguments, "chat_template_kwargs")
         reasons = self._dialect.reasoning is not None
-        asked = request.reasoning if isinstance(request, SubmitText) else Reasoning()
-        arguments = {**arguments, **thinking_arguments(asked.effort, arguments, template, reasons=reasons)}
+        effort = request.reasoning.effort
+        arguments = {**arguments, **thinking_arguments(effort, arguments, template, reasons=reasons)}
         messages = [self._known(message, template) for message in read_messages(request.messages)]
         conversation = Conversation(
             messages=messages,

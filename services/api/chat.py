@@ -8,6 +8,7 @@ import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol.config import CLAMP_ALL
 from protocol.errors import InvalidRequest
 from protocol.messages import Reasoning, SubmitText, TraceContext
 from services.api import bounds, exchange, refusals
@@ -52,7 +53,8 @@ class ChatCompletions:
         usage = wants_usage(request)
         number = service.pipeline.new_id()
         session = session_of(scope, request.user)
-        submit = chat_submission(request, number, service.model, n, trace_context(scope), session)
+        trace, clamp = trace_context(scope), service.config.api.clamp_max_tokens == CLAMP_ALL
+        submit = chat_submission(request, number, service.model, n, trace, session, clamp=clamp)
         identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
         now = time.monotonic()
         streaming = bool(request.stream)
@@ -68,13 +70,25 @@ class ChatCompletions:
 
 
 def chat_submission(
-    request: ChatRequest, number: int, model: ServedModel, n: int, trace: TraceContext, session: str = ""
+    request: ChatRequest,
+    number: int,
+    model: ServedModel,
+    n: int,
+    trace: TraceContext,
+    session: str = "",
+    *,
+    clamp: bool = False,
+    late: bool = False,
 ) -> SubmitText:
-    """The request as the message with id `number`. Raises InvalidRequest or NotBuilt naming the parameter."""
+    """The request as the message with id `number`; `clamp` and `late` as in `Lengths`.
+
+    Raises InvalidRequest or NotBuilt naming the parameter.
+    """
     chat = conversation(request)
     asked = tools_asked(request)
+    length = msgspec.structs.replace(lengths(request), clamp=clamp, late=late)
     return msgspec.structs.replace(
-        submission(request, lengths(request), model, n, trace),
+        submission(request, length, model, n, trace),
         id=number,
         session=session,
         messages=chat.messages,

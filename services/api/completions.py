@@ -10,6 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from protocol import limits
+from protocol.config import CLAMP_ALL
 from protocol.errors import InvalidRequest
 from protocol.messages import SubmitText
 from services.api import bounds, exchange, refusals
@@ -53,7 +54,9 @@ class Completions:
         n = choices(request, len(prompts))
         refusals.check(members.fields, refusals.REFUSED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
-        asked = submission(request, lengths(request), service.model, n, trace_context(scope))
+        clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
+        length = msgspec.structs.replace(lengths(request), clamp=clamp)
+        asked = submission(request, length, service.model, n, trace_context(scope))
         asked = msgspec.structs.replace(asked, session=session_of(scope, request.user))
         submits = [prompt_submission(asked, request, service.pipeline.new_id(), prompt) for prompt in prompts]
         identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)

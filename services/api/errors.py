@@ -10,7 +10,7 @@ import math
 import msgspec
 from starlette.types import Send
 
-from protocol.errors import REQUEST_ERRORS, EngineFailure, Overloaded, RequestError, Unavailable
+from protocol.errors import REQUEST_ERRORS, ContextExceeded, EngineFailure, Overloaded, RequestError, Unavailable
 from protocol.messages import Rejected
 
 MAX_RETRY_AFTER = 60  # seconds
@@ -52,6 +52,11 @@ def from_rejected(rejected: Rejected) -> RequestError:
         return Overloaded(rejected.message, retry_after=rejected.retry_after or 1.0)
     if rejected.status == Unavailable.status:
         return Unavailable(rejected.message, code=rejected.code, retry_after=rejected.retry_after)
+    if rejected.context is not None:
+        length = rejected.context
+        return ContextExceeded(
+            rejected.message, param=rejected.param, prompt=length.prompt, wanted=length.wanted, limit=length.limit
+        )
     kind = REQUEST_ERRORS.get(rejected.status, EngineFailure)
     error = kind(rejected.message, param=rejected.param)
     error.code = rejected.code or error.code

@@ -80,10 +80,14 @@ class Gate:
         elif not current.context.traceparent and scope["path"] not in QUIET:
             current.context = unsampled()
 
+        anthropic = messages.spoken(scope)
+
         async def answer(message: Message) -> None:
             if not current.status:
                 current.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", current.id), *shared]
+                names = (b"x-request-id", b"request-id") if anthropic else (b"x-request-id",)
+                ids = [(name, current.id) for name in names]
+                message["headers"] = [*message["headers"], *ids, *current.headers, *shared]
             await send(message)
 
         try:
@@ -123,7 +127,7 @@ class Gate:
                 current.rejection = exchange.reason_of(refusal)
                 raise
         current.rejection = exchange.reason_of(refusal)
-        if not messages.concerns(scope["path"]):
+        if not messages.spoken(scope):
             await send_error(send, refusal, extra)
             return
         body = messages.encode(refusal, current.id.decode())

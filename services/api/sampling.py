@@ -27,6 +27,8 @@ class Lengths(msgspec.Struct, frozen=True):
     max_tokens_param: str
     logprobs: int = -1
     prompt_logprobs: int = -1
+    clamp: bool = False  # what does not fit becomes what does
+    late: bool = False  # whether it fits is said once the prompt's length is known
 
 
 def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> Sampling:
@@ -71,11 +73,11 @@ def first(asked: T | None, default: T | None, neutral: T) -> T:
 
 def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> None:
     most = lengths.max_tokens
-    if most is not None and most > model.max_model_len:
+    if most is not None and most > model.max_model_len and not (lengths.clamp or lengths.late):
         room = f"{model.max_model_len} tokens (--max-model-len)"
         message = f"{lengths.max_tokens_param} is {most}; the model's context holds {room}"
         raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
-    bound = model.max_model_len if most is None else most
+    bound = model.max_model_len if most is None else min(most, model.max_model_len)
     if (request.min_tokens or 0) > bound:
         message = f"min_tokens is {request.min_tokens}; at most {bound} tokens can come"
         raise InvalidRequest(message, param="min_tokens", code="invalid_value")

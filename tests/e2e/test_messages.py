@@ -117,6 +117,70 @@ def test_tokens_are_counted(claude: anthropic.Anthropic) -> None:
         assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+def test_counts_are_of_the_prompt_that_the_parameters_make(claude: anthropic.Anthropic) -> None:
+    asked: Any = [{"role": "user", "content": SUM}]
+    counts = set()
+    for words in (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "disabled"}},
+        {"extra_body": {"output_config": {"effort": "high"}}},
+    ):  # fmt: skip
+        words: Any
+        counted = claude.messages.count_tokens(model=MODEL, messages=asked, **words).input_tokens
+        usage = claude.messages.create(model=MODEL, max_tokens=1100, messages=asked, **words).usage
+        assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        counts.add(counted)
+    assert len(counts) > 1
+
+
+def test_more_than_the_context_holds_is_what_it_holds(claude: anthropic.Anthropic, server: Server) -> None:
+    context = server.get("/v1/models")["data"][0]["max_model_len"]
+    said = say(claude, SUM, max_tokens=100_000)
+    assert said.stop_reason == "end_turn"
+    long: Any = [{"role": "user", "content": "a b c d " * ((context - 200) // 4)}]
+    with claude.messages.stream(
+        model=MODEL, max_tokens=100_000, messages=long, extra_body={"ignore_eos": True}
+    ) as stream:
+        filled = stream.get_final_message()
+    assert filled.stop_reason == "model_context_window_exceeded"
+    usage = filled.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens == context
+
+
+def test_a_document(claude: anthropic.Anthropic) -> None:
+    document: Any = {"type": "document", "title": "Sums",
+                     "source": {"type": "text", "media_type": "text/plain", "data": SUM}}  # fmt: skip
+    asked: Any = [{"role": "user", "content": [document]}]
+    counted = claude.messages.count_tokens(model=MODEL, messages=asked).input_tokens
+    assert counted > claude.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": SUM}]).input_tokens
+    assert say(claude, asked).content[0].type == "text"
+
+
+def test_context_management_and_the_request_id(claude: anthropic.Anthropic) -> None:
+    edits: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    asked: Any = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": SUM}]}
+    raw = claude.beta.messages.with_raw_response.create(context_management=edits, **asked)
+    said = raw.parse()
+    assert said.context_management is not None
+    assert said.context_management.applied_edits == []
+    assert said._request_id == raw.headers["request-id"] == raw.headers["x-request-id"]
+    assert "x-penstock-ignored" not in raw.headers
+    compact: Any = {"edits": [{"type": "compact_20260112"}]}
+    with claude.beta.messages.with_streaming_response.create(
+        context_management=compact, stream=True, **asked
+    ) as response:
+        assert response.headers["x-penstock-ignored"] == "context_management.edits[0]"
+
+
+def test_models(claude: anthropic.Anthropic) -> None:
+    (model,) = list(claude.models.list())
+    assert (model.id, model.display_name, model.type) == (MODEL, MODEL, "model")
+    assert claude.models.retrieve(MODEL) == model
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.models.retrieve("nobody")
+    assert caught.value.request_id
+
+
 async def test_in_an_event_loop(server: Server) -> None:
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", timeout=120) as client:
         async with client.messages.stream(
@@ -136,7 +200,7 @@ async def test_in_an_event_loop(server: Server) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 500}}, "thinking.budget_tokens"),
-        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "prompt is too long: "),
         ({"extra_body": {"container": "x"}}, "container"),
     ],
 )
@@ -148,7 +212,7 @@ def test_refusals_name_the_field(claude: anthropic.Anthropic, words: dict[str, A
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
     assert told in body["error"]["message"]
-    assert body["request_id"] == caught.value.response.headers["x-request-id"]
+    assert body["request_id"] == caught.value.request_id == caught.value.response.headers["x-request-id"]
 
 
 def test_an_unknown_model(claude: anthropic.Anthropic) -> None:

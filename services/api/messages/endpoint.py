@@ -8,25 +8,30 @@ import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol import limits
+from protocol.config import CLAMP_NONE
 from protocol.errors import RequestError
 from protocol.messages import Tokenize, Tokenized
 from services.api import bounds, exchange, refusals
 from services.api.answers import Identity
-from services.api.chat import chat_submission
+from services.api.chat import chat_submission, reasoning_of
 from services.api.connection import outlet_of
 from services.api.conversation import conversation
 from services.api.decoding import decode, read_json
 from services.api.delivery import answered, attended, stream, whole
 from services.api.errors import send_json
+from services.api.exchange import Exchange
+from services.api.messages import errors
+from services.api.messages.context import HEADER, ignored
 from services.api.messages.events import MessageEvents
-from services.api.messages.output import TokenCount, message_answer
+from services.api.messages.output import TokenCount, Told, Uncleared, message_answer
 from services.api.messages.request import REASONS, REFUSALS, CountRequest, MessageRequest
-from services.api.messages.turns import TERMS, chat_request
+from services.api.messages.turns import chat_request
 from services.api.query import with_query
 from services.api.reply import Reply
+from services.api.served import ServedModel
 from services.api.service import Service
 from services.api.session import session_of
-from services.api.terms import told_in
 from services.api.tools import tools_asked
 from services.api.trace import trace_context
 
@@ -50,22 +55,27 @@ class Messages:
         identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)
         now, timings = time.monotonic(), service.traffic.timings
         reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=identity.id)
+        current = exchange.of(scope)
+        told = Told.of(request, current.id.decode())
         try:
+            remark_ignored(request, service.model, current)
             chat = chat_request(request)
-            thinking = request.thinking is None or request.thinking.display != "omitted"
             bounds.check(chat, service.config.api)
-            number, session = service.pipeline.new_id(), session_of(scope)
-            submit = chat_submission(chat, number, service.model, 1, trace_context(scope), session)
+            number = service.pipeline.new_id()
+            session = session_of(scope, request.metadata.user_id if request.metadata else None)
+            submit = chat_submission(
+                chat, number, service.model, 1, trace_context(scope), session, late=True,
+                clamp=service.config.api.clamp_max_tokens != CLAMP_NONE,
+            )  # fmt: skip
             service.pipeline.submit([submit], reply, now)
-            async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+            async with attended(reply, service.pipeline, receive, current):
                 if request.stream:
-                    frames = MessageEvents(identity, thinking=thinking)
-                    await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
+                    await stream(reply, MessageEvents(identity, told), send, outlet_of(scope), current)
                     return
                 await whole(reply)
-                await send_json(send, msgspec.json.encode(message_answer(identity, reply, thinking=thinking)))
+                await send_json(send, msgspec.json.encode(message_answer(identity, reply, told)))
         except RequestError as error:
-            told_in(error, TERMS)
+            errors.told(error)
             raise
 
 
@@ -77,30 +87,42 @@ class MessageTokens:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        request = decode(await read_json(scope, receive, service.config.api), COUNT)
+        body = await read_json(scope, receive, service.config.api)
+        request = decode(body, COUNT)
         service.model.check_name(request.model)
+        refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
         try:
+            remark_ignored(request, service.model, exchange.of(scope))
             question = count_question(request, service.pipeline.new_id())
             found = await answered(service.pipeline.ask(question), receive)
         except RequestError as error:
-            told_in(error, TERMS)
+            errors.told(error)
             raise
         assert isinstance(found, Tokenized)
-        await send_json(send, msgspec.json.encode(TokenCount(len(found.token_ids) // 4)))
+        count = len(found.token_ids) // 4
+        edits = msgspec.UNSET if request.context_management is None else Uncleared(count)
+        await send_json(send, msgspec.json.encode(TokenCount(count, edits)))
+
+
+def remark_ignored(request: MessageRequest | CountRequest, model: ServedModel, current: Exchange) -> None:
+    """Name in a header the edits of the conversation that could change something, of which none is made."""
+    if request.context_management is not None:
+        found = ignored(request.context_management, request.messages, model.max_model_len)
+        if found:
+            current.headers.append((HEADER, ", ".join(found).encode()))
 
 
 def count_question(request: CountRequest, number: int) -> Tokenize:
     """The question for the tokenizer. Raises InvalidRequest and NotBuilt naming the field."""
-    message = MessageRequest(
-        max_tokens=1,
-        **{name: getattr(request, name) for name in ("messages", "model", "system", "tools", "tool_choice")},
-    )
-    chat = chat_request(message)
+    fields = {name: getattr(request, name) for name in request.__struct_fields__}
+    chat = chat_request(MessageRequest(max_tokens=limits.MAX_TOKEN_ID, **fields))
     found = conversation(chat)
     return Tokenize(
         id=number,
         messages=found.messages,
         tools=tools_asked(chat).tools,
+        reasoning=reasoning_of(chat),
+        template_arguments=found.template_arguments,
         add_generation_prompt=found.add_generation_prompt,
         continue_final_message=found.continue_final_message,
         add_special_tokens=False,

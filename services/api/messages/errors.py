@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+from starlette.types import Scope
 
-from protocol.errors import RequestError
+from protocol.errors import ContextExceeded, RequestError
+from services.api.messages.turns import TERMS
+from services.api.terms import told_in
 
 PATH = "/v1/messages"  # this and what is below answers so
+MODELS = "/v1/models"  # and this, if it is asked as Anthropic's clients ask
+VERSION = b"anthropic-version"  # their header
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
     404: "not_found_error",
@@ -46,6 +51,32 @@ def encode(error: RequestError, request_id: str | None = None) -> bytes:
     return msgspec.json.encode(MessageError(error=detail, request_id=request_id))
 
 
+def told(error: RequestError) -> RequestError:
+    """`error` of a chat in the words of messages. What exceeds the context is told as Anthropic tells it: clients take
+    the numbers from it and ask for less."""
+    if not isinstance(error, ContextExceeded):
+        return told_in(error, TERMS)
+    error.param = None
+    if error.wanted and error.prompt < error.limit:
+        error.message = (
+            f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.wanted} > {error.limit}, "
+            "decrease input length or `max_tokens` and try again (--max-model-len, --clamp-max-tokens)"
+        )
+    else:
+        error.message = f"prompt is too long: {error.prompt} tokens > {error.limit} maximum (--max-model-len)"
+    return error
+
+
 def concerns(path: str) -> bool:
-    """Whether errors of this path are told in Anthropic's shape."""
-    return path == PATH or path.startswith(PATH + "/")
+    """Whether what is answered on this path has Anthropic's shape."""
+    return below(path, PATH)
+
+
+def spoken(scope: Scope) -> bool:
+    """Whether this request is one of Anthropic's API."""
+    path = scope["path"]
+    return concerns(path) or (below(path, MODELS) and any(name == VERSION for name, _ in scope["headers"]))
+
+
+def below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")

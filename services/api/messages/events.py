@@ -13,11 +13,17 @@ from protocol.messages import PieceKind
 from services.api.answers import Identity, Remarks
 from services.api.blocks import Block, Blocks, Change, Happening
 from services.api.frames import escaped
-from services.api.messages.errors import encode
-from services.api.messages.output import MessageAnswer, MessageUsage, empty_block, shown, stop_reason, stop_sequence
-from services.api.messages.turns import TERMS
+from services.api.messages.errors import encode, told
+from services.api.messages.output import (
+    MessageAnswer,
+    MessageUsage,
+    Told,
+    empty_block,
+    shown,
+    stop_reason,
+    stop_sequence,
+)
 from services.api.reply import Choice, Reply
-from services.api.terms import told_in
 
 ENCODE = msgspec.json.Encoder()
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -26,29 +32,35 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessageEvents:
     """As `services.api.delivery.Framing`, for one message."""
 
-    def __init__(self, identity: Identity, *, thinking: bool = True) -> None:
+    def __init__(self, identity: Identity, told: Told = Told()) -> None:  # noqa: B008 (frozen)
         self._identity = identity
-        self._thinking = thinking
+        self._told = told
         self._blocks = Blocks()
         self._begun = False
 
     def take(self, reply: Reply, news: list[Choice]) -> bytes:
         events = self._opening(reply)
         for choice in news:
-            events += [self._changed(change) for change in self._blocks.push(shown(choice, thinking=self._thinking))]
+            changes = self._blocks.push(shown(choice, thinking=self._told.thinking))
+            events += [self._changed(change) for change in changes]
         return b"".join(events)
 
     def end(self, reply: Reply) -> bytes:
         (choice,) = reply.choices
         events = [self._changed(change) for change in self._blocks.end()]
-        delta = {"stop_reason": stop_reason(choice), "stop_sequence": stop_sequence(choice)}
-        remarks = {"penstock": Remarks(reply.approximations)} if reply.approximations else {}
-        events.append(event("message_delta", delta=delta, usage=MessageUsage.of(reply.usage), **remarks))
+        reason = stop_reason(choice, self._told.max_tokens)
+        ending: dict[str, Any] = {"delta": {"stop_reason": reason, "stop_sequence": stop_sequence(choice)}}
+        ending["usage"] = MessageUsage.of(reply.usage)
+        if self._told.context_management:
+            ending["context_management"] = self._told.edits
+        if reply.approximations:
+            ending["penstock"] = Remarks(reply.approximations)
+        events.append(event("message_delta", **ending))
         events.append(event("message_stop"))
         return b"".join(events)
 
     def failure(self, reply: Reply, error: RequestError) -> bytes:
-        return b"event: error\ndata: " + escaped(encode(told_in(error, TERMS))) + b"\n\n"
+        return b"event: error\ndata: " + escaped(encode(told(error), self._told.request_id)) + b"\n\n"
 
     def _opening(self, reply: Reply) -> list[bytes]:
         if self._begun:

@@ -12,11 +12,13 @@ import msgspec
 from protocol.messages import Finish, PieceKind
 from services.api.answers import Identity, Remarks
 from services.api.blocks import Block, blocks_of
+from services.api.messages.context import AppliedEdits
+from services.api.messages.request import MessageRequest
 from services.api.reply import Choice, Reply, Usage
 from services.api.segments import Segment
 
 UNPARSED = "unparsed"  # the only name in the input of a call whose arguments are no JSON object: their text
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -24,7 +26,6 @@ class TextBlock(msgspec.Struct, frozen=True, tag="text"):
     """What the model says."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
@@ -74,13 +75,43 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
     penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
+
+
+class Uncleared(msgspec.Struct, frozen=True):
+    """`context_management` of a count."""
+
+    original_input_tokens: int
 
 
 class TokenCount(msgspec.Struct, frozen=True):
     """Body of a count."""
 
     input_tokens: int
+    context_management: Uncleared | msgspec.UnsetType = msgspec.UNSET
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a message holds because of its request."""
+
+    thinking: bool = True
+    context_management: bool = False  # whether edits were asked for
+    max_tokens: int = 0  # as the request has it
+    request_id: str | None = None  # in the error that ends a stream
+
+    @classmethod
+    def of(cls, request: MessageRequest, request_id: str) -> Told:
+        return cls(
+            thinking=request.thinking is None or request.thinking.display != "omitted",
+            context_management=request.context_management is not None,
+            max_tokens=request.max_tokens,
+            request_id=request_id,
+        )
+
+    @property
+    def edits(self) -> AppliedEdits | msgspec.UnsetType:
+        return AppliedEdits() if self.context_management else msgspec.UNSET
 
 
 def shown(choice: Choice, *, thinking: bool) -> list[Segment]:
@@ -88,17 +119,18 @@ def shown(choice: Choice, *, thinking: bool) -> list[Segment]:
     return [segment for segment in choice.take() if thinking or segment.kind != PieceKind.REASONING]
 
 
-def message_answer(identity: Identity, reply: Reply, *, thinking: bool = True) -> MessageAnswer:
+def message_answer(identity: Identity, reply: Reply, told: Told = Told()) -> MessageAnswer:  # noqa: B008 (frozen)
     """The whole message; its choice has finished."""
     (choice,) = reply.choices
-    blocks = blocks_of(shown(choice, thinking=thinking))
+    blocks = blocks_of(shown(choice, thinking=told.thinking))
     return MessageAnswer(
         id=identity.id,
         model=identity.model,
         content=tuple(content_block(block) for block in blocks),
-        stop_reason=stop_reason(choice),
+        stop_reason=stop_reason(choice, told.max_tokens),
         stop_sequence=stop_sequence(choice),
         usage=MessageUsage.of(reply.usage),
+        context_management=told.edits,
         penstock=Remarks.of(reply),
     )
 
@@ -140,9 +172,10 @@ def stop_sequence(choice: Choice) -> str | None:
     return choice.stop_reason if isinstance(choice.stop_reason, str) else None
 
 
-def stop_reason(choice: Choice) -> StopReason:
+def stop_reason(choice: Choice, max_tokens: int) -> StopReason:
+    """`max_tokens` is what was asked for: an output that had to end before has filled the context."""
     if choice.finish == Finish.LENGTH:
-        return "max_tokens"
+        return "max_tokens" if choice.tokens >= max_tokens else "model_context_window_exceeded"
     if choice.finish == Finish.CALLS:
         return "tool_use"
     return "end_turn" if stop_sequence(choice) is None else "stop_sequence"

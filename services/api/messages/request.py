@@ -6,39 +6,17 @@ Fields that are not of Anthropic's are those of `services.api.extras`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from protocol import limits
 from services.api.extras import Extras
+from services.api.messages.blocks import InputBlock, InputMessage, Word
+from services.api.messages.context import ContextManagement
 from services.api.refusals import REFUSED
 from services.api.requests import Count, OptionalJson, Share, StopString
-
-Word = Annotated[str, Meta(max_length=64)]
-ROLES = ("user", "assistant", "system")
-
-
-class InputBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of a content: text, thinking, tool_use and tool_result are read."""
-
-    type: Word
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[InputBlock] | None = None
-    is_error: bool | None = None
-
-
-class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the conversation."""
-
-    role: Annotated[str, Meta(max_length=64, extra_json_schema={"enum": list(ROLES)})]
-    content: str | list[InputBlock]
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +59,12 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: OutputFormat | None = None
 
 
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """`metadata`."""
+
+    user_id: str | None = None
+
+
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/messages/count_tokens: the fields of a message that stand in its prompt."""
 
@@ -91,6 +75,8 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    chat_template_kwargs: OptionalJson = msgspec.UNSET
 
 
 class MessageRequest(Extras, frozen=True, kw_only=True):
@@ -108,13 +94,14 @@ class MessageRequest(Extras, frozen=True, kw_only=True):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    metadata: Metadata | None = None
 
 
 # Name → values that ask for nothing, as in `services.api.refusals`.
 OWN_REFUSALS: Mapping[str, tuple[object, ...]] = {
     "container": (),
     "mcp_servers": ([],),
-    "context_management": (),
     "speed": ("standard",),
 }
 CHAT_NAMES: Mapping[str, tuple[object, ...]] = {
@@ -130,7 +117,6 @@ REFUSALS: Mapping[str, tuple[object, ...]] = {**REFUSED, **OWN_REFUSALS, **CHAT_
 REASONS: Mapping[str, str] = {
     "container": "container names a machine of Anthropic's; this server has no such tools",
     "mcp_servers": "mcp_servers is not built; this server connects to no others",
-    "context_management": "context_management is not built; the conversation is taken as it is",
     "speed": "speed is not built; every request is served as fast as the engine can",
     "max_completion_tokens": "max_completion_tokens is a parameter of chats; here it is max_tokens",
     "stop": "stop is a parameter of chats; here it is stop_sequences",
@@ -140,4 +126,4 @@ REASONS: Mapping[str, str] = {
     "n": "a message is one; n is a parameter of chats",
     "logprobs": "logprobs is a parameter of chats and responses; a message has no place for them",
 }
-WITHOUT_EFFECT = ("metadata", "service_tier", "cache_control", "inference_geo", "betas")
+WITHOUT_EFFECT = ("service_tier", "cache_control", "inference_geo", "betas")

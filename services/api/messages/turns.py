@@ -14,15 +14,8 @@ import msgspec
 from protocol.errors import InvalidRequest, NotBuilt
 from services.api.decoding import given
 from services.api.extras import extras_of
-from services.api.messages.request import (
-    ROLES,
-    CountRequest,
-    InputBlock,
-    InputMessage,
-    MessageRequest,
-    MessageToolChoice,
-    ToolDefinition,
-)
+from services.api.messages.blocks import ROLES, InputMessage, needed, said_by, system_text, text_of
+from services.api.messages.request import CountRequest, MessageRequest, MessageToolChoice, ToolDefinition
 from services.api.requests import ChatRequest
 from services.api.terms import Term
 
@@ -72,9 +65,8 @@ def chat_request(request: MessageRequest) -> ChatRequest:
 def conversation_of(request: MessageRequest | CountRequest) -> list[dict[str, Any]]:
     """The conversation as chat messages."""
     found: list[dict[str, Any]] = []
-    if request.system is not None:
-        system = request.system
-        found.append({"role": "system", "content": system if isinstance(system, str) else texts(system, "system")})
+    if request.system is not None and (system := system_text(request.system)):
+        found.append({"role": "system", "content": system})
     for number, message in enumerate(request.messages):
         place = f"messages[{number}]"
         if message.role == "assistant":
@@ -99,8 +91,7 @@ def asked(found: list[dict[str, Any]], message: InputMessage, place: str) -> Non
         if block.type != "tool_result":
             said.append(text_of(block, path))
             continue
-        content = block.content or ""
-        result = content if isinstance(content, str) else texts(content, f"{path}.content")
+        result = said_by(block.content or "", f"{path}.content")
         called = needed(block.tool_use_id, f"{path}.tool_use_id")
         found.append({"role": "tool", "tool_call_id": called, "content": result})
     if said:
@@ -131,25 +122,6 @@ def answered(message: InputMessage, place: str) -> dict[str, Any]:
     if calls:
         found["tool_calls"] = calls
     return found
-
-
-def texts(blocks: list[InputBlock], place: str) -> str:
-    return "\n".join(text_of(block, f"{place}[{number}]") for number, block in enumerate(blocks))
-
-
-def text_of(block: InputBlock, path: str) -> str:
-    if block.type != "text":
-        raise NotBuilt(f"{path}.type: {block.type!r} is not built; this server reads text only", param=f"{path}.type")
-    found = needed(block.text, f"{path}.text")
-    assert isinstance(found, str)
-    return found
-
-
-def needed(value: Any, param: str) -> Any:
-    """A field that the block's type asks for."""
-    if value is None:
-        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-    return value
 
 
 def tools_of(tools: list[ToolDefinition] | None) -> msgspec.Raw | msgspec.UnsetType:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from protocol.config import CLAMP_ALL
 from protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
 from protocol.messages import PieceKind, SubmitText, TraceContext
 from services import journal
@@ -81,7 +82,8 @@ class Responses:
         service = self._service
         bounds.check(turn.chat, service.config.api)
         number = service.pipeline.new_id()
-        submit: SubmitText = chat_submission(turn.chat, number, service.model, 1, trace, session)
+        clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
+        submit: SubmitText = chat_submission(turn.chat, number, service.model, 1, trace, session, clamp=clamp)
         turn.open(submit.sampling)
         service.pipeline.submit([submit], reply, time.monotonic())
 

@@ -12,7 +12,7 @@ from engine_core.text.columns import pack, unpack
 from engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
 from engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from engine_core.text.template import ChatTemplate
-from protocol.errors import InvalidRequest
+from protocol.errors import ContextExceeded, InvalidRequest
 from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
 from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
 
@@ -210,3 +210,24 @@ def test_types_of_arguments_are_known_where_calls_do_not_tell_them(calls: CallFo
         parsing = made.prepare(msgspec.structs.replace(submit, tool_use=use), 0.0).parsing
         assert parsing is not None
         assert parsing.held == {"f"}
+
+
+def test_an_output_that_does_not_fit_takes_what_is_left() -> None:
+    prompt = len(prepare().token_ids)
+    many = Sampling(max_tokens=10 * LENGTH)
+    assert prepare(sampling=many, clamp=True).request.sampling.max_tokens == LENGTH - prompt
+    assert prepare(sampling=Sampling(max_tokens=3), clamp=True).request.sampling.max_tokens == 3
+    error = refused(sampling=many)
+    assert isinstance(error, ContextExceeded)
+    assert (error.param, error.prompt, error.wanted, error.limit) == ("max_tokens", prompt, 10 * LENGTH, LENGTH)
+
+
+def test_a_prompt_that_fills_the_context_has_no_output_to_clamp() -> None:
+    ids = pack("i", [5] * LENGTH)
+    error = refused(prompt_ids=ids, sampling=Sampling(max_tokens=9), clamp=True)
+    assert isinstance(error, ContextExceeded)
+    assert (error.prompt, error.wanted, error.limit) == (LENGTH, 9, LENGTH)
+    long = refused(prompt="x" * 100_000)
+    assert isinstance(long, ContextExceeded)
+    assert LENGTH < long.prompt < 100_000
+    assert (long.wanted, long.limit) == (0, LENGTH)

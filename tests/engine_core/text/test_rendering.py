@@ -138,3 +138,11 @@ def test_tokenize_renders_the_same() -> None:
     renderer = Renderer(ChatTemplate({"default": TEMPLATE}, {}), {}, Dialect())
     question = Tokenize(id=1, messages=json.dumps([USER]).encode(), tools=TOOLS)
     assert renderer.render(question, 0.0).text.endswith("user:hi\nassistant:")
+
+
+def test_tokenize_reasons_as_the_request_would() -> None:
+    template = TEMPLATE + "{% if enable_thinking %}on{% endif %}"
+    renderer = Renderer(ChatTemplate({"default": template}, {}), {}, Dialect(reasoning=THINK))
+    for effort, ending in (("high", "on"), ("none", "assistant:"), ("", "assistant:")):
+        question = Tokenize(id=1, messages=json.dumps([USER]).encode(), reasoning=Reasoning(effort=effort))
+        assert renderer.render(question, 0.0).text.endswith(ending)

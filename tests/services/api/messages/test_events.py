@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from protocol.errors import EngineFailure
 from protocol.messages import Finish, Piece, PieceKind
 from services.api.answers import Identity
 from services.api.messages.events import MessageEvents
-from services.api.messages.output import UNPARSED, arguments, message_answer
+from services.api.messages.output import UNPARSED, Told, arguments, message_answer
 from services.api.metrics import Timings
 from services.api.reply import Reply
 from tests.services.api.shapes import strangers
@@ -61,9 +62,9 @@ def plain(message: dict[str, Any]) -> dict[str, Any]:
 def test_a_stream_says_what_the_whole_says(
     rows: list[tuple[list[Piece], bool]], finish: Finish, thinking: bool
 ) -> None:
-    _, text = replay(rows, finish, MessageEvents(IDENTITY, thinking=thinking))
+    _, text = replay(rows, finish, MessageEvents(IDENTITY, Told(thinking=thinking)))
     reply, _ = replay(rows, finish, None)
-    whole = json.loads(msgspec.json.encode(message_answer(IDENTITY, reply, thinking=thinking)))
+    whole = json.loads(msgspec.json.encode(message_answer(IDENTITY, reply, Told(thinking=thinking))))
     assert list(strangers(shapes.Message.model_validate(whole, strict=True))) == []
     told = events(text)
     assert [event["type"] for event in told[:2]] == ["message_start", "ping"]
@@ -103,11 +104,37 @@ def test_why_it_ended(finish: Finish, stopped: str | int | None, reason: str) ->
     assert answer.stop_sequence == ("END" if stopped == "END" else None)
 
 
+@pytest.mark.parametrize(("asked", "reason"), [(1, "max_tokens"), (2, "model_context_window_exceeded")])
+def test_an_output_that_fills_the_context(asked: int, reason: str) -> None:
+    told = Told(max_tokens=asked)
+    rows = [([Piece(PieceKind.CONTENT, "so")], True)]
+    reply, text = replay(rows, Finish.LENGTH, MessageEvents(IDENTITY, told))
+    assert reply.choices[0].tokens == 1
+    assert events(text)[-2]["delta"]["stop_reason"] == reason
+    assert message_answer(IDENTITY, reply, told).stop_reason == reason
+
+
+def test_no_key_is_null_that_anthropic_leaves_out() -> None:
+    """A client that is strict takes only what the reference's examples hold: `citations` is absent, never null."""
+    rows = [([Piece(PieceKind.REASONING, "hm"), Piece(PieceKind.CONTENT, "so")], True)]
+    _, text = replay(rows, Finish.STOP, MessageEvents(IDENTITY))
+    whole, _ = replay(rows, Finish.STOP, None)
+    told = [*events(text), json.loads(msgspec.json.encode(message_answer(IDENTITY, whole)))]
+    assert {name for event in told for name in nulls(event)} == {"stop_reason", "stop_sequence"}
+
+
+def nulls(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (name for name, part in value.items() if part is None)
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from nulls(part)
+
+
 def test_a_failure_is_told_in_the_stream() -> None:
-    framing = MessageEvents(IDENTITY)
+    framing = MessageEvents(IDENTITY, Told(request_id="req"))
     reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
     reply.push(0, "so", 1, Finish.NONE, None, 1.0)
     sent = framing.take(reply, reply.take_news()) + framing.failure(reply, EngineFailure("it broke"))
     assert events(sent.decode())[-1] == {
-        "type": "error", "error": {"type": "api_error", "message": "it broke"}, "request_id": None,
+        "type": "error", "error": {"type": "api_error", "message": "it broke"}, "request_id": "req",
     }  # fmt: skip
