@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,10 @@ def proxy(upstream: str, rewrite: Rewrite | None = None) -> Iterator[Proxy]:
         finally:
             listening.shutdown()
             thread.join()
+
+
+def heading(version: str) -> list[str]:
+    """What a transcript says of itself: the program, the commit, the date."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    today = datetime.now(UTC).date().isoformat()
+    return [f"{version}, a tiny random model of {CONTEXT} tokens, commit {commit.stdout.strip()}, {today}", ""]
