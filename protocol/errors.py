@@ -29,6 +29,7 @@ Only RequestError reaches a client; its message never holds a path, a prompt or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 
 class PenstockError(Exception):
@@ -46,6 +47,12 @@ class RequestError(PenstockError):
         self.message = message
         self.param = param
         self.code = code
+
+    def __copy__(self) -> Self:
+        """The same without its traceback, whatever its class is made from."""
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
 
 
 class InvalidRequest(RequestError):

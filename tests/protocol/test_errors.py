@@ -1,9 +1,22 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from protocol import errors
-from protocol.errors import REQUEST_ERRORS, ConfigError, NotBuilt, Overloaded, PenstockError, RequestError
+from protocol.errors import (
+    REQUEST_ERRORS,
+    ConfigError,
+    ContextExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotBuilt,
+    Overloaded,
+    PenstockError,
+    RequestError,
+    UnsupportedSchema,
+)
 
 
 def kinds() -> list[type[Exception]]:
@@ -54,3 +67,23 @@ def test_a_config_error_names_option_value_and_what_is_allowed():
     error = ConfigError("--port", 70000, "it must be between 0 and 65535")
     assert str(error) == "--port: 70000 is not allowed; it must be between 0 and 65535"
     assert (error.option, error.value, error.allowed) == ("--port", 70000, "it must be between 0 and 65535")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("m", param="p", code="c"),
+        ContextExceeded("m", param="p", prompt=3, wanted=2, limit=4),
+        UnsupportedSchema("type", "/a", "why"),
+        Overloaded("m", retry_after=2.0),
+        DeadlineExceeded("m"),
+    ],
+)
+def test_a_copy_says_the_same_and_holds_no_frames(error: RequestError) -> None:
+    try:
+        raise error
+    except RequestError as raised:
+        made = copy.copy(raised)
+    assert type(made) is type(error)
+    assert (str(made), vars(made)) == (str(error), vars(error))
+    assert made.__traceback__ is None
