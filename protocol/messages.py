@@ -106,6 +106,14 @@ class Automaton(Part, frozen=True, kw_only=True):
     after: bytes = b""  # int32 [tokens]: the output is free until it holds these in a row; empty: bound at once
 
 
+class CustomInput(Part, frozen=True, kw_only=True):
+    """A custom tool's input: text, given as the one argument `input` of a function that the model is shown."""
+
+    name: str
+    syntax: str = ""  # lark or regex; empty: any text
+    definition: str = ""  # what the text follows, in that syntax
+
+
 class ToolUse(Part, frozen=True, kw_only=True):
     """Which of a request's tools may be called, and which must be."""
 
@@ -114,6 +122,7 @@ class ToolUse(Part, frozen=True, kw_only=True):
     parallel: bool = True  # there may be several calls
     bound: bool = False  # no other function than these, although others stand in the prompt
     strict: tuple[str, ...] = ()  # those whose arguments follow their schema exactly
+    customs: tuple[CustomInput, ...] = ()  # those that are custom tools
 
 
 class Reasoning(Part, frozen=True, kw_only=True):

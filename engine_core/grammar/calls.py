@@ -12,6 +12,7 @@ from engine_core.text.parsers.dialect import ARGS, CallFormat, Dialect
 from engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
 from engine_core.text.parsers.values import kinds_of
 from protocol.errors import InvalidRequest
+from protocol.messages import CustomInput
 
 Format = dict[str, Any]  # of a structural tag
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -33,17 +34,23 @@ class Function(msgspec.Struct, frozen=True):
     parameters: Any  # JSON Schema
     strict: bool  # its arguments follow their schema exactly, else as far as that can be held
     place: str  # how errors name it
+    custom: CustomInput | None = None  # its only argument, `input`, follows this
 
 
-def read_functions(tools: Sequence[Any], names: Sequence[str], strict: Sequence[str]) -> list[Function]:
+def read_functions(
+    tools: Sequence[Any], names: Sequence[str], strict: Sequence[str], customs: Sequence[CustomInput] = ()
+) -> list[Function]:
     """The functions of these names among a request's tools, in the order of the tools."""
     found = []
+    inputs = {custom.name: custom for custom in customs if custom.syntax}
     for index, tool in enumerate(tools):
         function = tool["function"]
         if function["name"] in names:
             parameters = function.get("parameters")
             schema = NO_PARAMETERS if parameters is None else parameters
-            found.append(Function(function["name"], schema, function["name"] in strict, f"tools[{index}].function"))
+            name = function["name"]
+            place = f"tools[{index}].function"
+            found.append(Function(name, schema, name in strict, place, inputs.get(name)))
     return found
 
 
@@ -99,7 +106,10 @@ def pythonic(function: Function) -> Format:
     properties, required, optional = found.properties, found.required, found.optional
 
     def argument(name: str, before: str) -> Format:
-        return sequence(text(f"{before}{name}="), value_of(properties[name], lenient=not function.strict))
+        value = value_of(properties[name], lenient=not function.strict)
+        if function.custom is not None:
+            value = input_of(function.custom, quoted=True)
+        return sequence(text(f"{before}{name}="), value)
 
     first = [argument(name, ", " if at else "") for at, name in enumerate(required)]
     rest = [{"type": "optional", "content": argument(name, ", ")} for name in optional]
@@ -131,6 +141,8 @@ def tagged(function: Function, calls: CallFormat) -> Format:
 
 def element(function: Function, name: str, value: Any, begin: str, end: str) -> Format:
     """An argument whose strings stand as they are. Raises InvalidRequest for what only holds for quoted ones."""
+    if function.custom is not None:
+        return tag(begin, input_of(function.custom, quoted=False), end)
     kinds = kinds_of(value)
     words = value.get("enum") if isinstance(value, dict) else None
     if kinds and "string" not in kinds:
@@ -170,7 +182,17 @@ def one_by_one(function: Function, how: str) -> Parameters:
 
 
 def schema(function: Function) -> Format:
+    if function.custom is not None:
+        return sequence(text('{"input": '), input_of(function.custom, quoted=True), text("}"))
     return value_of(function.parameters, lenient=not function.strict)
+
+
+def input_of(custom: CustomInput, *, quoted: bool) -> Format:
+    """What a custom tool's input follows, as it is or as a JSON string."""
+    found: Format = {"type": "regex", "pattern": custom.definition}
+    if custom.syntax == "lark":
+        found = {"type": "grammar", "grammar": custom.definition}
+    return {**found, "quoted": True} if quoted else found
 
 
 def quoted(function: Function) -> str:

@@ -76,7 +76,11 @@ def is_ebnf(source: str) -> bool:
 
 def translate(source: str) -> tuple[str, str]:
     """("regex" or "lark", its text) of a grammar whose root rule is `root`. Raises InvalidRequest naming the line."""
-    rules = read(source)
+    return written(read(source))
+
+
+def written(rules: Mapping[str, Node]) -> tuple[str, str]:
+    """The same of rules that have been read. Raises InvalidRequest for rules without a text."""
     if ROOT not in rules:
         raise InvalidRequest(f"the grammar has no rule {ROOT}", code="invalid_grammar")
     for name, node in rules.items():

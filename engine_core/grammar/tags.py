@@ -3,7 +3,8 @@
 Two spellings are taken. The older one: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. The newer one:
 {"format": FORMAT}, where a format is one of const_string, json_schema, regex, grammar, any_text, sequence, or,
 optional, tag, triggered_tags and tags_with_separator. Beyond what others know, an any_text that is all of a tag's
-content takes `max_tokens`, after which the control token that ends the tag must come, and a json_schema `lenient`.
+content takes `max_tokens`, after which the control token that ends the tag must come, a json_schema `lenient`, and a
+regex or grammar `quoted`: then the output is the JSON string of a text that follows it.
 Source: XGrammar's documentation of structural tags; vLLM's `structural_tag`.
 
 Text before a trigger ends where the trigger first stands, so a trigger cannot be written without its structure.
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from engine_core.grammar import ebnf
+from engine_core.grammar.quoting import quoted_grammar, quoted_regex
 from engine_core.grammar.regexes import lark_regex, quoted
 from engine_core.grammar.repetition import check_lark
 from protocol.errors import InvalidRequest
@@ -75,6 +77,12 @@ class TagGrammar:
             case "json_schema":
                 lenient = found.get("lenient") is True
                 return self._schema(found.get("json_schema"), f"{path}.json_schema", lenient=lenient)
+            case "regex" if is_quoted(found):
+                pattern = expect(found.get("pattern"), str, f"{path}.pattern")
+                return self._other({"lark_grammar": quoted_regex(pattern)})
+            case "grammar" if is_quoted(found):
+                text = expect(found.get("grammar"), str, f"{path}.grammar")
+                return self._other({"lark_grammar": quoted_grammar(text)})
             case "regex":
                 return self._terminal(f"/{lark_regex(expect(found.get('pattern'), str, f'{path}.pattern'))}/")
             case "grammar":
@@ -118,7 +126,7 @@ class TagGrammar:
         if kind == "any_text" and all(texts):
             assert isinstance(content, dict)
             pieces.append(self._until(texts, content.get("max_tokens"), path))
-        elif kind == "regex" and all(texts) and not any(map(self._special.search, texts)):
+        elif kind == "regex" and not is_quoted(content) and all(texts) and not any(map(self._special.search, texts)):
             pattern = lark_regex(expect(expect(content, dict, path).get("pattern"), str, f"{path}.content.pattern"))
             pieces.append(self._terminal(f"/{pattern}/ ({' | '.join(map(quoted, texts))})"))
         else:
@@ -215,6 +223,11 @@ class TagGrammar:
         name = f"g{len(self._others)}"
         self._others.append({"name": name, **grammar})
         return f"@{name}"
+
+
+def is_quoted(form: object) -> bool:
+    """Whether a format is of a JSON string that holds its text."""
+    return isinstance(form, dict) and form.get("quoted") is True
 
 
 def older(tag: JSON) -> JSON:

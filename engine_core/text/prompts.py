@@ -112,7 +112,9 @@ class Prompter:
         use, asked = request.tool_use, request.reasoning
         if request.grammar is None and use is None and asked.budget is None:
             return Bound(None)
-        functions = read_functions(rendered.tools or (), use.names, use.strict) if use is not None else []
+        functions = (
+            read_functions(rendered.tools or (), use.names, use.strict, use.customs) if use is not None else []
+        )
         opening = Opening(
             inside=rendered.inside, closed=rendered.closed, thinks=rendered.thinks, budget=asked.budget
         )
@@ -133,6 +135,7 @@ class Prompter:
             names=frozenset(use.names) if use is not None else frozenset(),
             held=frozenset(use.strict if use.parallel else use.names) if use is not None else frozenset(),
             kinds=parameter_kinds(rendered.tools or ()) if called and dialect.calls in UNTYPED else {},
+            customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
             shown=(dialect.reasoning_marks if reasoning is not None else frozenset())
             | (dialect.call_marks if called else frozenset()),
         )

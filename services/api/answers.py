@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from protocol.messages import Finish
+from protocol.messages import Finish, ToolUse
 from services.api.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -25,7 +25,7 @@ from services.api.logprobs import (
 )
 from services.api.reply import Choice, PromptFacts, Reply, Usage
 from services.api.requests import ChatRequest, CompletionRequest
-from services.api.segments import Output, output_of
+from services.api.segments import Call, Output, output_of
 
 TokenIds = tuple[int, ...]
 
@@ -49,9 +49,10 @@ class Told(msgspec.Struct, frozen=True):
     token_ids: bool = False
     tokens_as_ids: bool = False  # in log-probabilities
     reasoning: bool = True  # where it was parsed
+    customs: frozenset[str] = frozenset()  # names of the request's custom tools
 
     @classmethod
-    def of(cls, request: ChatRequest | CompletionRequest) -> Told:
+    def of(cls, request: ChatRequest | CompletionRequest, use: ToolUse | None = None) -> Told:
         chat = isinstance(request, ChatRequest)
         return cls(
             logprobs=bool(request.logprobs) if chat else request.logprobs is not None,
@@ -60,6 +61,7 @@ class Told(msgspec.Struct, frozen=True):
             token_ids=bool(request.return_token_ids),
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
             reasoning=not isinstance(request, ChatRequest) or request.include_reasoning is not False,
+            customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
         )
 
 
@@ -111,12 +113,26 @@ class FunctionAnswer(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class CustomAnswer(msgspec.Struct, frozen=True):
+    """Which custom tool is to be called, and with what text."""
+
+    name: str
+    input: str
+
+
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `tool_calls`."""
+    """One of `tool_calls`: the member of its type stands there."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: FunctionAnswer
+    type: Literal["function", "custom"] = "function"
+    function: FunctionAnswer | msgspec.UnsetType = msgspec.UNSET
+    custom: CustomAnswer | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, call: Call, customs: frozenset[str]) -> CallAnswer:
+        if call.name in customs:
+            return cls(id=call.id, type="custom", custom=CustomAnswer(call.name, call.arguments))
+        return cls(id=call.id, function=FunctionAnswer(call.name, call.arguments))
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
@@ -130,9 +146,9 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, output: Output, *, reasoning: bool) -> AssistantMessage:
-        thought = output.reasoning if reasoning and output.reasoning else msgspec.UNSET
-        calls = [CallAnswer(id=call.id, function=FunctionAnswer(call.name, call.arguments)) for call in output.calls]
+    def of(cls, output: Output, told: Told) -> AssistantMessage:
+        thought = output.reasoning if told.reasoning and output.reasoning else msgspec.UNSET
+        calls = [CallAnswer.of(call, told.customs) for call in output.calls]
         return cls(
             output.content if output.content or not calls else None,
             reasoning_content=thought,
@@ -196,7 +212,7 @@ def chat_answer(identity: Identity, reply: Reply, told: Told) -> ChatAnswer:
     choices = [
         ChatChoice(
             index=choice.index,
-            message=AssistantMessage.of(output_of(choice.take()), reasoning=told.reasoning),
+            message=AssistantMessage.of(output_of(choice.take()), told),
             logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
             finish_reason=finish_reason(choice.finish),
             stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,

@@ -61,12 +61,13 @@ class ChatCompletions:
         reply = Reply(1, n, stream=streaming, timings=service.traffic.timings, now=now, name=identity.id)
         service.pipeline.submit([submit], reply, now)
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+            told = Told.of(request, submit.tool_use)
             if streaming:
-                frames = Frames(identity, chat=True, choices=n, usage=usage, told=Told.of(request))
+                frames = Frames(identity, chat=True, choices=n, usage=usage, told=told)
                 await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
                 return
             await whole(reply)
-            await send_json(send, msgspec.json.encode(chat_answer(identity, reply, Told.of(request))))
+            await send_json(send, msgspec.json.encode(chat_answer(identity, reply, told)))
 
 
 def chat_submission(

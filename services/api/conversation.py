@@ -6,7 +6,7 @@ import msgspec
 
 from protocol.errors import InvalidRequest, NotBuilt
 from services.api.decoding import check_depth, decode, given
-from services.api.requests import ROLES, ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from services.api.requests import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
 VALUES = msgspec.json.Decoder(list[dict[str, object]])
@@ -41,7 +41,7 @@ def conversation(request: ChatRequest | TokenizeRequest) -> Conversation:
 
 
 def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
-    """The messages as JSON, contents given in text parts joined by newlines."""
+    """The messages as JSON, contents given in text parts joined by newlines and calls all of functions."""
     if raw is msgspec.UNSET:
         raise InvalidRequest("messages is missing", param="messages", code="missing_required_parameter")
     messages = decode(raw, MESSAGES, "messages")
@@ -51,12 +51,27 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
         check_message(message, f"messages[{number}]")
     values = decode(raw, VALUES, "messages")
     check_depth(values, "messages")
-    if not any(isinstance(message.content, list) for message in messages):
+    if not any(isinstance(message.content, list) or custom_calls(message) for message in messages):
         return bytes(raw)
     for message, value in zip(messages, values, strict=True):
+        if custom_calls(message):
+            value["tool_calls"] = [
+                as_function(call.id, call.custom) if call.custom is not None else given_call
+                for call, given_call in zip(message.tool_calls or (), value["tool_calls"], strict=True)  # type: ignore[call-overload]
+            ]
         if isinstance(message.content, list):
             value["content"] = "\n".join(part.text or part.refusal or "" for part in message.content)
     return msgspec.json.encode(values)
+
+
+def custom_calls(message: ChatMessage) -> bool:
+    return any(call.custom is not None for call in message.tool_calls or ())
+
+
+def as_function(call_id: str | None, call: CustomCall) -> dict[str, object]:
+    """A call of a custom tool as the function that the model knows it as."""
+    found: dict[str, object] = {} if call_id is None else {"id": call_id}
+    return found | {"type": "function", "function": {"name": call.name, "arguments": {"input": call.input}}}
 
 
 def check_message(message: ChatMessage, path: str) -> None:
@@ -76,7 +91,10 @@ def check_message(message: ChatMessage, path: str) -> None:
         param = f"{path}.tool_calls"
         raise InvalidRequest(f"{param}: only an assistant calls tools", param=param, code="invalid_value")
     for number, call in enumerate(message.tool_calls or ()):
-        if given(call.function.arguments) and not bytes(call.function.arguments).startswith((b'"', b"{")):
+        if (call.function if call.type == "function" else call.custom) is None:
+            raise missing(f"{path}.tool_calls[{number}].{call.type}")
+        arguments = call.function.arguments if call.function is not None else msgspec.UNSET
+        if given(arguments) and not bytes(arguments).startswith((b'"', b"{")):
             param = f"{path}.tool_calls[{number}].function.arguments"
             raise InvalidRequest(f"{param} must be an object, or its text", param=param, code="invalid_type")
     if message.role == "tool" and message.tool_call_id is None:

@@ -111,7 +111,7 @@ class Frames:
                 head = self._opening + b'{"index":%d,"delta":' % choice.index
                 logprobs, ids = self._logprobs(choice), self._ids(choice)
                 tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply)
-                frames.append(head + segment_delta(segment) + tail)
+                frames.append(head + segment_delta(segment, self._told.customs) + tail)
 
     def _detailed(self, reply: Reply, choice: Choice, text: str) -> bytes:
         return self._text(reply, choice, text, self._logprobs(choice), self._ids(choice))
@@ -148,15 +148,20 @@ class Frames:
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
 
 
-def segment_delta(segment: Segment) -> bytes:
-    """OpenAI's delta of a stretch: a call's first one has its id and name, the others more of its arguments."""
+def segment_delta(segment: Segment, customs: frozenset[str] = frozenset()) -> bytes:
+    """OpenAI's delta of a stretch: a call's first one has its id and name, the others more of its arguments, or of the
+    input of one of the `customs`."""
     text = encode_text(segment.text)
     match segment.kind:
         case PieceKind.REASONING:
             return b'{"reasoning_content":' + text + b',"reasoning":' + text + b"}"
         case PieceKind.CALL:
             opening = b'{"tool_calls":[{"index":%d,"id":"%b"' % (segment.call, segment.id.encode())
+            if segment.text in customs:
+                return opening + b',"type":"custom","custom":{"name":' + text + b',"input":""}}]}'
             return opening + b',"type":"function","function":{"name":' + text + b',"arguments":""}}]}'
+        case PieceKind.ARGUMENTS if segment.name in customs:
+            return b'{"tool_calls":[{"index":%d,"custom":{"input":' % segment.call + text + b"}}]}"
         case PieceKind.ARGUMENTS:
             return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % segment.call + text + b"}}]}"
         case _:

@@ -125,12 +125,20 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: OptionalJson = msgspec.UNSET
 
 
+class CustomCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Which custom tool was called, and with what text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call in an assistant's message."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     id: str | None = None
-    function: FunctionCall
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ class Segment(msgspec.Struct, frozen=True):
     text: str  # of a CALL the function's name
     call: int = -1  # which of the choice's calls, from 0
     id: str = ""  # of a CALL
+    name: str = ""  # of the function that ARGUMENTS belong to
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -38,10 +39,11 @@ class Output(msgspec.Struct, frozen=True):
 class Segments:
     """What waits to be taken of one choice, beside text that came before it. Makes the calls' ids."""
 
-    __slots__ = ("_calls", "waiting")
+    __slots__ = ("_calls", "_name", "waiting")
 
     def __init__(self) -> None:
         self._calls = 0
+        self._name = ""  # of the last call's function
         self.waiting: list[Segment] = []
 
     def push(self, pieces: Iterable[Piece]) -> None:
@@ -49,8 +51,9 @@ class Segments:
             if piece.kind == PieceKind.CALL:
                 self.waiting.append(Segment(piece.kind, piece.text, self._calls, "call_" + secrets.token_hex(12)))
                 self._calls += 1
+                self._name = piece.text
             elif piece.kind == PieceKind.ARGUMENTS:
-                self.waiting.append(Segment(piece.kind, piece.text, self._calls - 1))
+                self.waiting.append(Segment(piece.kind, piece.text, self._calls - 1, name=self._name))
             else:
                 self.waiting.append(Segment(piece.kind, piece.text))
 
@@ -60,7 +63,7 @@ class Segments:
         for segment in self.waiting:
             last = found[-1] if found else None
             if last is not None and last.kind == segment.kind != PieceKind.CALL:
-                found[-1] = Segment(last.kind, last.text + segment.text, last.call)
+                found[-1] = Segment(last.kind, last.text + segment.text, last.call, name=last.name)
             else:
                 found.append(segment)
         self.waiting = []

@@ -1,18 +1,21 @@
 """A chat's tools: which may be called, which must be, and how exactly.
 
 Source: OpenAI API reference, "Create chat completion", `tools`, `tool_choice` and `parallel_tool_calls`.
+
+A custom tool takes text, which may have to follow a grammar. To the model it is a function with one string, `input`;
+the tokenizer takes the text out of the call again.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from protocol import limits
 from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import ToolUse
+from protocol.messages import CustomInput, ToolUse
 from services.api.decoding import check_depth, decode, given
 from services.api.requests import ChatRequest, OptionalJson
 
@@ -28,11 +31,34 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
+class CustomGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """`custom.format.grammar`."""
+
+    definition: Annotated[str, Meta(min_length=1)]
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`custom.format`: any text, or text that follows a grammar."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that takes text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `tools`; those of type `function` are served."""
+    """One of `tools`; those of type `function` and `custom` are served."""
 
     type: Annotated[str, Meta(max_length=64)]
     function: FunctionTool | None = None
+    custom: CustomTool | None = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
@@ -44,8 +70,9 @@ class NamedFunction(msgspec.Struct, frozen=True):
 class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool by its name."""
 
-    type: Literal["function"]
-    function: NamedFunction
+    type: Literal["function", "custom"]
+    function: NamedFunction | None = None
+    custom: NamedFunction | None = None
 
 
 class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +83,11 @@ class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice` other than none, auto and required: the one function to call, or the tools that may be."""
+    """`tool_choice` other than none, auto and required: the one tool to call, or the tools that may be."""
 
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
     allowed_tools: AllowedTools | None = None
 
 
@@ -77,7 +105,7 @@ CHOICE = msgspec.json.Decoder(Literal["none", "auto", "required"] | ToolChoice)
 
 def tools_asked(request: ChatRequest) -> Asked:
     """Raises InvalidRequest and NotBuilt naming the field. Under `none` the model is not shown the tools."""
-    functions = functions_of(request.tools)
+    functions, customs = functions_of(request.tools)
     choice = decode(request.tool_choice, CHOICE, "tool_choice") if given(request.tool_choice) else "auto"
     if not functions:
         if choice not in ("none", "auto"):
@@ -88,32 +116,71 @@ def tools_asked(request: ChatRequest) -> Asked:
         return Asked()
     use = chosen(choice, functions, parallel=request.parallel_tool_calls is not False)
     assert given(request.tools)
-    return Asked(bytes(request.tools), use)
+    if not customs:
+        return Asked(bytes(request.tools), use)
+    return Asked(as_functions(request.tools), msgspec.structs.replace(use, customs=customs))
 
 
-def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[FunctionTool]:
-    """The request's functions, each with a name of its own."""
+def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> tuple[list[FunctionTool], tuple[CustomInput, ...]]:
+    """The request's tools as functions, each with a name of its own, and which of them are custom tools."""
     if not given(raw):
-        return []
+        return [], ()
     found: dict[str, FunctionTool] = {}
+    customs: list[CustomInput] = []
     for number, tool in enumerate(decode(raw, TOOLS, "tools")):
         place = f"tools[{number}]"
-        if tool.type != "function":
-            message = f"{place}.type: {tool.type!r} is not built; tools of type function are"
+        if tool.type not in ("function", "custom"):
+            message = f"{place}.type: {tool.type!r} is not built; tools of type function and custom are"
             raise NotBuilt(message, param=f"{place}.type")
-        if tool.function is None:
-            param = f"{place}.function"
-            raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-        if tool.function.name in found:
-            param = f"{place}.function.name"
+        given_tool = tool.function if tool.type == "function" else tool.custom
+        if given_tool is None:
+            raise missing(f"{place}.{tool.type}")
+        if given_tool.name in found:
+            param = f"{place}.{tool.type}.name"
             raise InvalidRequest(f"{param}: another tool has this name", param=param, code="invalid_value")
-        parameters = tool.function.parameters
+        if isinstance(given_tool, CustomTool):
+            customs.append(custom_input(given_tool, f"{place}.custom"))
+            found[given_tool.name] = FunctionTool(name=given_tool.name, strict=bool(customs[-1].syntax))
+            continue
+        parameters = given_tool.parameters
         if given(parameters) and not bytes(parameters).startswith((b"{", b"true", b"false")):
             param = f"{place}.function.parameters"
             raise InvalidRequest(f"{param} must be a JSON Schema", param=param, code="invalid_type")
-        found[tool.function.name] = tool.function
+        found[given_tool.name] = given_tool
     check_depth(decode(raw, VALUES, "tools"), "tools")
-    return list(found.values())
+    return list(found.values()), tuple(customs)
+
+
+def custom_input(tool: CustomTool, place: str) -> CustomInput:
+    """What the text of a custom tool follows."""
+    if tool.format is None or tool.format.type == "text":
+        return CustomInput(name=tool.name)
+    if tool.format.grammar is None:
+        raise missing(f"{place}.format.grammar")
+    return CustomInput(
+        name=tool.name, syntax=tool.format.grammar.syntax, definition=tool.format.grammar.definition
+    )
+
+
+def as_functions(raw: msgspec.Raw) -> bytes:
+    """The tools as the template shows them: custom ones as functions of one string."""
+    values = decode(raw, VALUES, "tools")
+    tools = decode(raw, TOOLS, "tools")
+    return msgspec.json.encode(
+        [value if tool.custom is None or tool.type != "custom" else function_shown(tool.custom)
+         for value, tool in zip(values, tools, strict=True)]
+    )  # fmt: skip
+
+
+def function_shown(tool: CustomTool) -> dict[str, Any]:
+    """A custom tool as a function. Its grammar is told in words too: models do better with what they know of."""
+    text: dict[str, Any] = {"type": "string"}
+    if tool.format is not None and tool.format.grammar is not None:
+        kind = "Lark grammar" if tool.format.grammar.syntax == "lark" else "regular expression"
+        text["description"] = f"Text that follows this {kind}:\n{tool.format.grammar.definition}"
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    described = {} if tool.description is None else {"description": tool.description}
+    return {"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}}
 
 
 def chosen(choice: str | ToolChoice, functions: list[FunctionTool], *, parallel: bool) -> ToolUse:
@@ -122,23 +189,34 @@ def chosen(choice: str | ToolChoice, functions: list[FunctionTool], *, parallel:
     strict = tuple(function.name for function in functions if function.strict)
     if isinstance(choice, str):
         return ToolUse(names=names, required=choice == "required", parallel=parallel, strict=strict)
-    if choice.type == "function":
-        if choice.function is None:
-            raise missing("tool_choice.function")
-        known(choice.function, names, "tool_choice.function.name")
-        return ToolUse(names=(choice.function.name,), required=True, parallel=False, bound=True, strict=strict)
+    if choice.type in ("function", "custom"):
+        one = named(choice, "tool_choice")
+        known(one, names, f"tool_choice.{choice.type}.name")
+        return ToolUse(names=(one.name,), required=True, parallel=False, bound=True, strict=strict)
     if choice.allowed_tools is None:
         raise missing("tool_choice.allowed_tools")
     allowed = choice.allowed_tools
+    listed: dict[str, None] = {}
     for number, tool in enumerate(allowed.tools):
-        known(tool.function, names, f"tool_choice.allowed_tools.tools[{number}].function.name")
+        place = f"tool_choice.allowed_tools.tools[{number}]"
+        one = named(tool, place)
+        known(one, names, f"{place}.{tool.type}.name")
+        listed[one.name] = None
     return ToolUse(
-        names=tuple(dict.fromkeys(tool.function.name for tool in allowed.tools)),
+        names=tuple(listed),
         required=allowed.mode == "required",
         parallel=parallel,
         bound=True,
         strict=strict,
     )
+
+
+def named(tool: ToolChoice | NamedTool, place: str) -> NamedFunction:
+    """The tool that is named, under its type."""
+    found = tool.function if tool.type == "function" else tool.custom
+    if found is None:
+        raise missing(f"{place}.{tool.type}")
+    return found
 
 
 def known(function: NamedFunction, names: tuple[str, ...], param: str) -> None:

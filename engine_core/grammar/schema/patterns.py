@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import NoReturn, TypeAlias
 
 LAST = 0x10FFFF
@@ -101,6 +102,9 @@ SPACE: Ranges = (
 )
 NEWLINE: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ANY_CHAR: Ranges = ((0, LAST),)
+# What `\s` covers in Unicode, for patterns in Rust's dialect.
+WHITE: Ranges = (*((0x09, 0x0D), (0x20, 0x20), (0x85, 0x85)), *SPACE[2:-1])
+RUST_FLAGS = re.compile(r"([is]+):")
 
 
 def _class_escape(letter: str) -> Ranges | None:
@@ -115,15 +119,19 @@ def _class_escape(letter: str) -> Ranges | None:
 class _Reader:
     """A position in a pattern."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, rust: bool = False) -> None:
         if len(text) > MAX_PATTERN:
             raise PatternError(f"it is longer than {MAX_PATTERN} characters")
         self.text = text
         self.at = 0
         self.depth = 0
+        self.rust = rust  # as Rust's regex crate reads it
+        self.dot_all = False  # a dot is a line end too
         self.folds = text.startswith("(?i)")  # case is ignored
         if self.folds:
             self.at = 4
+        elif rust and (flags := re.match(r"\(\?([is]+)\)", text)):
+            self.at, self.folds, self.dot_all = flags.end(), "i" in flags[1], "s" in flags[1]
 
     def fail(self, why: str) -> NoReturn:
         raise PatternError(f"{why}, at character {self.at} of {self.text[:200]!r}")
@@ -191,7 +199,9 @@ class _Reader:
             case "[":
                 return self.bracket()
             case ".":
-                return Chars(complemented(NEWLINE))
+                if self.dot_all:
+                    return Chars(ANY_CHAR)
+                return Chars(complemented(single("\n") if self.rust else NEWLINE))
             case "^":
                 return Edge(end=False)
             case "$":
@@ -211,6 +221,7 @@ class _Reader:
         if self.depth > MAX_GROUPS:
             self.fail("groups are nested too deeply")
         ahead = None
+        flags = self.folds, self.dot_all
         if self.take("?"):
             if self.take("=") or self.take("!"):
                 ahead = self.text[self.at - 1] == "!"
@@ -219,12 +230,16 @@ class _Reader:
             elif self.take("P<") or self.take("<"):
                 while self.next() != ">":
                     pass
+            elif self.rust and (found := RUST_FLAGS.match(self.text, self.at)):
+                self.at = found.end()
+                self.folds, self.dot_all = self.folds or "i" in found[1], self.dot_all or "s" in found[1]
             elif not self.take(":"):
                 self.fail("this kind of group is not supported")
         node = self.choice()
         if not self.take(")"):
             self.fail("a group is not closed")
         self.depth -= 1
+        self.folds, self.dot_all = flags
         return node if ahead is None else Ahead(node, ahead)
 
     def escape(self) -> Node:
@@ -242,6 +257,10 @@ class _Reader:
     def escaped(self) -> Chars | str:
         """What follows a backslash, in a bracket or outside."""
         char = self.next()
+        if self.rust and char in "dDwW":
+            return Chars((), (f"\\{char}",))
+        if self.rust and char in "sS":
+            return Chars(WHITE if char == "s" else complemented(WHITE))
         if (ranges := _class_escape(char)) is not None:
             return Chars(ranges)
         if char in "pP":
@@ -287,6 +306,8 @@ class _Reader:
         groups: list[Ranges] = []
         properties: list[str] = []
         while not self.take("]"):
+            if self.rust and (self.peek("[") or self.peek("&&") or self.peek("~~") or self.peek("--")):
+                self.fail("set operations within brackets are not supported")
             first = self.member()
             low = first.ranges
             if self.peek("-") and not self.peek("-]"):
@@ -326,9 +347,9 @@ class _Reader:
 
 
 @functools.lru_cache(maxsize=4096)
-def read(pattern: str) -> Node:
-    """The tree of a pattern. Raises PatternError."""
-    reader = _Reader(pattern)
+def read(pattern: str, *, rust: bool = False) -> Node:
+    """The tree of a pattern, in the dialect of ECMA-262 or of Rust's regex crate. Raises PatternError."""
+    reader = _Reader(pattern, rust=rust)
     node = reader.choice()
     if reader.at < len(pattern):
         reader.fail("a parenthesis is not opened")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from engine_core.text.parsers.custom import CustomInputs
 from engine_core.text.parsers.hermes import HermesParser
 from engine_core.text.parsers.llama import MARKER as PYTHON_TAG
 from engine_core.text.parsers.llama import LlamaParser
@@ -83,6 +84,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     names: frozenset[str] = frozenset()  # functions that may be called
     held: frozenset[str] = frozenset()  # those of them whose calls a grammar holds
     kinds: Mapping[str, Mapping[str, Kinds]] = {}  # types of the functions' parameters, where calls do not tell them
+    customs: frozenset[str] = frozenset()  # functions that stand for custom tools
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
 
     def parser(self) -> OutputParser:
@@ -90,7 +92,8 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         reasoning = ReasoningParser(self.reasoning, inside=self.inside) if self.reasoning is not None else None
         if self.calls is None:
             return OutputParser(reasoning, None)
-        return OutputParser(reasoning, call_parser(self.calls, self.names, self.kinds, self.held))
+        inputs = CustomInputs(self.customs) if self.customs else None
+        return OutputParser(reasoning, call_parser(self.calls, self.names, self.kinds, self.held), inputs)
 
 
 def call_parser(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from engine_core.text.parsers.custom import CustomInputs
 from engine_core.text.parsers.pieces import content
 from engine_core.text.parsers.reasoning import ReasoningParser
 from protocol.messages import Piece, PieceKind
@@ -24,13 +25,16 @@ class CallParser(Protocol):
 
 
 class OutputParser:
-    """The parsers of one choice; either may be absent. Owned by the choice."""
+    """The parsers of one choice; each may be absent. Owned by the choice."""
 
-    __slots__ = ("_calls", "_reasoning", "called")
+    __slots__ = ("_calls", "_inputs", "_reasoning", "called")
 
-    def __init__(self, reasoning: ReasoningParser | None, calls: CallParser | None) -> None:
+    def __init__(
+        self, reasoning: ReasoningParser | None, calls: CallParser | None, inputs: CustomInputs | None = None
+    ) -> None:
         self._reasoning = reasoning
         self._calls = calls
+        self._inputs = inputs
         self.called = False  # a call has begun
 
     @property
@@ -62,6 +66,8 @@ class OutputParser:
             self._spoken(out, self._reasoning.flush(out))
         if self._calls is not None:
             self._add(out, self._calls.flush())
+        if self._inputs is not None:
+            out += self._inputs.flush()
         return out
 
     def _spoken(self, out: list[Piece], text: str) -> list[Piece]:
@@ -73,4 +79,4 @@ class OutputParser:
 
     def _add(self, out: list[Piece], pieces: list[Piece]) -> None:
         self.called = self.called or any(piece.kind == PieceKind.CALL for piece in pieces)
-        out += pieces
+        out += pieces if self._inputs is None else self._inputs.push(pieces)

@@ -11,6 +11,7 @@ import pytest
 from engine_core.grammar.calls import NO_PARAMETERS, Function, calls_alone, calls_in_text, read_functions
 from engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
 from protocol.errors import InvalidRequest
+from protocol.messages import CustomInput
 from tests.engine_core.grammar.vocabulary import automaton, ids, tokens
 from tests.engine_core.text.parsers.outputs import elements, pairs
 
@@ -67,6 +68,30 @@ def test_calls_among_text(dialect: Dialect) -> None:
     assert accepts(form, written(dialect, "f", {"a": "x", "c": True}))
     assert not accepts(form, written(dialect, "f", {"a": "x", "b": "y"}))
     assert not accepts(form, written(dialect, "h", {}))
+
+
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+@pytest.mark.parametrize("dialect", ALL, ids=str)
+def test_the_input_of_a_custom_tool_follows_its_grammar(dialect: Dialect, syntax: str) -> None:
+    definition = 'start: "say \\"" WORD "\\"" LF?\nWORD: /\\w+/\n%import common.LF'
+    if syntax == "regex":
+        definition = r'^say "\w+"\n?$'
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+              "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "c", "parameters": schema}}]
+    custom = CustomInput(name="c", syntax=syntax, definition=definition)
+    functions = read_functions(tools, ("c",), ("c",), (custom,))
+    for form in (calls_alone(dialect, functions, several=True), calls_in_text(dialect, functions, several=True)):
+        assert accepts(form, written(dialect, "c", {"input": 'say "hello"'}))
+        assert accepts(form, written(dialect, "c", {"input": 'say "hello"\n'}))
+        for wrong in ({"input": "say hello"}, {"input": 'say "hello"\n\n'}, {}, {"input": 'say ""'}):
+            assert not accepts(form, written(dialect, "c", wrong))
+
+
+def test_a_custom_tool_of_any_text_is_a_function_with_one_string() -> None:
+    tools = [{"type": "function", "function": {"name": "c", "parameters": PERSON}}]
+    (function,) = read_functions(tools, ("c",), (), (CustomInput(name="c"),))
+    assert function.custom is None
 
 
 @pytest.mark.parametrize("calls", sorted(UNTYPED, key=str))

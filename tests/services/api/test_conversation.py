@@ -61,6 +61,8 @@ async def test_what_is_handed_on_is_not_deep(field: str, value: Any) -> None:
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
          "messages[0].tool_calls[0].function.arguments"),
         ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}],
+         "messages[0].tool_calls[0].custom"),
+        ([{"role": "assistant", "tool_calls": [{"type": "other", "function": {"name": "f"}}]}],
          "messages[0].tool_calls[0].type"),
         ([{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}], "messages[0].tool_calls"),
         ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call"),

@@ -12,7 +12,7 @@ import openai.types.chat as chat
 import pytest
 
 from protocol import limits
-from protocol.messages import Finish, Piece, PieceKind, SubmitText, ToolUse
+from protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
 from tests.services.api.pipe import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check, check_chat_chunks, check_error, events
 
@@ -25,7 +25,12 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}, **more}}
 
 
+def custom(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": name, **more}}
+
+
 F, G = tool("f"), tool("g", strict=True)
+GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a+/"}}
 
 
 async def sent(**body: Any) -> SubmitText:
@@ -67,6 +72,59 @@ async def test_no_tools_no_use() -> None:
     assert not serial.tool_use.parallel
 
 
+async def test_custom_tools_are_functions_of_one_string_to_the_model() -> None:
+    tools = [F, custom("free", description="Says it."), custom("bound", format=GRAMMAR)]
+    found = await sent(tools=tools, tool_choice={"type": "custom", "custom": {"name": "bound"}})
+    customs = (CustomInput(name="free"), CustomInput(name="bound", syntax="lark", definition="start: /a+/"))
+    assert found.tool_use == ToolUse(
+        names=("bound",), required=True, parallel=False, bound=True, strict=("bound",), customs=customs
+    )
+    first, free, bound = json.loads(found.tools or b"")
+    assert first == F
+    assert free["type"] == bound["type"] == "function"
+    assert (free["function"]["name"], free["function"]["description"]) == ("free", "Says it.")
+    assert bound["function"]["parameters"]["required"] == ["input"]
+    assert "start: /a+/" in bound["function"]["parameters"]["properties"]["input"]["description"]
+    listed = [{"type": "custom", "custom": {"name": "free"}}, F]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": listed}}
+    use = (await sent(tools=tools, tool_choice=allowed)).tool_use
+    assert use is not None
+    assert use.names == ("free", "f")
+
+
+async def test_calls_of_custom_tools_have_an_input() -> None:
+    rows = (
+        Row(pieces=(Piece(CALL, "c"), Piece(A, "one")), extra={"prompt_tokens": 5}),
+        Row(pieces=(Piece(A, ' "two"'), Piece(CALL, "f"), Piece(A, "{}"))),
+        Row(finish=Finish.CALLS),
+    )
+    body = {"messages": ASK, "tools": [F, custom("c")]}
+    async with client(service(speaking(rows))) as http:
+        answer = (await http.post(CHAT, json=body)).json()
+        chunks = events((await http.post(CHAT, json=body | {"stream": True})).text)
+    check(chat.ChatCompletion, answer)
+    first, second = answer["choices"][0]["message"]["tool_calls"]
+    assert (first["type"], first["custom"]) == ("custom", {"name": "c", "input": 'one "two"'})
+    assert "function" not in first
+    assert second["function"] == {"name": "f", "arguments": "{}"}
+    calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert calls[0].pop("id")
+    assert calls[0] == {"index": 0, "type": "custom", "custom": {"name": "c", "input": ""}}
+    told = [call["custom"]["input"] for call in calls if "custom" in call]
+    assert "".join(told) == 'one "two"'
+    assert calls[-1] == {"index": 1, "function": {"arguments": "{}"}}
+
+
+async def test_calls_of_custom_tools_in_the_conversation() -> None:
+    other = {"id": "call_2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = [{"id": "call_1", "type": "custom", "custom": {"name": "c", "input": 'a "b"'}}, other]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    found = await sent(messages=[*ASK, said, {"role": "tool", "tool_call_id": "call_1", "content": "done"}])
+    first, second = json.loads(found.messages or b"")[1]["tool_calls"]
+    assert first == {"id": "call_1", "type": "function", "function": {"name": "c", "arguments": {"input": 'a "b"'}}}
+    assert second == other
+
+
 async def test_reasoning_is_handed_on() -> None:
     assert (await sent()).reasoning.split
     found = (await sent(reasoning_effort="low", thinking_token_budget=7, separate_reasoning=False)).reasoning
@@ -85,7 +143,15 @@ async def test_reasoning_is_handed_on() -> None:
         ({"tools": [F, G, F]}, "tools[2].function.name"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [F] * (limits.MAX_TOOLS + 1)}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [F], "tool_choice": "sometimes"}, "tool_choice"),
-        ({"tools": [F], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [F], "tool_choice": {"type": "custom"}}, "tool_choice.custom"),
+        ({"tools": [F], "tool_choice": {"type": "other"}}, "tool_choice.type"),
+        ({"tools": [custom("c")], "tool_choice": {"type": "custom", "custom": {"name": "d"}}},
+         "tool_choice.custom.name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"), ({"tools": [custom("f"), F]}, "tools[1].function.name"),
+        ({"tools": [custom("c", format={"type": "grammar"})]}, "tools[0].custom.format.grammar"),
+        ({"tools": [custom("c", format={"type": "other"})]}, "tools[0].custom.format.type"),
+        ({"tools": [custom("c", format={"type": "grammar", "grammar": {"syntax": "ebnf", "definition": "a"}})]},
+         "tools[0].custom.format.grammar.syntax"),
         ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
         ({"tools": [F], "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice.function.name"),

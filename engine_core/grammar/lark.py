@@ -1,0 +1,333 @@
+"""Lark grammars, read into rules. Source: Lark's documentation, "Grammar Reference"; llguidance, "Syntax".
+
+Rules and terminals become rules alike, imported terminals of Lark's library among them: what is read is the language,
+without the tree that a parser would build. What `%ignore` names may stand behind every terminal, the last one too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from engine_core.grammar.ebnf import DEEPEST, MOST_REPEATS, ROOT
+from engine_core.grammar.rules import Chars, Choice, Name, Node, Repeat, Sequence, Text
+from engine_core.grammar.schema import patterns
+from protocol.errors import InvalidRequest
+
+START = "start"
+LONGEST = 200_000  # characters of a grammar
+TOKEN = re.compile(
+    r"""(?P<blank>(?://|\#)[^\n]*|[ \t\r]+) | (?P<line>\n\s*)
+      | (?P<import>%import\s+common(?:\.(?P<one>\w+)(?:[ \t]*->[ \t]*(?P<alias>\w+))?|\s*\((?P<many>[^)]*)\)))
+      | (?P<ignore>%ignore\b) | (?P<options>%llguidance\s*\{\s*\})
+      | (?P<text>"(?:\\.|[^"\\\n])*")(?P<folds>i?) | /(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[imslux]*)
+      | (?P<define>[!?]*(?P<rule>[A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*:) | (?P<name>[A-Za-z_][\w-]*)
+      | (?P<alias_of>->[ \t]*\w+) | (?P<range>\.\.)
+      | ~[ \t]*(?P<least>\d{1,9})(?:[ \t]*\.\.[ \t]*(?P<most>\d{1,9}))?
+      | \{[ \t]*(?P<low>\d{0,9})[ \t]*(?P<comma>,[ \t]*(?P<high>\d{0,9})[ \t]*)?\} | (?P<mark>[()\[\]|*+?])""",
+    re.VERBOSE | re.DOTALL,
+)
+# Terminals of Lark's library. Source: lark, grammars/common.lark.
+COMMON: Mapping[str, str] = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+    "FLOAT": r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+",
+    "SIGNED_FLOAT": r"[+-]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)",
+    "NUMBER": r"[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+",
+    "SIGNED_NUMBER": r"[+-]?(?:[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)",
+    "ESCAPED_STRING": r'"(?:[^"\\]|\\.)*"',
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+    "SH_COMMENT": r"#[^\n]*",
+    "CPP_COMMENT": r"//[^\n]*",
+    "C_COMMENT": r"/\*(?:[^*]|\*+[^*/])*\*+/",
+    "SQL_COMMENT": r"--[^\n]*",
+}
+
+
+class Words:
+    """The grammar's tokens, from left to right."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > LONGEST:
+            message = f"the grammar has {len(source)} characters; {LONGEST} is the limit"
+            raise InvalidRequest(message, code="grammar_too_complex")
+        self._source = source
+        self._matches = self._split()
+        self.now: re.Match[str] | None = None
+        self.depth = 0
+        self.next()
+
+    def next(self) -> None:
+        self.now = next(self._matches, None)
+
+    def at(self, *marks: str) -> bool:
+        return self.now is not None and self.now.lastgroup == "mark" and self.now["mark"] in marks
+
+    def wrong(self, what: str) -> InvalidRequest:
+        """The error of a grammar that has something else at this place."""
+        return self._error(what, len(self._source) if self.now is None else self.now.start())
+
+    def _error(self, what: str, place: int) -> InvalidRequest:
+        line = self._source.count("\n", 0, place) + 1
+        return InvalidRequest(f"the grammar, line {line}: {what}", code="invalid_grammar")
+
+    def _split(self) -> Iterator[re.Match[str]]:
+        """All tokens but blanks, and lines that an alternative continues."""
+        place = 0
+        held: re.Match[str] | None = None
+        while place < len(self._source):
+            match = TOKEN.match(self._source, place)
+            if match is None:
+                found = self._source[place : place + 20].split("\n")[0]
+                raise self._error(f"{found!r} has no form inside a call written as JSON", place)
+            place = match.end()
+            if match["blank"]:
+                continue
+            if match["line"]:
+                held = match
+                continue
+            if held is not None and match["mark"] != "|":
+                yield held
+            held = None
+            yield match
+
+
+def read(source: str) -> dict[str, Node]:
+    """Rules by name; the start rule is called as EBNF's root. Raises InvalidRequest naming the line."""
+    words = Words(source)
+    rules: dict[str, Node] = {}
+    ignored: list[Node] = []
+    while words.now is not None:
+        match = words.now
+        if match["import"]:
+            words.next()
+            rules |= imported(words, match)
+        elif match["ignore"]:
+            words.next()
+            ignored.append(alternatives(words))
+        elif match["define"]:
+            name = called(match["rule"])
+            if name in rules:
+                raise words.wrong(f"{match['rule']} is defined twice")
+            words.next()
+            rules[name] = alternatives(words)
+        elif match["line"] or match["options"]:
+            words.next()
+        else:
+            raise words.wrong(f"expected a rule, not {match[0][:20]!r}")
+    if ignored:
+        gap = Repeat(Choice(tuple(ignored)), 0, None)
+        rules = {name: node if is_terminal(name) else spaced(node, gap) for name, node in rules.items()}
+    return rules
+
+
+def called(name: str) -> str:
+    """The name of a rule among the rules."""
+    return ROOT if name == START else f"{name}'" if name == ROOT else name
+
+
+def is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def spaced(node: Node, gap: Node) -> Node:
+    """The node with what is ignored behind each of its terminals."""
+    match node:
+        case Name(rule):
+            return Sequence((node, gap)) if is_terminal(rule) else node
+        case Sequence(parts) if parts:
+            return Sequence(tuple(spaced(part, gap) for part in parts))
+        case Choice(parts):
+            return Choice(tuple(spaced(part, gap) for part in parts))
+        case Repeat(part, low, high):
+            return Repeat(spaced(part, gap), low, high)
+        case _:
+            return Sequence((node, gap))
+
+
+def imported(words: Words, match: re.Match[str]) -> dict[str, Node]:
+    """Terminals of the library."""
+    names = [match["one"]] if match["one"] else [name.strip() for name in match["many"].split(",") if name.strip()]
+    for name in names:
+        if name not in COMMON:
+            raise words.wrong(f"common.{name[:40]} is not known")
+    return {match["alias"] or name: regex(words, COMMON[name]) for name in names}
+
+
+def alternatives(words: Words) -> Node:
+    """What stands between bars, until a rule or a group ends."""
+    words.depth += 1
+    if words.depth > DEEPEST:
+        raise words.wrong(f"groups are nested deeper than {DEEPEST} levels")
+    if words.at("|"):
+        words.next()
+    parts = [sequence(words)]
+    while words.at("|"):
+        words.next()
+        parts.append(sequence(words))
+    words.depth -= 1
+    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+
+
+def sequence(words: Words) -> Node:
+    """One alternative."""
+    parts: list[Node] = []
+    while (match := words.now) is not None and not words.at("|", ")", "]"):
+        if match["line"] or match["define"] or match["import"] or match["ignore"] or match["options"]:
+            break
+        if match["alias_of"]:
+            words.next()
+            continue
+        parts.append(repeated(words, single(words)))
+    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+
+def single(words: Words) -> Node:
+    """What stands between two spaces, without its repetitions."""
+    match = words.now
+    assert match is not None
+    found: Node
+    if match["name"]:
+        words.next()
+        return Name(called(match["name"]))
+    if match["text"]:
+        return literal(words, match)
+    if match["regex"]:
+        flags = "".join(sorted(set(match["flags"]) - {"u"}))
+        if set(flags) - set("is"):
+            raise words.wrong(f"the flags {flags} have no form inside a call written as JSON")
+        found = regex(words, (f"(?{flags})" if flags else "") + match["regex"])
+        words.next()
+        return found
+    if words.at("(", "["):
+        closing = ")" if match["mark"] == "(" else "]"
+        words.next()
+        found = alternatives(words)
+        if not words.at(closing):
+            raise words.wrong("a group is not closed")
+        words.next()
+        return Repeat(found, 0, 1) if closing == "]" else found
+    raise words.wrong(f"{match[0]!r} has nothing to repeat")
+
+
+def literal(words: Words, match: re.Match[str]) -> Node:
+    """A text, or a range of characters."""
+    text = string(words, match["text"])
+    words.next()
+    if words.now is not None and words.now["range"]:
+        words.next()
+        last = string(words, words.now["text"]) if words.now is not None and words.now["text"] else ""
+        if len(text) != 1 or len(last) != 1 or last < text:
+            raise words.wrong("a range goes from one character to a later one")
+        words.next()
+        return Chars(((text, last),))
+    if not match["folds"]:
+        return Text(text)
+    cases = [sorted({character, character.lower()[:1], character.upper()[:1]}) for character in text]
+    return Sequence(tuple(Chars(tuple((each, each) for each in found)) for found in cases))
+
+
+def string(words: Words, quoted: str) -> str:
+    """What a literal of the grammar stands for."""
+    try:
+        return str(json.loads(re.sub(r"\\x([0-9A-Fa-f]{2})", r"\\u00\1", quoted), strict=False))
+    except ValueError:
+        raise words.wrong(f"{quoted[:40]} is no literal") from None
+
+
+def repeated(words: Words, node: Node) -> Node:
+    """The node with the repetitions that follow it."""
+    while (match := words.now) is not None:
+        low: int
+        high: int | None
+        if words.at("*", "+", "?"):
+            low, high = int(match["mark"] == "+"), 1 if match["mark"] == "?" else None
+        elif match["least"]:
+            low, high = int(match["least"]), int(match["most"] or match["least"])
+        elif match["low"] is not None:
+            low = int(match["low"] or 0)
+            high = low if match["comma"] is None else int(match["high"]) if match["high"] else None
+        else:
+            break
+        if max(low, high or 0) > MOST_REPEATS or (high is not None and high < low):
+            raise words.wrong(f"{match[0]} is no repetition of at most {MOST_REPEATS}")
+        node = Repeat(node, low, high)
+        words.next()
+    return node
+
+
+def regex(words: Words, pattern: str) -> Node:
+    try:
+        return pattern_rules(pattern)
+    except patterns.PatternError as error:
+        raise words.wrong(f"the pattern: {error}") from None
+
+
+def pattern_rules(pattern: str) -> Node:
+    """A regular expression of Rust's dialect as a node of rules. Raises PatternError."""
+    return node_of(bare(patterns.read(pattern, rust=True)))
+
+
+def bare(node: patterns.Node) -> patterns.Node:
+    """The node without anchors at its ends: it always stands for the whole text."""
+    if isinstance(node, patterns.Choice):
+        return patterns.Choice(tuple(map(bare, node.parts)))
+    parts = node.parts if isinstance(node, patterns.Sequence) else (node,)
+    if parts[:1] == (patterns.Edge(end=False),):
+        parts = parts[1:]
+    if parts[-1:] == (patterns.Edge(end=True),):
+        parts = parts[:-1]
+    return patterns.Sequence(parts)
+
+
+def node_of(node: patterns.Node) -> Node:
+    """A pattern's tree as a node of rules. Raises PatternError for what no rule says."""
+    match node:
+        case patterns.Chars():
+            return Chars(tuple((chr(low), chr(high)) for low, high in ranges_of(node)))
+        case patterns.Sequence(parts):
+            return Sequence(tuple(map(node_of, parts)))
+        case patterns.Choice(parts):
+            return Choice(tuple(map(node_of, parts)))
+        case patterns.Repeat(part, least, most):
+            return Repeat(node_of(part), least, most)
+        case patterns.Edge():
+            raise patterns.PatternError("an anchor within a pattern has no form inside a call written as JSON")
+        case patterns.Ahead():
+            raise patterns.PatternError("a lookahead has no form inside a call written as JSON")
+
+
+def ranges_of(node: patterns.Chars) -> patterns.Ranges:
+    found = patterns.united(node.ranges, *map(property_ranges, node.properties))
+    return patterns.complemented(found) if node.negated else found
+
+
+@lru_cache(64)
+def property_ranges(name: str) -> patterns.Ranges:
+    """The characters of a class of Unicode. Raises PatternError for one that is not known."""
+    if name[1] in "DWP":
+        return patterns.complemented(property_ranges(name[0] + name[1].lower() + name[2:]))
+    everything = "".join(map(chr, (*range(0xD800), *range(0xE000, patterns.LAST + 1))))
+    if name[1] in "dw":
+        return tuple((ord(m[0][0]), ord(m[0][-1])) for m in re.finditer(name + "+", everything))
+    wanted = name[3:-1]
+    if not re.fullmatch("[LMNPSZC][a-z]?", wanted):
+        raise patterns.PatternError(f"{name[:40]} has no form inside a call written as JSON; general categories have")
+    letters = "".join("x" if unicodedata.category(c).startswith(wanted) else " " for c in everything)
+    spans = (m.span() for m in re.finditer("x+", letters))
+    return patterns.united(tuple((ord(everything[a]), ord(everything[b - 1])) for a, b in spans))
