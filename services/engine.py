@@ -12,7 +12,7 @@ from protocol.config import Config
 from protocol.errors import ConfigError
 from protocol.links import Role
 from protocol.parts import OPTION, parts_of
-from services import journal, meeting, process
+from services import journal, meeting, output, process
 from services.launch import ENTRY, Launch, placed, resolved
 from services.rundir import RunDirectory
 from services.sizing import sized, usable_cores
@@ -23,7 +23,13 @@ def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
 
     Raises ConfigError, ModelError before anything is started.
     """
-    journal.setup("launcher", config.run.log_level, config.run.log_format)
+    with output.unblocked():
+        journal.setup("launcher", config.run.log_level, config.run.log_format)
+        return run(config, environ)
+
+
+def run(config: Config, environ: Mapping[str, str]) -> int:
+    """As `engine`, with output and log set up."""
     if not config.run.run_dir:
         raise ConfigError("--run-dir", "", "an engine needs the directory in which its client finds it")
     config = resolved(sized(config, usable_cores()))

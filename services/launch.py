@@ -31,7 +31,7 @@ from protocol.config import ApiConfig, Config
 from protocol.errors import ConfigError
 from protocol.links import Role
 from protocol.parts import ORDER, Parts, parts_of, spelled
-from services import address, banner, faults, heartbeat, journal, meeting, options, process
+from services import address, banner, faults, heartbeat, journal, meeting, options, output, process
 from services.api import listening
 from services.api.keys import Keys
 from services.child import Child
@@ -63,7 +63,13 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
 
     Raises ConfigError, AddressError, ModelError before anything is started.
     """
-    journal.setup("launcher", config.run.log_level, config.run.log_format)
+    with output.unblocked():
+        journal.setup("launcher", config.run.log_level, config.run.log_format)
+        return run(config, entry)
+
+
+def run(config: Config, entry: Path) -> int:
+    """As `serve`, with output and log set up."""
     config = resolved(sized(config, usable_cores()))
     parts = parts_of(config)
     if Role.API in parts:

@@ -19,10 +19,10 @@ from types import FrameType
 from protocol.config import RunConfig
 from protocol.links import Role
 from services import journal, rundir
+from services.rundir import PARENT as PARENT
 
 log = logging.getLogger(__name__)
 
-PARENT = "PENSTOCK_PARENT"  # pid of the launcher, set in its children's environment
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 # An api process ends in order and removes the run directory; the others hold nothing that outlives them, and a hung
@@ -154,8 +154,11 @@ def starts_file(run_dir: Path, role: str, index: int) -> Path:
 def count_start(file: Path) -> None:
     """One start more."""
     fresh = file.with_suffix(".starts.new")
-    fresh.write_bytes(str(starts(file) + 1).encode())
-    fresh.replace(file)
+    try:
+        fresh.write_bytes(str(starts(file) + 1).encode())
+        fresh.replace(file)
+    except OSError as error:  # a full directory costs a metric, not the process
+        journal.warning(log, "start_not_counted", file=str(file), reason=error.strerror)
 
 
 def starts(file: Path) -> int:

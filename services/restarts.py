@@ -3,17 +3,22 @@
 The first time it is started at once, then after ever longer waits. One that fails LIMIT times in a WINDOW is beyond
 hope: a file of the run directory tells of it, which makes the server unready and ends what waits for it. It is tried
 again now and then, in case somebody has mended what was wrong.
+
+Requests depend on that file, so its space is reserved at start: a directory that is full later can still tell.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import deque
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 
 import msgspec
 
+from protocol.errors import ConfigError
 from protocol.links import Role
 
 WINDOW = 60.0  # seconds
@@ -21,6 +26,7 @@ LIMIT = 5  # failures within them
 DELAYS = (0.0, 0.5, 1.0, 2.0)  # seconds before the first start after a failure, the second, and so on
 LONGEST = 30.0  # seconds between the tries of a process that is beyond hope
 FILE = "failures.json"
+FILE_BYTES = 16 << 10  # reserved for it
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -49,7 +55,7 @@ class Restarts:
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / FILE
-        self._file.unlink(missing_ok=True)
+        self._room = reserved(self._file, FILE_BYTES)
         self._times: dict[tuple[Role, int], deque[float]] = {}
         self._waiting: dict[tuple[Role, int], float] = {}
         self._hopeless: dict[tuple[Role, int], Failure] = {}
@@ -105,23 +111,53 @@ class Restarts:
 
     def close(self) -> None:
         self._file.unlink(missing_ok=True)
+        self._room.close()
 
     def statistics(self) -> RestartStatistics:
         return RestartStatistics(self._deaths, len(self._hopeless), len(self._waiting))
 
     def _tell(self) -> None:
-        """Replace the file as a whole, so that nobody reads half of it."""
-        if not self._hopeless:
-            self._file.unlink(missing_ok=True)
-            return
-        fresh = self._file.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(tuple(self._hopeless.values())))
-        os.replace(fresh, self._file)
+        """Overwrite the reserved bytes, locked so that nobody reads half of them. Of more processes than they hold the
+        first are told of, which is enough to know that the server is not whole."""
+        found = tuple(self._hopeless.values())
+        data = msgspec.json.encode(found)
+        while len(data) > FILE_BYTES:
+            found = found[:-1]
+            data = msgspec.json.encode(found)
+        fcntl.flock(self._room, fcntl.LOCK_EX)
+        os.pwrite(self._room.fileno(), data.ljust(FILE_BYTES), 0)
+        fcntl.flock(self._room, fcntl.LOCK_UN)
+
+
+def reserved(path: Path, size: int) -> FileIO:
+    """A new file with so many blank bytes, which later writes overwrite without asking for space.
+
+    Raises ConfigError where the directory has no room for it.
+    """
+    path.unlink(missing_ok=True)
+    file = None
+    try:
+        file = FileIO(path, "x+", opener=private)
+        os.posix_fallocate(file.fileno(), 0, size)
+        os.pwrite(file.fileno(), b" " * size, 0)
+    except OSError as error:
+        if file is not None:
+            file.close()
+            path.unlink(missing_ok=True)
+        why = f"{size >> 10} KiB of it must be free: {error.strerror}"
+        raise ConfigError("--run-dir", str(path.parent), why) from error
+    return file
+
+
+def private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def failures(directory: Path) -> tuple[Failure, ...]:
     """The processes of this run directory's server that are beyond hope. Nobody is, where no launcher says so."""
     try:
-        return FAILURES.decode((directory / FILE).read_bytes())
+        with (directory / FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return FAILURES.decode(file.read())
     except (OSError, msgspec.DecodeError):
         return ()

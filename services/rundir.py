@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import shutil
 import stat
 import tempfile
@@ -16,6 +17,7 @@ from protocol.links import LINKS
 
 PREFIX = "penstock-"
 TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone
+PARENT = "PENSTOCK_PARENT"  # process id of the launcher, set for its children
 SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
 SHARED = "PENSTOCK_SHARED_DIR"  # a process of a role sets it for itself: the directory, for parts that see no options
 LOCK = "lock"
@@ -24,6 +26,7 @@ LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 # Of processes that could not remove them.
 LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new", "*.silent", "failures.*")
 RESPONSES = "responses"  # the folder of those that are kept as long as the server runs
+LOCK_SECONDS = 1.0  # that a launcher which was killed may take to let go of its lock
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
 
@@ -154,13 +157,28 @@ def clear(path: Path, *, temporary: bool) -> None:
     shutil.rmtree(path / RESPONSES, ignore_errors=True)
 
 
+def await_end(pid: int, seconds: float) -> None:
+    """Wait until a process has ended, its last thread included. Source: pidfd_open(2)."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([pidfd], [], [], seconds)
+    os.close(pidfd)
+
+
 def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:
     """What an api process does at its end when its launcher was killed: the launcher's own cleaning, unless another one
-    has come into its place and has files of its own there."""
+    has come into its place and has files of its own there.
+
+    The kernel tells children of a parent's end as soon as the thread that started them is gone; the lock is free a
+    moment later, with the last thread."""
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         return  # somebody has been here
+    if PARENT in environ:
+        await_end(int(environ[PARENT]), LOCK_SECONDS)
     if taken(lock):
         clear(path, temporary=environ.get(TEMPORARY) == str(path))
     os.close(lock)

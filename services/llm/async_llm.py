@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -12,6 +11,7 @@ from engine_core.text.columns import pack, unpack
 from protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
 from services.api.completions import check_ids
 from services.api.served import ServedModel
+from services.llm.ending import Ending
 from services.llm.engine import Engine
 from services.llm.keywords import configured
 from services.llm.outputs import RequestOutput
@@ -28,7 +28,7 @@ class AsyncLLM:
 
     def __init__(self, model: str = "", **options: object) -> None:
         self._engine = Engine(configured(model, options))
-        self._end = weakref.finalize(self, self._engine.end)
+        self._end = Ending(self, self._engine.end)
         self._counter = 0
 
     @property

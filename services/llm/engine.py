@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -68,6 +69,19 @@ class Engine:
         self._over = asyncio.Event()  # the engine has failed
         self._room = asyncio.Semaphore(self.window)
         self._ended = False
+        self._owner = os.getpid()
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a forked child: threads and sockets of the parent's engine do not work there."""
+        if not self.owned():
+            raise RuntimeError(
+                f"this engine belongs to process {self._owner}, which started it, and this is a forked child "
+                f"({os.getpid()}): make the LLM in the child, or start processes with `spawn`"
+            )
+
+    def owned(self) -> bool:
+        """Whether this is the process that started the engine."""
+        return os.getpid() == self._owner
 
     @property
     def pipeline(self) -> Pipeline:
@@ -76,6 +90,7 @@ class Engine:
 
     async def start(self) -> None:
         """Wait until requests are served. Raises the error that a process ended with."""
+        self.check_process()
         if self._started is None:
             self._connect()
         assert self._started is not None
@@ -131,12 +146,16 @@ class Engine:
         return self.pipeline.statistics()
 
     async def close(self) -> None:
-        """Abort what runs, say goodbye, and end every process."""
+        """Abort what runs, say goodbye, and end every process. Does nothing in a forked child."""
+        if not self.owned():
+            return
         self.disconnect()
         await asyncio.get_running_loop().run_in_executor(None, self.end)
 
     def end(self) -> None:
-        """End every process, and tell the last traces. Safe to call twice."""
+        """End every process, and tell the last traces. Safe to call twice. Does nothing in a forked child."""
+        if not self.owned():
+            return
         if self._calls is not None:
             self._calls.finish()  # beside the processes, which do the same
         self.host.end()

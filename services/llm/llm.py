@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from services.api.completions import check_ids
 from services.api.pooling import Vector
 from services.api.served import ServedModel
 from services.llm import batch, vectors
+from services.llm.ending import Ending
 from services.llm.engine import Engine
 from services.llm.keywords import configured
 from services.llm.outputs import RequestOutput
@@ -55,7 +56,7 @@ class LLM:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, end, self._engine, self._loop, self._thread)
+        self._end = Ending(self, functools.partial(end, self._engine, self._loop, self._thread))
         self._counter = 0
         try:
             self._call(self._engine.start())
@@ -194,7 +195,7 @@ class LLM:
         ]
 
     def close(self) -> None:
-        """Abort what runs and end every process. Safe to call twice."""
+        """Abort what runs and end every process. Safe to call twice. In a forked child nothing ends."""
         self._end()
 
     def __enter__(self) -> LLM:
@@ -220,9 +221,13 @@ class LLM:
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine on the engine's loop; interrupted, it is cancelled there."""
-        if not self._end.alive:
+        try:
+            self._engine.check_process()
+            if not self._end.alive:
+                raise RuntimeError("this LLM was closed")
+        except RuntimeError:
             work.close()
-            raise RuntimeError("this LLM was closed")
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -232,7 +237,12 @@ class LLM:
 
 
 def end(engine: Engine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Close the links, stop the loop, end the processes."""
+    """Close the links, stop the loop, end the processes. Waits for the loop's thread, so never called on it.
+
+    Does nothing in a forked child, where that thread does not exist and the processes are the parent's.
+    """
+    if not engine.owned():
+        return
 
     async def disconnect() -> None:
         engine.disconnect()

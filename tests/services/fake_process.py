@@ -4,9 +4,11 @@ FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once wi
 `stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F, `once` is well in its first
 life and fails at once in later ones, `silent` sends one heartbeat in its first life and no more, `busy:S` sends one,
 computes for S seconds and sends heartbeats again, `group:N` says in each of its first N lives that another executor of
-its group has ended. FAKE_LOG gets the events.
+its group has ended, `fill` leaves no room in the run directory in its first life and fails at once in later ones,
+`chatty:N` writes N bytes of lines once it is ready. FAKE_LOG gets the events.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -39,7 +41,7 @@ process.follow_parent(process.DEATH_SIGNAL[role])
 say("started " + " ".join(sys.argv[3:]))
 print(f"{name} says hello", flush=True)
 (run_dir / f"{name}.sock").touch()
-if word == "exit" or (word == "once" and reborn):
+if word == "exit" or (word in ("once", "fill") and reborn):
     print("it went wrong", file=sys.stderr)
     sys.exit(int(detail or 1))
 if word == "group" and sum(line.split(" ")[2] == "started" for line in before) < int(detail):
@@ -49,6 +51,16 @@ facts = {"URL": "http://127.0.0.1:1", "DEVICE": "cpu", "DTYPE": "float32", "BLOC
 facts["MAX_MODEL_LEN"] = "1024"
 if word != "mute":
     notify("READY=1", *(f"X_PENSTOCK_{key}={value}" for key, value in facts.items()))
+if word == "fill":
+    with contextlib.suppress(OSError), open(run_dir / "ballast", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    say("full")
+if word == "chatty":
+    for number in range(int(detail) // 100):
+        print(f"{number:<98}.")
+    sys.stdout.flush()
+    say("spoken")
 if word == "silent" and not reborn:
     notify("WATCHDOG=1")
 if word == "busy":

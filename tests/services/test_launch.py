@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,7 +85,9 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, plan: dict[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    folder: Path, *arguments: str, plan: dict[str, str] | None = None, wrapper: Sequence[str] = ()
+) -> Iterator[Server]:
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps(CONFIG))
     (folder / "tmp").mkdir()
@@ -93,7 +95,7 @@ def serving(folder: Path, *arguments: str, plan: dict[str, str] | None = None) -
     environ = dict(os.environ, NOTIFY_SOCKET=str(notices.path), TMPDIR=str(folder / "tmp"), PYTHONPATH=str(ROOT))
     environ |= {"FAKE_PLAN": json.dumps(plan or {}), "FAKE_LOG": str(folder / "events"), "WATCHDOG_USEC": "1"}
     command = [sys.executable, "-c", START, str(FAKE), "serve", str(folder / "model"), "--port=0"]
-    command += [*ONE_EACH, *arguments]
+    command = [*wrapper, *command, *ONE_EACH, *arguments]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     server = Server(process, notices, folder)
     try:
@@ -226,6 +228,42 @@ def test_one_that_fails_five_times_in_a_minute_is_told_of_and_the_others_run_on(
         assert code == 0
         assert f'beyond_hope process=executor-0 reason="{reason}"' in output
         assert failures(run_dir) == ()
+        assert leftovers(server) == []
+
+
+def test_a_full_run_directory_does_not_end_the_launcher(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    small = f'mount -t tmpfs -o size=256k,mode=700 none "{run_dir}" && exec "$@"'
+    wrapper = ("unshare", "--map-root-user", "--mount", "sh", "-c", small, "sh")
+    if subprocess.run([*wrapper, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    with serving(tmp_path, f"--run-dir={run_dir}", plan={"executor-0": "fill"}, wrapper=wrapper) as server:
+        server.ready()
+        server.until(lambda: server.order("full") == ["executor-0"])
+        os.kill(server.pids()["executor-0"], signal.SIGKILL)
+        server.until(lambda: "executor-0 failed 5 times" in server.fields.get("STATUS", ""))
+        seen_there = Path("/proc", str(server.process.pid), "root", *run_dir.parts[1:])
+        (failure,) = failures(seen_there)
+        assert failure.process == "executor-0"
+        assert server.process.poll() is None
+        code, output = server.end()
+        assert code == 0
+        assert "crashed" not in output
+        assert leftovers(server) == []
+
+
+def test_nobody_waits_for_a_terminal_that_takes_nothing(tmp_path):
+    """A pipe that is not read stands for it: it holds 64 KiB, and what is written here is 6 MB."""
+    with serving(tmp_path, plan={"executor-0": "chatty:6000000"}) as server:
+        server.until(lambda: server.order("spoken") == ["executor-0"])
+        server.ready()
+        os.kill(server.pids()["api-0"], signal.SIGKILL)
+        server.until(lambda: lives(server, "api-0") == 2)
+        server.until(lambda: server.fields.get("STATUS") == "serving")
+        code, output = server.end()
+        assert code == 0
+        assert "lines of output were dropped: nobody took them\n" in output
         assert leftovers(server) == []
 
 

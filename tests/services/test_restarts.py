@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from protocol.errors import ConfigError
 from protocol.links import Role
-from services.restarts import DELAYS, FILE, LIMIT, LONGEST, WINDOW, Restarts, failures
+from services.restarts import DELAYS, FILE, FILE_BYTES, LIMIT, LONGEST, WINDOW, Restarts, failures
 
 EXECUTOR = Role.EXECUTOR, 0
 API = Role.API, 1
 
 
 @pytest.fixture
-def restarts(tmp_path: Path) -> Restarts:
-    return Restarts(tmp_path)
+def restarts(tmp_path: Path) -> Iterator[Restarts]:
+    restarts = Restarts(tmp_path)
+    yield restarts
+    restarts.close()
 
 
 def fail(restarts: Restarts, times: int, now: float = 100.0) -> None:
@@ -71,7 +79,6 @@ def test_there_is_hope_for_who_comes_back_and_the_next_failure_ends_it(restarts:
     fail(restarts, LIMIT)
     restarts.recovered(*EXECUTOR)
     assert failures(tmp_path) == ()
-    assert not (tmp_path / FILE).exists()
     assert restarts.died(*EXECUTOR, "exit code 7", 102.0) is not None
     restarts.recovered(*EXECUTOR)
     assert restarts.died(*EXECUTOR, "exit code 7", 102.0 + WINDOW) is None
@@ -106,7 +113,42 @@ def test_one_that_ends_because_another_died_has_not_failed(restarts: Restarts) -
 
 
 def test_what_a_killed_launcher_told_is_of_processes_that_are_gone(tmp_path: Path) -> None:
-    fail(Restarts(tmp_path), LIMIT)
-    assert failures(tmp_path)
-    Restarts(tmp_path)
-    assert failures(tmp_path) == ()
+    with closing(Restarts(tmp_path)) as killed:
+        fail(killed, LIMIT)
+        assert failures(tmp_path)
+        with closing(Restarts(tmp_path)):
+            assert failures(tmp_path) == ()
+
+
+def test_a_full_directory_takes_what_was_reserved(restarts: Restarts, tmp_path: Path, monkeypatch: Any) -> None:
+    """Nothing is created, extended or renamed once the server runs."""
+    before = (tmp_path / FILE).stat()
+    assert before.st_size == FILE_BYTES
+    assert before.st_blocks * 512 >= FILE_BYTES
+    for name in ("replace", "rename", "open", "posix_fallocate"):
+        monkeypatch.setattr(os, name, full)
+    fail(restarts, LIMIT)
+    monkeypatch.undo()
+    assert len(failures(tmp_path)) == 1
+    after = (tmp_path / FILE).stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_more_failures_than_were_reserved_for_are_told_in_part(restarts: Restarts, tmp_path: Path) -> None:
+    for index in range(200):
+        for _ in range(LIMIT):
+            restarts.died(Role.EXECUTOR, index, "x" * 100, 100.0)
+    told = failures(tmp_path)
+    assert 10 < len(told) < 200
+    assert told[0].process == "executor-0"
+
+
+def test_no_room_at_start_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"--run-dir.*16 KiB of it must be free: No space left"):
+        Restarts(tmp_path)
+    assert not list(tmp_path.iterdir())

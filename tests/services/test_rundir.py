@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,21 @@ def test_an_orphan_cleans_what_its_launcher_would_have(tmp_path):
     assert [path.name for path in (tmp_path / "two").iterdir()] == [rundir.LOCK]
     clear_orphan(tmp_path / "one", {})
     assert not (tmp_path / "one").exists()
+
+
+def test_an_orphan_waits_for_the_last_thread_of_its_launcher(tmp_path):
+    path = prepared(tmp_path / "run")
+    code = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(path / rundir.LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        letting_go = threading.Timer(0.05, launcher.stdin.close)
+        letting_go.start()
+        clear_orphan(path, {rundir.TEMPORARY: str(path), rundir.PARENT: str(launcher.pid)})
+        letting_go.join()
+    assert not path.exists()
 
 
 def test_an_orphan_leaves_what_the_next_launcher_has_made(tmp_path):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredO
 from protocol.errors import InvalidRequest, ModelError
 from services.llm.host import Host
 from tests.e2e import canary
-from tests.services.llm.processes import engine_processes, gone
+from tests.services.llm.processes import LIMIT, engine_processes, gone
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=canary.LONGEST)
 QUESTION = [{"role": "user", "content": "What is 128 + 457?"}]
@@ -251,8 +253,51 @@ def test_it_ends_with_its_object() -> None:
     assert len(engine_processes(run_dir)) == 4
     del llm
     gc.collect()
-    assert engine_processes(run_dir) == []
     gone(run_dir)
+
+
+def test_it_ends_when_the_collector_runs_on_its_own_loop() -> None:
+    """A cycle is found by whichever thread allocates, the loop's own among them, which cannot wait for itself."""
+    llm = LLM(max_num_seqs=2, tokenizer_processes=1)
+    run_dir = str(host(llm).directory)
+    loop, thread = llm._loop, llm._thread
+    llm.cycle = llm  # type: ignore[attr-defined]
+    del llm
+    loop.call_soon_threadsafe(gc.collect)
+    gone(run_dir)
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+
+
+def refusals(llm: LLM) -> list[str]:
+    """What a forked child is told; its `close` ends nothing."""
+    said = []
+    for call in (lambda: llm.generate("x", use_tqdm=False), lambda: llm.tokenize("x"), lambda: llm.embed("x")):
+        try:
+            call()
+        except RuntimeError as error:
+            said.append(str(error))
+    llm.close()
+    return said
+
+
+def test_a_forked_child_is_told_that_the_engine_is_its_parents(llm: LLM) -> None:
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, "\n".join(refusals(llm)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        said = file.read().decode().split("\n")
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(said) == 3
+    assert all("forked child" in line and str(os.getpid()) in line for line in said)
+    assert llm.tokenize("x")
 
 
 def test_it_is_closed_once_and_says_so() -> None:
