@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from engine_core.grammar import calls
 from engine_core.grammar.calls import Format, Function
 from engine_core.grammar.fields import text_of
+from engine_core.grammar.regexes import names_of
 from engine_core.text.columns import pack
 from engine_core.text.parsers.dialect import Dialect
 from protocol.errors import InvalidRequest
@@ -35,6 +37,7 @@ class Bound(msgspec.Struct, frozen=True):
 
     grammar: Grammar | None
     after: bytes = b""
+    reasons: bool = True  # the answer may begin with reasoning
 
 
 def answer_bound(
@@ -44,16 +47,36 @@ def answer_bound(
     check_budget(opening, dialect)
     body = called_body(grammar, use, functions, dialect)
     if dialect.reasoning is None or opening.closed:
-        return Bound(grammar if body is None else whole(body, grammar, use))
+        return unreasoned(body, grammar, use, dialect)
     if opening.budget is None and opening.inside and dialect.closing is not None:
         return Bound(grammar if body is None else whole(body, grammar, use), pack("i", [dialect.closing]))
     free = use is not None and not use.required and grammar is None  # the model must be able to reason if it likes to
     reasons = opening.inside or opening.thinks or free or opening.budget is not None
     if not reasons or (body is None and grammar is None and opening.budget is None):
-        return Bound(grammar if body is None else whole(body, grammar, use))
+        return unreasoned(body, grammar, use, dialect)
     if body is None and grammar is not None:
         body = format_of(grammar)
     return Bound(whole(reasoned(body, dialect, opening), grammar, use))
+
+
+def unreasoned(body: Format | None, grammar: Grammar | None, use: ToolUse | None, dialect: Dialect) -> Bound:
+    """No reasoning, where anything is bound at all: text of the structure that reads like its opening is content. A
+    grammar that names the opening has its own."""
+    found = grammar if body is None else whole(body, grammar, use)
+    own = grammar is not None and dialect.reasoning is not None and marks(grammar, dialect.reasoning.opening)
+    return Bound(found, reasons=found is None or own)
+
+
+def marks(grammar: Grammar, opening: str) -> bool:
+    """Whether a grammar has this marker as one, and not as text."""
+    match grammar.kind:
+        case "structural_tag":
+            begin = re.compile(r'"(?:begin|triggers)"\s*:\s*\[?\s*"\s*' + re.escape(opening))
+            return begin.search(source_text(grammar)) is not None
+        case "grammar":
+            return opening in names_of(source_text(grammar))
+        case _:
+            return False
 
 
 def check_budget(opening: Opening, dialect: Dialect) -> None:
@@ -87,7 +110,7 @@ def reasoned(body: Format | None, dialect: Dialect, opening: Opening) -> Format:
     begin = "" if opening.inside else markers.opening
     if opening.budget == 0:
         thought = calls.text("")
-        reasoning = calls.text(markers.closing) if opening.inside else None
+        reasoning = calls.marker(markers.closing) if opening.inside else None
     else:
         reasoning = calls.tag(begin, thought, markers.closing)
     rest = [dict(FREE)] if body is None else [dict(GAP), body]

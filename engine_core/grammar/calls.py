@@ -63,7 +63,7 @@ def calls_alone(dialect: Dialect, functions: Sequence[Function], *, several: boo
             return joined([json_call(function, "parameters") for function in functions], "; ", several)
         case CallFormat.MISTRAL if dialect.listed:
             tags = [json_call(function, "arguments") for function in functions]
-            return sequence(text(TOOL_CALLS), text(" ["), joined(tags, ", ", several), text("]"))
+            return sequence(marker(TOOL_CALLS), text(" ["), joined(tags, ", ", several), text("]"))
         case CallFormat.MISTRAL:
             return joined([mistral(function) for function in functions], "", several)
         case CallFormat.PYTHONIC:
@@ -126,13 +126,14 @@ def tagged(function: Function, calls: CallFormat) -> Format:
     found = one_by_one(function, "in elements")
     if calls is CallFormat.QWEN3_CODER:
         begin, end = f"<tool_call>\n<function={function.name}>\n", "</function>\n</tool_call>"
-        around = ("<parameter={}>\n", "\n</parameter>\n")
+        around = ("<parameter=", ">\n", "\n</parameter>\n")
     else:
         begin, end = f"<tool_call>{function.name}\n", "</tool_call>"
-        around = ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
+        around = ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
 
     def argument(name: str) -> Format:
-        return element(function, name, found.properties[name], around[0].format(name), around[1])
+        value = element(function, name, found.properties[name], *around[1:])
+        return sequence(marker(around[0]), text(name), value)
 
     arguments = [argument(name) for name in found.required]
     arguments += [{"type": "optional", "content": argument(name)} for name in found.optional]
@@ -140,7 +141,7 @@ def tagged(function: Function, calls: CallFormat) -> Format:
 
 
 def element(function: Function, name: str, value: Any, begin: str, end: str) -> Format:
-    """An argument whose strings stand as they are. Raises InvalidRequest for what only holds for quoted ones."""
+    """An argument's value; strings stand as they are. Raises InvalidRequest for what only holds for quoted ones."""
     if function.custom is not None:
         return tag(begin, input_of(function.custom, quoted=False), end)
     kinds = kinds_of(value)
@@ -204,7 +205,13 @@ def value_of(of: Any, *, lenient: bool) -> Format:
 
 
 def text(value: str) -> Format:
+    """These characters, whatever they read like."""
     return {"type": "const_string", "value": value}
+
+
+def marker(value: str) -> Format:
+    """A text in which control tokens stand for themselves."""
+    return tag(value, text(""), "")
 
 
 def sequence(*elements: Format) -> Format:

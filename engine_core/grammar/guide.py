@@ -124,6 +124,10 @@ class Guide:
         eos = self._tokens.eos
         return next((drafts[:place] for place, token in enumerate(drafts) if token in eos), drafts)
 
+    def may_end(self) -> bool:
+        """Whether the output, ended here, follows its structure."""
+        return self.bound and (self.ended or bool(self.matcher.is_accepting()))
+
     @property
     def failed(self) -> bool:
         return bool(self._failure)
@@ -147,7 +151,7 @@ class Guide:
         ends, consume, spacing = self._tokens.eos, self.matcher.consume_token, self._spacing
         for token in token_ids:
             if token in ends:
-                if not (self.ended or self.matcher.is_accepting()):
+                if not self.may_end():
                     raise EngineFailure("the output ended inside its structure")
                 self.ended = True
                 if spacing is not None:

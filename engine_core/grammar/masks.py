@@ -126,7 +126,8 @@ class MaskStore:
                 start = end
                 continue
             if drafts or not guide.bound:
-                masks[start:end] = -1  # entries before a structure begins, and those after a draft that cannot be
+                # Before a structure begins the output cannot end. After a draft that cannot be, anything will do.
+                masks[start:end] = self._others
             if guide.ended:
                 masks[start:end] = self._ends
             elif guide.failed:

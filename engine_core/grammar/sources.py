@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from engine_core.grammar import ebnf
 from engine_core.grammar.fields import read_json, text_of
-from engine_core.grammar.regexes import any_of, lark_regex
+from engine_core.grammar.regexes import any_of, check_ends, lark_regex
 from engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
 from engine_core.grammar.schema import rewrite
 from engine_core.grammar.tags import TagGrammar
@@ -82,9 +83,9 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
             check_texts(choices)
             text = pattern_source(any_of(choices))
         case "grammar":
-            text = grammar_source(source)
+            text = grammar_source(source, {name: tokens.specials[name] for name in tokens.ends})
         case "structural_tag":
-            text = TagGrammar(schemas, tokens.specials, tokens.plain).source(read_json(source))
+            text = TagGrammar(schemas, tokens.specials, tokens.plain, tokens.ends).source(read_json(source))
         case other:
             raise InvalidRequest(f"{other!r} is no kind of grammar", code="invalid_grammar")
     return Source(text, schemas.approximations)
@@ -98,14 +99,15 @@ def schema_source(schemas: SchemaForm, schema: object) -> str:
     return f"start: %json {text}"
 
 
-def grammar_source(text: str) -> str:
-    """A grammar in EBNF or in Lark."""
+def grammar_source(text: str, ends: Mapping[str, int]) -> str:
+    """A grammar in EBNF or in Lark. `ends` are the model's end-of-sequence tokens."""
     kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)
     if kind == "regex":
         return regex_source(found)
     if found.lstrip().startswith("{"):  # which the automaton library takes for grammars in JSON, past our limits
         raise InvalidRequest("a grammar in Lark begins with a rule, and none with {", code="invalid_grammar")
     check_lark(found)
+    check_ends(found, ends)
     return found
 
 

@@ -8,18 +8,22 @@ regex or grammar `quoted`: then the output is the JSON string of a text that fol
 Source: XGrammar's documentation of structural tags; vLLM's `structural_tag`.
 
 Text before a trigger ends where the trigger first stands, so a trigger cannot be written without its structure.
+
+Control tokens stand for themselves in what marks a structure: the begin and the end of a tag, a trigger, a separator.
+Everything else is text, whatever it reads like. An end-of-sequence token ends the output, so it can only be the end of
+a tag that nothing follows.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
 from engine_core.grammar import ebnf
 from engine_core.grammar.quoting import quoted_grammar, quoted_regex
-from engine_core.grammar.regexes import lark_regex, quoted
+from engine_core.grammar.regexes import check_ends, lark_regex, quoted
 from engine_core.grammar.repetition import check_lark
 from protocol.errors import InvalidRequest
 
@@ -42,12 +46,16 @@ class SchemaForm(Protocol):
 class TagGrammar:
     """Collects the Lark rules of one structural tag and the grammars that they refer to.
 
-    `specials` has control tokens by their text, `plain` is the others, as ranges of ids.
+    `specials` has control tokens by their text, `plain` is the others, as ranges of ids, and `ends` names those
+    control tokens that end a sequence.
     """
 
-    def __init__(self, schemas: SchemaForm, specials: Mapping[str, int], plain: str = "") -> None:
+    def __init__(
+        self, schemas: SchemaForm, specials: Mapping[str, int], plain: str = "", ends: Set[str] = frozenset()
+    ) -> None:
         self._schemas = schemas
         self._plain = plain
+        self._ends = ends
         self._rules: list[str] = ["TEXT: /(?s:.*)/"]
         self._others: list[dict[str, Any]] = []
         names = sorted(specials, key=len, reverse=True)
@@ -58,22 +66,22 @@ class TagGrammar:
         """The serialised grammar. Raises InvalidRequest naming the place."""
         found = expect(tag, dict, "structural_tag")
         if "format" in found:
-            body = self._format(found["format"], "format", 0)
+            body = self._format(found["format"], "format", 0, last=True)
         else:
-            body = self._triggered(older(found), "structural_tag", 0)
+            body = self._triggered(older(found), "structural_tag", 0, last=True)
         text = "\n".join([f"start: {body}", *self._rules])
         for lark in (text, *[other.get("lark_grammar", "") for other in self._others]):
             check_lark(lark)
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": text}, *self._others]})
 
-    def _format(self, value: object, path: str, depth: int) -> str:
-        """A Lark expression in brackets."""
+    def _format(self, value: object, path: str, depth: int, *, last: bool) -> str:
+        """A Lark expression in brackets. `last`: the output ends with it."""
         if depth > DEEPEST:
             raise wrong(path, f"formats are nested deeper than {DEEPEST} levels")
         found = expect(value, dict, path)
         match found.get("type"):
             case "const_string":
-                return self._text(expect(found.get("value"), str, f"{path}.value"))
+                return quoted(expect(found.get("value"), str, f"{path}.value"))
             case "json_schema":
                 lenient = found.get("lenient") is True
                 return self._schema(found.get("json_schema"), f"{path}.json_schema", lenient=lenient)
@@ -90,29 +98,36 @@ class TagGrammar:
             case "any_text":
                 return "TEXT"
             case "sequence":
-                return self._sequence(items(found, "elements", path), f"{path}.elements", depth)
+                return self._sequence(items(found, "elements", path), f"{path}.elements", depth, last=last)
             case "or":
                 elements = items(found, "elements", path)
-                parts = [self._format(e, f"{path}.elements[{n}]", depth + 1) for n, e in enumerate(elements)]
+                parts = [
+                    self._format(element, f"{path}.elements[{number}]", depth + 1, last=last)
+                    for number, element in enumerate(elements)
+                ]
                 return f"({' | '.join(parts)})"
             case "optional":
-                return f"({self._format(found.get('content'), f'{path}.content', depth + 1)})?"
+                return f"({self._format(found.get('content'), f'{path}.content', depth + 1, last=last)})?"
             case "tag":
-                return self._tag(found, path, depth)
+                return self._tag(found, path, depth, last=last)
             case "triggered_tags":
-                return self._triggered(found, path, depth)
+                return self._triggered(found, path, depth, last=last)
             case "tags_with_separator":
-                return self._separated(found, path, depth)
+                return self._separated(found, path, depth, last=last)
             case other:
                 raise wrong(f"{path}.type", f"{other!r} is no format that is served")
 
-    def _sequence(self, elements: Sequence[object], path: str, depth: int) -> str:
+    def _sequence(self, elements: Sequence[object], path: str, depth: int, *, last: bool) -> str:
         for number, element in enumerate(elements[:-1]):
             if isinstance(element, dict) and element.get("type") in ("any_text", "triggered_tags"):
                 raise wrong(f"{path}[{number}]", "free text must come last, or within a tag that ends")
-        return f"({' '.join(self._format(e, f'{path}[{n}]', depth + 1) for n, e in enumerate(elements))})"
+        parts = [
+            self._format(element, f"{path}[{number}]", depth + 1, last=last and number == len(elements) - 1)
+            for number, element in enumerate(elements)
+        ]
+        return f"({' '.join(parts)})"
 
-    def _tag(self, tag: JSON, path: str, depth: int, trigger: str = "") -> str:
+    def _tag(self, tag: JSON, path: str, depth: int, trigger: str = "", *, last: bool) -> str:
         """A tag without the trigger that has been written before it."""
         begin = expect(tag.get("begin"), str, f"{path}.begin")
         ends = tag.get("end", "")
@@ -122,8 +137,11 @@ class TagGrammar:
         if "schema" in tag:
             content = {"type": "json_schema", "json_schema": content}
         kind = content.get("type") if isinstance(content, dict) else None
-        pieces = [self._text(begin[len(trigger) :])]
-        if kind == "any_text" and all(texts):
+        pieces = [self._marker(begin[len(trigger) :], f"{path}.begin")]
+        if kind == "any_text" and last and self._ends >= set(texts):
+            assert isinstance(content, dict)
+            pieces.append(self._bounded(content.get("max_tokens"), path))
+        elif kind == "any_text" and all(texts):
             assert isinstance(content, dict)
             pieces.append(self._until(texts, content.get("max_tokens"), path))
         elif kind == "regex" and not is_quoted(content) and all(texts) and not any(map(self._special.search, texts)):
@@ -132,13 +150,16 @@ class TagGrammar:
         else:
             if kind in ("any_text", "triggered_tags") and any(texts):
                 raise wrong(f"{path}.content", "free text needs an end that is not empty")
-            pieces.append(self._format(content, f"{path}.content", depth + 1))
-            pieces.append(f"({' | '.join(map(self._text, texts))})")
+            pieces.append(self._format(content, f"{path}.content", depth + 1, last=False))
+            # The end of the sequence comes by itself behind the last structure.
+            marks = [quoted("") if last and end in self._ends else self._marker(end, f"{path}.end") for end in texts]
+            pieces.append(f"({' | '.join(marks)})")
         return f"({' '.join(pieces)})"
 
-    def _triggered(self, value: JSON, path: str, depth: int) -> str:
+    def _triggered(self, value: JSON, path: str, depth: int, *, last: bool) -> str:
         triggers = [expect(text, str, f"{path}.triggers") for text in items(value, "triggers", path)]
         tags = items(value, "tags", path)
+        once, least = bool(value.get("stop_after_first")), bool(value.get("at_least_one"))
         groups: dict[str, list[str]] = {}
         for number, entry in enumerate(tags):
             place = f"{path}.tags[{number}]"
@@ -147,21 +168,23 @@ class TagGrammar:
             trigger = min((text for text in triggers if text and begin.startswith(text)), key=len, default=None)
             if trigger is None:
                 raise wrong(f"{place}.begin", "it starts with none of the triggers")
-            groups.setdefault(trigger, []).append(self._tag(tag, place, depth, trigger))
-        parts = [f"{self._until([text])} ({' | '.join(rest)})" for text, rest in groups.items()]
+            groups.setdefault(trigger, []).append(self._tag(tag, place, depth, trigger, last=last and once))
+        parts = [f"{self._until([text], path=path)} ({' | '.join(rest)})" for text, rest in groups.items()]
         tag_rule = self._rule(" | ".join(parts))
-        once, least = bool(value.get("stop_after_first")), bool(value.get("at_least_one"))
         if once:
             return tag_rule if least else f"({tag_rule} | TEXT)"
         return f"({tag_rule}{'+' if least else '*'} TEXT)"
 
-    def _separated(self, value: JSON, path: str, depth: int) -> str:
+    def _separated(self, value: JSON, path: str, depth: int, *, last: bool) -> str:
         tags = items(value, "tags", path)
-        parts = [self._tag(expect(tag, dict, f"{path}.tags[{n}]"), f"{path}.tags[{n}]", depth + 1)
-                 for n, tag in enumerate(tags)]  # fmt: skip
+        once = bool(value.get("stop_after_first"))
+        parts = [
+            self._tag(expect(tag, dict, place := f"{path}.tags[{number}]"), place, depth + 1, last=last and once)
+            for number, tag in enumerate(tags)
+        ]
         rule = self._rule(" | ".join(parts))
-        separator = self._text(expect(value.get("separator", ""), str, f"{path}.separator"))
-        many = rule if value.get("stop_after_first") else f"{rule} ({separator} {rule})*"
+        separator = self._marker(expect(value.get("separator", ""), str, f"{path}.separator"), f"{path}.separator")
+        many = rule if once else f"{rule} ({separator} {rule})*"
         return f"({many})" if value.get("at_least_one") else f"({many})?"
 
     def _until(self, texts: Sequence[str], most: object = None, path: str = "structural_tag") -> str:
@@ -170,8 +193,8 @@ class TagGrammar:
         plain = [text for text in texts if not self._special.search(text)]
         if len(controls) + len(plain) < len(texts):
             raise wrong("structural_tag", "what ends free text is a control token or a text, not both")
-        text = "TEXT" if most is None else self._bounded(most, path)
-        parts = [f"{text} ({' | '.join(map(self._text, controls))})"] if controls else []
+        marks = [self._marker(text, path) for text in controls]
+        parts = [f"{self._bounded(most, path)} ({' | '.join(marks)})"] if marks else []
         if plain and most is not None:
             raise wrong(path, "max_tokens needs a control token as the end")
         if plain:
@@ -180,10 +203,12 @@ class TagGrammar:
             parts.append(name)
         return f"({' | '.join(parts)})"
 
-    def _text(self, text: str) -> str:
+    def _marker(self, text: str, path: str) -> str:
         """A literal in which control tokens stand for themselves."""
         parts, place = [], 0
         for match in self._special.finditer(text):
+            if match[0] in self._ends:
+                raise wrong(path, f"{match[0]} ends the output, so nothing can follow it: leave it out")
             if match.start() > place:
                 parts.append(quoted(text[place : match.start()]))
             parts.append(f"<[{self._ids[match[0]]}]>")
@@ -204,6 +229,8 @@ class TagGrammar:
 
     def _bounded(self, most: object, path: str) -> str:
         """Free text of at most so many tokens. A rule counts them: the library's own limit forbids going back."""
+        if most is None:
+            return "TEXT"
         if type(most) is not int or not 0 < most <= MOST_TOKENS:
             raise wrong(path, f"max_tokens must be a whole number from 1 to {MOST_TOKENS}")
         name = f"text_{len(self._rules)}"
@@ -217,6 +244,8 @@ class TagGrammar:
 
     def _grammar(self, text: str) -> str:
         kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)
+        if kind == "lark":
+            check_ends(found, {name: self._ids[name] for name in self._ends})
         return self._other({"lark_grammar": found if kind == "lark" else f"start: /{found}/"})
 
     def _other(self, grammar: dict[str, Any]) -> str:

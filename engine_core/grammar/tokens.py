@@ -49,18 +49,28 @@ def control_tokens(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 class TokenSplit:
-    """What `TokenizerWrapper` asks of a tokenizer: the tokens' bytes, and the tokens that the model would write."""
+    """What `TokenizerWrapper` asks of a tokenizer: the tokens' bytes, and the tokens that the model would write.
 
-    def __init__(self, vocabulary: Vocabulary, width: int, eos: int) -> None:
+    A text is bytes: a split of it spells exactly these bytes and holds no control token, whatever the text reads like
+    and whatever the tokenizer's normalizer makes of it. The library takes the tokens of forced text for those that the
+    grammar allows, so a wrong split would become a wrong mask.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, width: int, ends: Sequence[int]) -> None:
         self._vocabulary = vocabulary
         self._lead = vocabulary.encode(SENTINEL, add_special_tokens=False)
-        self.eos_token_id = eos
+        self.eos_token_id = ends[0]
         self.bos_token_id = None
         # Ids without a token of their own have no bytes, and what has no bytes is never allowed.
         self.tokens = [vocabulary.raw(token_id) if token_id < vocabulary.size else b"" for token_id in range(width)]
-        self.special_token_ids = sorted(token_id for token_id in control_tokens(vocabulary) if token_id < width)
+        found = control_tokens(vocabulary).union(ends)
+        self.special_token_ids = sorted(token_id for token_id in found if token_id < width)
         self.controls = frozenset(self.special_token_ids)
+        names = sorted(filter(None, map(vocabulary.token, self.special_token_ids)), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._remembered = lru_cache(REMEMBERED)(self._split)
+        self._plain: dict[bytes, int] = {}  # tokens of text by their bytes, from the first text that asks on
+        self._longest = max(map(len, self.tokens))
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
@@ -68,11 +78,42 @@ class TokenSplit:
         return list(self._remembered(text)) if len(text) <= SHORT else self._split(text)
 
     def _split(self, text: str) -> list[int]:
+        """Around what spells a control token, which is split by its bytes."""
+        found: list[int] = []
+        place = 0
+        for match in self._spelled.finditer(text):
+            found += self._ordinary(text[place : match.start()])
+            found += self._greedy(match[0].encode())
+            place = match.end()
+        return found + self._ordinary(text[place:]) if place else self._ordinary(text)
+
+    def _ordinary(self, text: str) -> list[int]:
+        if not text:
+            return []
         token_ids = self._vocabulary.encode(text, add_special_tokens=False)
-        if self.spelt(token_ids) == text.encode():
+        if self._spells(token_ids, text):
             return token_ids
-        token_ids = self._vocabulary.encode(SENTINEL + text, add_special_tokens=False)
-        return token_ids[len(self._lead) :]
+        token_ids = self._vocabulary.encode(SENTINEL + text, add_special_tokens=False)[len(self._lead) :]
+        return token_ids if self._spells(token_ids, text) else self._greedy(text.encode())
+
+    def _spells(self, token_ids: Sequence[int], text: str) -> bool:
+        return self.controls.isdisjoint(token_ids) and self.spelt(token_ids) == text.encode()
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest token at each place, as far as there is one."""
+        if not self._plain:
+            ordinary = [*enumerate(self.tokens)]
+            self._plain = {text: each for each, text in reversed(ordinary) if text and each not in self.controls}
+        found: list[int] = []
+        place = 0
+        while place < len(text):
+            ends = range(min(len(text), place + self._longest), place, -1)
+            end = next((end for end in ends if text[place:end] in self._plain), None)
+            if end is None:
+                break  # no text of the model's holds this byte
+            found.append(self._plain[text[place:end]])
+            place = end
+        return found
 
     def spelt(self, token_ids: Sequence[int]) -> bytes:
         """Their bytes, of all together."""
@@ -92,19 +133,20 @@ class GrammarTokens:
         self.width = width
         self.words = -(-width // 32)  # of 32 bits, in one mask
         self.eos = frozenset(ends)
-        self._split = TokenSplit(vocabulary, width, ends[0])
+        self._split = TokenSplit(vocabulary, width, ends)
         self.specials = {vocabulary.token(token_id): token_id for token_id in self._split.special_token_ids}
-        texts = [*enumerate(self._split.tokens)]
+        self.ends = frozenset(vocabulary.token(token_id) for token_id in ends)  # the names of `eos`
+        texts = [(token_id, text) for token_id, text in enumerate(self._split.tokens) if self._plain(token_id)]
         single = {text[0]: token_id for token_id, text in reversed(texts) if len(text) == 1}
         self.single = tuple([single.get(byte, ABSENT) for byte in range(256)])  # the token of each byte alone
-        self.plain = ranges(token_id for token_id in range(width) if self._plain(token_id))
+        self.plain = ranges(token_id for token_id, _ in texts)
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
         assert self.tokenizer.vocab_size == width
 
     def _plain(self, token_id: int) -> bool:
         """Whether a token is part of a text and nothing else."""
         split = self._split
-        return bool(split.tokens[token_id]) and token_id not in self.eos and token_id not in split.controls
+        return bool(split.tokens[token_id]) and token_id not in split.controls
 
     def matcher(self, source: str) -> LLMatcher:
         """An automaton at its beginning; never raises: whoever calls looks at `is_error`. Releases the GIL."""

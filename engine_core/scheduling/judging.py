@@ -21,6 +21,7 @@ from protocol.messages import Finish
 from protocol.steps import REJECTED, StepResult
 
 NOT_FINITE = "the model produced non-finite logits for this request"
+BROKEN_OFF = "the output ended inside its structure"
 
 
 def follow(state: State, result: StepResult) -> None:
@@ -89,6 +90,8 @@ def judge(choice: Choice, before: int, tokens: list[int]) -> Judged | None:
         finish = verdict(request, token, before + count)
         if finish != Finish.NONE:
             named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
+            if guide is not None and finish == Finish.STOP and not (named or guide.may_end()):
+                return Judged(choice, count - 1, Finish.GRAMMAR, error=BROKEN_OFF)
             return Judged(choice, count, finish, token if named else None)
         if guide is None:
             continue

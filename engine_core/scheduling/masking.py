@@ -1,9 +1,9 @@
 """Rows that sample under a mask: the plan names them, and their masks are made once the tokens before them are known.
 
 Every plan with masked rows gets exactly one `MaskWork`, in the order of the plans; the executors sample nothing of the
-masked rows before it has come. It leaves out what needs no mask: rows whose choice has ended since, and rows that are
-free as yet, so it may be empty. While it is being worked on, the guides in it are not to be called: the scheduler next
-does so when that step's result comes.
+masked rows before it has come. It leaves out rows whose choice has ended since, so it may be empty. Rows whose
+structure has not begun are among its rows: their output may not end yet. While it is being worked on, the guides in it
+are not to be called: the scheduler next does so when that step's result comes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ class MaskWork:
 
 
 def guided_rows(state: State, lane: Lane, drafts: Drafts | None) -> tuple[tuple[GuidedRow, ...], int]:
-    """The lane's rows that sample under a mask, and the last planned step that ran any of them.
-
-    A row that is free as yet is one of them: the tokens in flight may bind it.
-    """
+    """The lane's rows that sample under a mask, and the last planned step that ran any of them."""
     slots = state.slots
     rows = slots.guided[lane.slots].nonzero()[0]
     if not len(rows):
@@ -56,6 +53,6 @@ def mask_work(state: State) -> MaskWork | None:
     rows = []
     for guided in flight.guided:
         choice, guide = guided.choice, guided.choice.guide
-        if guide is not None and not choice.ended and (guide.bound or guided.drafts) and id(choice) not in ending:
+        if guide is not None and not choice.ended and id(choice) not in ending:
             rows.append(MaskRow(guide, guided.drafts, guided.entry))
     return MaskWork(flight.step, state.epoch, tuple(rows))

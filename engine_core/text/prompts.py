@@ -102,7 +102,7 @@ class Prompter:
             submit,
             token_ids,
             self._echo(request, token_ids, whole) if request.echo else "",
-            parsing=self._parsing(request, rendered) if rendered is not None else None,
+            parsing=self._parsing(request, rendered, bound) if rendered is not None else None,
             grammar=bound.grammar,
             after=bound.after,
         )
@@ -120,10 +120,10 @@ class Prompter:
         )
         return answer_bound(request.grammar, use, functions, self._dialect, opening)
 
-    def _parsing(self, request: SubmitText, rendered: Rendered) -> Parsing | None:
+    def _parsing(self, request: SubmitText, rendered: Rendered, bound: Bound) -> Parsing | None:
         """How the answer of a chat is parsed."""
         dialect = self._dialect
-        reasoning = dialect.reasoning if request.reasoning.split else None
+        reasoning = dialect.reasoning if request.reasoning.split and bound.reasons else None
         use = request.tool_use
         called = use is not None
         if reasoning is None and not called:
@@ -131,6 +131,7 @@ class Prompter:
         return Parsing(
             reasoning=reasoning,
             inside=rendered.inside,
+            exact=bool(bound.after),
             calls=dialect.calls if called else None,
             names=frozenset(use.names) if use is not None else frozenset(),
             held=frozenset(use.strict if use.parallel else use.names) if use is not None else frozenset(),

@@ -82,6 +82,23 @@ def test_every_form_is_followed(client: openai.OpenAI, extra: dict[str, Any], pa
         assert re.fullmatch(pattern, done.text), done.text
 
 
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>system\n", "<think>x", "</think>", "<tool_call>x", " b"])
+def test_text_that_spells_a_control_token_is_text(client: openai.OpenAI, text: str) -> None:
+    literal = json.dumps(text)
+    forms: list[dict[str, Any]] = [
+        {"guided_choice": [text]}, {"guided_regex": re.escape(text)}, {"guided_grammar": f"start: {literal}"},
+        {"ebnf": f"root ::= {literal}"}, {"guided_json": {"const": text}}, {"guided_json": {"enum": [text]}},
+        {"structural_tag": {"format": {"type": "const_string", "value": text}}},
+    ]  # fmt: skip
+    for form in forms:
+        asked: Any = {"extra_body": form, "prediction": {"type": "content", "content": text}}
+        found = [*said(client, **asked), *said(client, stream=True, **asked)]
+        done = client.completions.create(model=MODEL, prompt="Say:", max_tokens=60, extra_body=form).choices[0]
+        for answer, end in [*found, (done.text, done.finish_reason)]:
+            assert end == "stop"
+            assert (json.loads(answer) if "guided_json" in form else answer) == text
+
+
 def test_any_object(client: openai.OpenAI) -> None:
     found = said(client, response_format={"type": "json_object"}, temperature=0.0, max_tokens=300)
     for text, end in found:

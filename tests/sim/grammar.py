@@ -27,7 +27,7 @@ class FakeGuide:
     def allowed(self) -> frozenset[int]:
         """A third of the states leaves one token, some leave a few, some nearly all."""
         if not self.bound:
-            return frozenset(range(VOCAB))
+            return frozenset(range(VOCAB)) - {EOS}
         if self.ended or not self._left:
             return frozenset((EOS,))
         first, kind = abs(self._state) % VOCAB, abs(self._state) // VOCAB % 6
@@ -35,6 +35,9 @@ class FakeGuide:
         found = {(first + step) % VOCAB for step in range(count)}
         found = found if count == VOCAB and self._state % 2 else found - {EOS}
         return frozenset(found or {EOS + 1})
+
+    def may_end(self) -> bool:
+        return self.bound and EOS in self.allowed()
 
     def advance(self, token_ids: list[int]) -> None:
         assert not self.lent, "a guide is called while its masks are being made"

@@ -80,6 +80,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
 
     reasoning: Markers | None = None
     inside: bool = False  # the output begins within the reasoning
+    exact: bool = False  # a structure begins right behind the reasoning
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()  # functions that may be called
     held: frozenset[str] = frozenset()  # those of them whose calls a grammar holds
@@ -89,7 +90,9 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
 
     def parser(self) -> OutputParser:
         """For one choice."""
-        reasoning = ReasoningParser(self.reasoning, inside=self.inside) if self.reasoning is not None else None
+        reasoning = None
+        if self.reasoning is not None:
+            reasoning = ReasoningParser(self.reasoning, inside=self.inside, exact=self.exact)
         if self.calls is None:
             return OutputParser(reasoning, None)
         inputs = CustomInputs(self.customs) if self.customs else None

@@ -1,4 +1,5 @@
-"""Reasoning between its markers, at the beginning of an output. Blanks beside the markers belong to them."""
+"""Reasoning between its markers, at the beginning of an output. Blanks beside the markers belong to them, except where
+a structure begins right behind the closing one: then they are part of it."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ class Place(enum.Enum):
 class ReasoningParser:
     """`inside`: the output begins within the reasoning. An opening marker that the model still writes is dropped."""
 
-    __slots__ = ("_fresh", "_inside", "_lead", "_mark", "_markers", "_place", "_text")
+    __slots__ = ("_exact", "_fresh", "_inside", "_lead", "_mark", "_markers", "_place", "_text")
 
-    def __init__(self, markers: Markers, *, inside: bool) -> None:
+    def __init__(self, markers: Markers, *, inside: bool, exact: bool = False) -> None:
         self._markers = markers
+        self._exact = exact  # what stands behind the closing marker is content to the letter
         self._inside = inside
         self._fresh = True  # nothing but blanks has been reasoned
         self._place = Place.START
@@ -98,7 +100,7 @@ class ReasoningParser:
         reasoned(given, out)
         if rest is None:
             return ""
-        self._place = Place.CLOSED
+        self._place = Place.OVER if self._exact else Place.CLOSED
         return rest
 
 

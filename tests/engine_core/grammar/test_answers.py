@@ -41,11 +41,30 @@ def test_an_answer_that_nothing_binds() -> None:
 
 
 def test_a_grammar_alone_stays_what_it_is() -> None:
-    assert bound(DIGITS, None, OUTSIDE) == Bound(DIGITS)
-    assert bound(DIGITS, None, Opening(inside=False, closed=True, budget=3)) == Bound(DIGITS)
+    assert bound(DIGITS, None, OUTSIDE) == Bound(DIGITS, reasons=False)
+    assert bound(DIGITS, None, Opening(inside=False, closed=True, budget=3)) == Bound(DIGITS, reasons=False)
     found = bound(DIGITS, None, INSIDE)
     assert found.grammar == DIGITS
     assert unpack("i", found.after) == [4091]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "own"),
+    [
+        ("choice", '["<think>x"]', False), ("json_schema", '{"const": "<think>"}', False), ("regex", "<think>x", False),
+        ("grammar", 'start: "<think>" "x"', False), ("grammar", 'start: <think> "x"', True),
+        ("grammar", 'root ::= "<think>"', False),
+        ("structural_tag", '{"format": {"type": "const_string", "value": "<think>x"}}', False),
+        ("structural_tag", '{"format": {"type": "tag", "begin": "<think>", "content": {"type": "any_text"},'
+                           ' "end": "</think>"}}', True),
+    ],
+)  # fmt: skip
+def test_text_that_reads_like_reasoning_is_none(kind: str, source: str, own: bool) -> None:
+    for opening in (OUTSIDE, Opening(inside=False, closed=True)):
+        assert bound(Grammar(kind=kind, source=source), None, opening).reasons is own
+    assert bound(None, ToolUse(names=("g",)), OUTSIDE).reasons
+    assert bound(DIGITS, None, INSIDE).reasons
+    assert bound(DIGITS, None, Opening(inside=False, thinks=True)).reasons
 
 
 def test_calls_that_must_be() -> None:

@@ -179,11 +179,11 @@ def test_new_executors_are_sent_everything_again() -> None:
     assert len(store.fill(2, 1, rows).fresh) == 4
 
 
-def test_entries_before_a_structure_begins_are_free() -> None:
+def test_entries_before_a_structure_begins_allow_everything_but_an_end() -> None:
     store, executors = MaskStore(tokens(), 64, 1), Executors(64)
     found = guide("regex", "[0-9]", after=(THINK,))
     masks = executors.masks(store.fill(1, 0, [MaskRow(found, [5, THINK, 16], 0)]))
-    assert len(masks[0]) == len(masks[1]) == WORDS * 32
+    assert masks[0] == masks[1] == set(range(WORDS * 32)) - {END, OTHER_END}
     assert masks[2] == allowed(guide("regex", "[0-9]").matcher.compute_bitmask())
     assert masks[3] == {END, OTHER_END}
     assert not found.bound

@@ -19,7 +19,8 @@ CALL, CALL_END = 4092, 4093  # <tool_call>, </tool_call>
 
 
 def source(tag: Any) -> str:
-    return TagGrammar(SchemaForm("bounded", lenient=False), tokens().specials, tokens().plain).source(tag)
+    found = TagGrammar(SchemaForm("bounded", lenient=False), tokens().specials, tokens().plain, tokens().ends)
+    return found.source(tag)
 
 
 def form(**words: Any) -> str:
@@ -125,7 +126,10 @@ def test_control_tokens_are_tokens_and_not_their_spelling() -> None:
     assert takes(found, "<tool_call> in plain letters starts nothing")
     assert not takes(found, CALL, '\n{"name": "g"')
     assert not takes(found, START)
-    assert takes(form(type="const_string", value="a<|im_start|>b"), "a", START, "b")
+    literal = form(type="const_string", value="a<|im_start|>b")
+    assert takes(literal, "a<|im_start|>b")
+    assert not takes(literal, "a", START, "b")
+    assert takes(form(type="tag", begin="a<|im_start|>b", content={"type": "any_text"}, end="."), "a", START, "b.")
     either = form(type="tag", begin="", content={"type": "any_text"}, end=["</x>", "<|im_start|>"])
     assert takes(either, "hm</x>")
     assert takes(either, "hm", START)

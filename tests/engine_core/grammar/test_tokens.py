@@ -47,7 +47,7 @@ def test_bytes_of_tokens_are_those_of_texts() -> None:
 
 
 def test_a_text_is_split_as_the_model_would() -> None:
-    split = TokenSplit(vocabulary(), 4096, END)
+    split = TokenSplit(vocabulary(), 4096, [END])
     assert split('{"name"') == ids('{"name"')
     assert split(b'{"name"') == ids('{"name"')
     assert tokens().split(b'{"name"') == ids('{"name"')
@@ -55,7 +55,7 @@ def test_a_text_is_split_as_the_model_would() -> None:
 
 
 def test_what_was_split_before_is_not_split_again() -> None:
-    split, made = TokenSplit(vocabulary(), 4096, END), []
+    split, made = TokenSplit(vocabulary(), 4096, [END]), []
     split._split = lambda text: made.append(text) or ids(text)  # type: ignore[method-assign, func-returns-value]
     split._remembered = lru_cache(8)(split._split)
     first = split('{"name"')
@@ -85,7 +85,7 @@ def test_a_tokenizer_that_puts_a_space_first_is_split_without_it() -> None:
                 first = False
             return found
 
-    split = TokenSplit(Spaced(), 6, 3)  # type: ignore[arg-type]
+    split = TokenSplit(Spaced(), 6, [3])  # type: ignore[arg-type]
     assert split("aa") == [0, 0]
     assert split.tokens[4:] == [b"", b""]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_core.scheduling.judging import NOT_FINITE, can_end
+from engine_core.scheduling.judging import BROKEN_OFF, NOT_FINITE, can_end
 from protocol.messages import Automaton, Finish
 from protocol.steps import StepResult
 from tests.sim.grammar import FakeGuide
@@ -85,6 +85,16 @@ def test_a_guide_that_failed_ends_its_choice_before_anything_else_is_looked_at()
     server.scheduler.apply(result(1, [EOS]), 0.0)
     seen = server.seen(1)
     assert (seen.finish, seen.tokens, seen.error) == (Finish.GRAMMAR, [], "out of fuel")
+
+
+@pytest.mark.parametrize("after", [b"", (9).to_bytes(4, "little")])
+def test_an_end_inside_a_structure_is_no_stop(after: bytes) -> None:
+    """No mask allows it; should one all the same, the client learns that its grammar was not followed."""
+    inside = next(seed for seed in range(99) if EOS not in FakeGuide(Automaton(source=f"{seed} 9 0")).allowed())
+    server = begun(Automaton(source=f"{inside} 9 0", after=after), max_tokens=9, ignore_eos=False)
+    server.scheduler.apply(result(1, [EOS]), 0.0)
+    seen = server.seen(1)
+    assert (seen.finish, seen.tokens, seen.error) == (Finish.GRAMMAR, [], BROKEN_OFF)
 
 
 def test_a_result_of_another_epoch_moves_no_guide() -> None:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from engine_core.text.columns import pack, unpack
-from engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
+from engine_core.text.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
 from engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from engine_core.text.template import ChatTemplate
 from protocol.errors import ContextExceeded, InvalidRequest
-from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
+from protocol.messages import Detokenize, Grammar, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
 from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
 
 LENGTH = 64
@@ -191,6 +191,21 @@ def test_a_prediction_that_no_output_could_hold_is_refused() -> None:
 def test_the_scheduler_learns_of_stop_strings() -> None:
     assert prepare(stop=("end",)).request.stop_strings
     assert not prepare().request.stop_strings
+
+
+def test_reasoning_is_looked_for_where_the_grammar_leaves_room_for_it() -> None:
+    found = vocabulary("byte_level")
+    for text, parsed in (("", None), ("<think>", (True, True))):
+        template = ChatTemplate({"default": "{{ messages[0].content }}" + text}, found.names)
+        dialect = Dialect(reasoning=THINK, closing=9)
+        made = Prompter(found, template, PromptLimits(1000, LENGTH, (4, 1)), dialect=dialect)
+        submit = SubmitText(id=1, sampling=Sampling(), messages=b'[{"role": "user", "content": "hi"}]',
+                            grammar=Grammar(kind="choice", source='["<think>x"]'))  # fmt: skip
+        parsing = made.prepare(submit, 0.0).parsing
+        assert (parsing and (parsing.inside, parsing.exact)) == parsed
+        free = made.prepare(msgspec.structs.replace(submit, grammar=None), 0.0).parsing
+        assert free is not None
+        assert not free.exact
 
 
 @pytest.mark.parametrize("calls", [CallFormat.QWEN3_CODER, CallFormat.HERMES])

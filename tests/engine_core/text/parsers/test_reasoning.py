@@ -27,6 +27,13 @@ def test_texts(text: str, inside: bool, reasoning: str, content: str) -> None:
         assert (reasoning_of(pieces), content_of(pieces)) == (reasoning, content)
 
 
+def test_blanks_of_a_structure_behind_it() -> None:
+    for cuts in (["why\n</think> \nso"], [*"why\n</think> \nso"]):
+        machine, out = ReasoningParser(THINK, inside=True, exact=True), list[Piece]()
+        assert "".join([machine.push(cut, out) for cut in cuts]) == " \nso"
+        assert reasoning_of(out) == "why"
+
+
 def test_other_markers() -> None:
     machine, out = ReasoningParser(BRACKETS, inside=False), list[Piece]()
     assert machine.push("[THINK]why[/THINK]so", out) == "so"
