@@ -206,7 +206,7 @@ class Host:
         self.scheduler_tokens, self.tokens = ends(TOKENS)
         self.steps, executor_steps = ends(STEPS)
         self.api_text, self.executor_steps = api_text, executor_steps
-        frontend = read_frontend(config, folder, read_vocabulary(folder))
+        frontend, _ = read_frontend(config, folder, read_vocabulary(folder))
         self.relay = Relay(frontend, self.text, [self.tokens], threads)
         guides, masker = Guides(None, threads), Masker(None, threads, 1)
         facts = ModelFacts(model.max_model_len, model.vocab_size)

@@ -197,8 +197,17 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = "prefix"
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
     trust_request_chat_template: Annotated[
-        bool, Option("take a request's own chat_template; it runs in the sandbox as the model's does")
+        bool, Option("take a request's own chat_template; it is rendered in a process of its own, within limits")
     ] = False
+    template_workers: Annotated[
+        int, Option("processes that render requests' own templates, per tokenizer process", 1, 64)
+    ] = 2
+    template_timeout: Annotated[
+        float, Option("CPU seconds that rendering one request's own template may take; beyond it 400", 0.1, 60.0)
+    ] = 2.0
+    template_memory: Annotated[
+        int, Option("bytes that rendering one request's own template may take; beyond it 400", 16 << 20, 1 << 40)
+    ] = 512 << 20
     tool_call_parser: Annotated[
         str,
         Option("how the model writes tool calls; auto: as its chat template tells",

@@ -155,6 +155,9 @@ TOKENIZER: tuple[Metric, ...] = (
     counter("grammar_workers_replaced", "Compile workers that passed a limit or died"),
     gauge("grammar_workers", "Compile workers"),
     histogram("grammar_compile_seconds", "Processor time of compiling a grammar"),
+    counter("template_renderings", "Chats rendered by templates of their own, by what came of it", "outcome"),
+    gauge("template_workers", "Processes that render templates of requests"),
+    gauge("template_cache_bytes", "Sources of requests' templates that are kept compiled"),
 )
 API: tuple[Metric, ...] = (gauge("api_ready", "1 when the process takes requests"),)
 EXECUTOR: tuple[Metric, ...] = (

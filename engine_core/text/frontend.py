@@ -22,6 +22,7 @@ from engine_core.text.dispatch import Dispatch, DispatchStatistics
 from engine_core.text.logprobs import prompt_positions
 from engine_core.text.outbox import Outbox
 from engine_core.text.prompts import Prepared, Prompter
+from engine_core.text.rendering import Rendered
 from engine_core.text.request import Kept, Request, named
 from engine_core.text.vocabulary import Vocabulary
 from protocol.errors import ContextExceeded, Overloaded, RequestError, Unavailable
@@ -123,13 +124,14 @@ class Frontend:
         """Whether the prompt of this request is still to be made; False once it was aborted."""
         return request_id in self._requests
 
-    def make(self, text: SubmitText, now: float) -> Prepared | Rejected:
-        """The prompt of a request, or why there is none. `now` in unix seconds is what a template knows as the time.
+    def make(self, text: SubmitText, now: float, rendered: Rendered | None = None) -> Prepared | Rejected:
+        """The prompt of a request, or why there is none. `now` in unix seconds is what a template knows as the time,
+        `rendered` what a template of the request's own made elsewhere.
 
         Touches no request's state: may run in any thread.
         """
         try:
-            made = self._prompter.prepare(text, now)
+            made = self._prompter.prepare(text, now, rendered)
             return msgspec.structs.replace(made, chain=self._dispatch.chain(made.request))
         except RequestError as error:
             return rejection(text.id, error)

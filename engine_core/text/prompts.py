@@ -61,10 +61,11 @@ class Prompter:
         self._vocabulary = vocabulary
         self._limits = limits
         self._dialect = dialect or Dialect()
-        self._renderer = Renderer(template, vocabulary.names, self._dialect)
+        self._renderer = Renderer(template, self._dialect)
 
-    def prepare(self, request: SubmitText, now: float) -> Prepared:
-        """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
+    def prepare(self, request: SubmitText, now: float, rendered: Rendered | None = None) -> Prepared:
+        """`now` in unix seconds is what a template knows as the time. `rendered`: of a request with a template of its
+        own, which is never rendered here. Raises InvalidRequest."""
         if request.pooling is not None:
             limits = self._limits
             pooled = pooled_submission(
@@ -73,7 +74,9 @@ class Prompter:
             return Prepared(pooled, unpack("i", pooled.token_ids), "")
         if self._limits.headless:
             raise NotBuilt("this model has no output embedding: it makes vectors and no text", param="model")
-        rendered = self._renderer.render(request, now) if request.messages is not None else None
+        assert request.chat_template is None or rendered is not None, "a request's template in this process"
+        if rendered is None and request.messages is not None:
+            rendered = self._renderer.render(request, now)
         token_ids = self._prompt_ids(request, rendered)
         param = "prompt" if request.messages is None else "messages"
         given, whole, token_ids = request.prompt_ids, len(token_ids), self._truncated(request, token_ids)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-import jinja2
 import msgspec
 
 from engine_core.text.chat import read_json, read_messages
 from engine_core.text.parsers.dialect import CallFormat, Dialect
-from engine_core.text.template import DEFAULT, ChatTemplate, Conversation
+from engine_core.text.template import ChatTemplate, Conversation
 from engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
 from protocol.errors import InvalidRequest
 from protocol.messages import SubmitText, Tokenize
 
-REMEMBERED = 16  # templates of requests
 MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what their templates take as a call's id
 
 
@@ -33,19 +30,16 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renderer:
-    """Renders chats of one model. Safe in threads."""
+    """Renders chats of one model by one template. Safe in threads."""
 
-    def __init__(self, template: ChatTemplate, names: dict[str, str], dialect: Dialect) -> None:
+    def __init__(self, template: ChatTemplate, dialect: Dialect) -> None:
         self._template = template
-        self._names = names
         self._dialect = dialect
-        self._compiled = lru_cache(REMEMBERED)(self._compile)
 
     def render(self, request: SubmitText | Tokenize, now: float) -> Rendered:
         """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
         assert request.messages is not None
-        source = request.chat_template if isinstance(request, SubmitText) else None
-        template = self._template if source is None else self._compiled(source)
+        template = self._template
         tools = read_list(request.tools, "tools")
         if isinstance(request, SubmitText) and request.tool_use is not None:
             self._check_tools(template)
@@ -72,13 +66,6 @@ class Renderer:
         closed = text.rstrip().endswith(markers.closing)
         inside = left_open(text, markers, final) or (self._dialect.begins_inside and not closed and final is None)
         return Rendered(text=text, tools=tools, inside=inside, closed=closed, thinks=thinks)
-
-    def _compile(self, source: str) -> ChatTemplate:
-        try:
-            return ChatTemplate({DEFAULT: source}, self._names)
-        except (jinja2.TemplateSyntaxError, RecursionError) as error:
-            message = f"chat_template is no jinja template: {str(error)[:200]}"
-            raise InvalidRequest(message, param="chat_template", code="invalid_value") from None
 
     def _check_tools(self, template: ChatTemplate) -> None:
         """Raise InvalidRequest where calls could not be asked for or not be read."""

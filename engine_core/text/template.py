@@ -28,8 +28,7 @@ RENDER_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
-    MemoryError,
-    RecursionError,
+    RuntimeError,
     TypeError,
     ValueError,
 )
@@ -50,10 +49,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 class ChatTemplate:
     """A model's templates by name; most models have one. Rendering is safe in threads."""
 
-    def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
-        """`names` are the special tokens. Raises jinja2.TemplateSyntaxError, RecursionError for one nested too deep."""
-        sandbox = make_sandbox()
-        self._templates = {name: compile_template(sandbox, source) for name, source in sources.items()}
+    def __init__(self, sources: Mapping[str, str], names: Mapping[str, str], *, trusted: bool = True) -> None:
+        """`names` are the special tokens. `trusted`: the operator's, not a request's.
+
+        Raises jinja2.TemplateSyntaxError, RecursionError for one nested too deep.
+        """
+        sandbox = make_sandbox(trusted=trusted)
+        self._templates = {name: compile_template(sandbox, source, counted=trusted) for name, source in sources.items()}
         self._names = dict(names)
         self.source = "\n".join(sources.values())
         trees = [sandbox.parse(source) for source in sources.values()]

@@ -82,9 +82,8 @@ class Worker:
         self._pipes = pipes
 
     @classmethod
-    async def start(cls, folder: Path, options: TokenizerConfig) -> Worker:
-        """A worker that has read the model's tokens. Raises EngineFailure when it does not come up."""
-        process = begin(folder, options)
+    async def start(cls, process: subprocess.Popen[bytes]) -> Worker:
+        """The worker that `process` becomes once it is ready. Raises EngineFailure when it does not come up."""
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(ProcessLookupError):  # it has ended: reading from it tells
@@ -98,15 +97,19 @@ class Worker:
             await asyncio.wait_for(worker._read(), START_LIMIT)
         except (TimeoutError, asyncio.IncompleteReadError) as error:
             await worker.end()
-            journal.error(log, "compile_worker_failed", exit_code=process.returncode)
-            raise EngineFailure("grammars cannot be compiled at this time") from error
+            journal.error(log, "worker_failed", exit_code=process.returncode)
+            raise EngineFailure("a worker process does not start") from error
         return worker
 
-    async def ask(self, body: bytes, seconds: float) -> Done | Refusal | End:
-        """The outcome of one grammar, or why there is none and no worker any more."""
+    def tell(self, body: bytes) -> None:
+        """Send a frame."""
+        self._pipes[1].writelines((LENGTH.pack(len(body)), body))
+
+    async def ask(self, body: bytes, seconds: float) -> bytes | End:
+        """The answer to one frame, or why there is none and no worker any more."""
         try:
-            self._pipes[1].writelines((LENGTH.pack(len(body)), body))
-            return OUTCOME.decode(await asyncio.wait_for(self._read(), seconds))
+            self.tell(body)
+            return await asyncio.wait_for(self._read(), seconds)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             return await self.end(late=isinstance(error, TimeoutError))
 
@@ -251,7 +254,7 @@ class Compiler:
             found = await worker.ask(body, options.grammar_compile_timeout * PATIENCE)
             if not isinstance(found, End):
                 self._idle.append(worker)
-                return found
+                return OUTCOME.decode(found)
             self._all.discard(worker)
             self._replaced += 1
             journal.warning(log, "compile_worker_ended", reason=found.value)
@@ -264,7 +267,7 @@ class Compiler:
         raise EngineFailure("grammars cannot be compiled at this time")
 
     async def _start(self) -> Worker:
-        worker = await Worker.start(self._folder, self._options)
+        worker = await Worker.start(begin(self._folder, self._options))
         self._all.add(worker)
         return worker
 

@@ -10,6 +10,7 @@ from protocol.figures import Census, ProcessFigures
 from services.census import Sheet, Vitals, add_link
 from services.tokenizer.compiler import Compiler, CompilerStatistics
 from services.tokenizer.relay import Relay, RelayStatistics
+from services.tokenizer.templates import Templates, TemplateStatistics
 from services.watch import Watch
 
 TOTALS: Mapping[str, str] = {
@@ -27,11 +28,18 @@ class Figures:
     """The parts of the process that have any."""
 
     def __init__(
-        self, vitals: Vitals, relay: Relay, compiler: Compiler, text: Watch, tokens: Sequence[Watch]
+        self,
+        vitals: Vitals,
+        relay: Relay,
+        compiler: Compiler,
+        templates: Templates,
+        text: Watch,
+        tokens: Sequence[Watch],
     ) -> None:
         self._vitals = vitals
         self._relay = relay
         self._compiler = compiler
+        self._templates = templates
         self._text = text
         self._tokens = tuple(tokens)
 
@@ -50,6 +58,7 @@ class Figures:
         add_texts(sheet, found)
         add_placement(sheet, found.frontend.dispatch.placement)
         add_grammars(sheet, self._compiler.statistics())
+        add_templates(sheet, self._templates.statistics())
         return sheet.figures(self._vitals.me, wall)
 
 
@@ -85,3 +94,12 @@ def add_grammars(sheet: Sheet, found: CompilerStatistics) -> None:
     sheet.put("grammar_cache_hits", found.hits)
     sheet.put("grammar_workers_replaced", found.replaced)
     sheet.spread("grammar_compile_seconds", found.seconds)
+
+
+def add_templates(sheet: Sheet, found: TemplateStatistics) -> None:
+    """Renderings by requests' own templates."""
+    sheet.put("template_workers", found.workers)
+    sheet.put("template_cache_bytes", found.remembered)
+    sheet.put("template_renderings", found.rendered, "done")
+    sheet.put("template_renderings", found.refused - found.ended, "refused")
+    sheet.put("template_renderings", found.ended, "limit")

@@ -23,7 +23,7 @@ from engine_core.models.spec import read_spec
 from engine_core.placement.placement import Placement
 from engine_core.text.ends import end_tokens
 from engine_core.text.frontend import Frontend
-from engine_core.text.parsers.dialect import read_dialect
+from engine_core.text.parsers.dialect import Dialect, read_dialect
 from engine_core.text.prompts import Prompter, PromptLimits
 from engine_core.text.template import read_template
 from engine_core.text.vocabulary import Vocabulary, read_vocabulary
@@ -42,6 +42,7 @@ from services.tokenizer.compiler import Compiler
 from services.tokenizer.figures import Figures
 from services.tokenizer.relay import Relay
 from services.tokenizer.structure import Structure
+from services.tokenizer.templates import Templates
 from services.tracing.startup import OwnStart
 from services.tracing.texts import TextTraces
 from services.tracing.tracer import tracer_of
@@ -77,8 +78,9 @@ async def serve(config: Config, index: int) -> int:
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
     vocabulary = read_vocabulary(path)
-    frontend = read_frontend(config, path, vocabulary)
+    frontend, dialect = read_frontend(config, path, vocabulary)
     compiler = Compiler(path, config.tokenizer)
+    templates = Templates(vocabulary.names, dialect, config.tokenizer)
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
@@ -91,10 +93,10 @@ async def serve(config: Config, index: int) -> int:
     replicas = range(config.model.data_parallel_size)
     tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
-    relay = Relay(frontend, text, tokens, threads, Structure(compiler),
+    relay = Relay(frontend, text, tokens, threads, Structure(compiler, templates),
                   None if tracer is None else TextTraces(tracer))  # fmt: skip
     lag = Histogram(LAG)
-    figures = Figures(Vitals(me, run_dir, lag, tracer), relay, compiler, text, tokens)
+    figures = Figures(Vitals(me, run_dir, lag, tracer), relay, compiler, templates, text, tokens)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
@@ -114,6 +116,7 @@ async def serve(config: Config, index: int) -> int:
             duty.cancel()
         relay.close()
         compiler.close()
+        templates.close()
         text.close()
         for watch in tokens:
             watch.close()
@@ -126,7 +129,7 @@ async def serve(config: Config, index: int) -> int:
     return ExitCode.ORDERLY
 
 
-def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> Frontend:
+def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[Frontend, Dialect]:
     """What the model folder says about text, beside its vocabulary. Raises ModelError and ConfigError."""
     spec = read_spec(path)
     template = read_template(path, vocabulary.names, config.tokenizer.chat_template)
@@ -138,7 +141,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> Fronten
     )
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
-    return Frontend(vocabulary, Prompter(vocabulary, template, limits, dialect), placement_of(config))
+    return Frontend(vocabulary, Prompter(vocabulary, template, limits, dialect), placement_of(config)), dialect
 
 
 def placement_of(config: Config) -> Placement:

@@ -21,6 +21,7 @@ import msgspec
 
 from engine_core.text.frontend import Frontend, FrontendStatistics
 from engine_core.text.prompts import Prepared
+from engine_core.text.rendering import Rendered
 from protocol.figures import Census
 from protocol.messages import (
     Abort,
@@ -221,16 +222,15 @@ class Relay:
         self._turn = None
         self._encode_short()
 
-    def _make(self, peer: Peer, question: Question) -> Prepared | Message | None:
-        """The answer, or None when nobody waits for it any more. May run in a thread.
-
-        A template knows the time when its request came, so that a prompt made once more is the same.
-        """
-        now = (question.arrival if isinstance(question, SubmitText) else 0.0) or time.time()
+    def _make(
+        self, peer: Peer, question: Question, rendered: Rendered | None = None
+    ) -> Prepared | Message | None:
+        """The answer, or None when nobody waits for it any more. May run in a thread."""
+        now = moment(question)
         if peer not in self._apis or (isinstance(question, SubmitText) and not self._frontend.wants(question.id)):
             return None
         if isinstance(question, SubmitText):
-            return self._frontend.make(question, now)
+            return self._frontend.make(question, now, rendered)
         return self._frontend.answer(question, now)
 
     def _finish(self, peer: Peer, question: Question, made: Prepared | Message | None, since: float) -> None:
@@ -248,7 +248,15 @@ class Relay:
 
     async def _in_thread(self, peer: Peer, question: Question) -> None:
         since = time.monotonic()
-        made = await self._loop.run_in_executor(self._threads, self._make, peer, question)
+        rendered: Rendered | Rejected | None = None
+        if isinstance(question, SubmitText) and question.chat_template is not None:
+            assert self._structure is not None
+            rendered = await self._structure.render(question, moment(question))
+        made = (
+            rendered
+            if isinstance(rendered, Rejected)
+            else await self._loop.run_in_executor(self._threads, self._make, peer, question, rendered)
+        )
         if isinstance(made, Prepared) and isinstance(question, SubmitText) and made.grammar is not None:
             assert self._structure is not None
             asked = time.monotonic()
@@ -264,8 +272,14 @@ class Relay:
             self._loop.call_exception_handler({"message": "a prompt's end failed", "exception": task.exception()})
 
 
+def moment(question: Question) -> float:
+    """What a template knows as the time, in unix seconds: when its request came, so that a prompt made once more is
+    the same."""
+    return (question.arrival if isinstance(question, SubmitText) else 0.0) or time.time()
+
+
 def structured(question: Question) -> bool:
-    """Whether it may have to wait for a grammar to be compiled."""
+    """Whether it may have to wait for a worker: for its grammar to be compiled or its own template to be rendered."""
     if not isinstance(question, SubmitText):
         return False
     return (

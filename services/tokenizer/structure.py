@@ -1,4 +1,4 @@
-"""Structured output on its way through the tokenizer process: a prompt that is made, and the automaton it goes with."""
+"""What of a request workers do for the tokenizer process: its own template rendered, its grammar compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from engine_core.text.frontend import failure
 from engine_core.text.prompts import Prepared
+from engine_core.text.rendering import Rendered
 from engine_core.text.request import named
 from protocol.errors import Overloaded, RequestError
 from protocol.messages import Automaton, Grammar, Rejected, SubmitText
@@ -23,12 +24,30 @@ class GrammarCompiler(Protocol):
     async def compile(self, grammar: Grammar) -> Done: ...
 
 
-class Structure:
-    """Completes prompts with automata. `waiting` requests are at it."""
+class TemplateRenderer(Protocol):
+    """`services.tokenizer.templates.Templates` and test doubles."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    async def render(self, request: SubmitText, now: float) -> Rendered: ...
+
+
+class Structure:
+    """Has chats rendered by templates of their own, and completes prompts with automata. `waiting` requests are at
+    that."""
+
+    def __init__(self, compiler: GrammarCompiler, templates: TemplateRenderer) -> None:
         self._compiler = compiler
+        self._templates = templates
         self.waiting = 0
+
+    async def render(self, text: SubmitText, now: float) -> Rendered | Rejected:
+        """The chat's text by the request's own template, or why there is none."""
+        try:
+            return await self._templates.render(text, now)
+        except RequestError as error:
+            return rejected(text, error)
+        except Exception:  # guard: design 7, one request ends and its neighbours go on
+            log.exception("template_failed", extra=named(text.id, text.trace))
+            return failure(text.id)
 
     async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
         """The prompt with the automaton of the answer's grammar, or why there is none."""
@@ -37,10 +56,7 @@ class Structure:
         try:
             found = await self._compiler.compile(made.grammar)
         except RequestError as error:
-            return Rejected(
-                id=text.id, status=error.status, message=error.message, param=error.param, code=error.code,
-                retry_after=error.retry_after if isinstance(error, Overloaded) else None,
-            )  # fmt: skip
+            return rejected(text, error)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("grammar_failed", extra=named(text.id, text.trace))
             return failure(text.id)
@@ -49,3 +65,10 @@ class Structure:
         automaton = Automaton(source=found.source, after=made.after)
         request = msgspec.structs.replace(made.request, automaton=automaton)
         return msgspec.structs.replace(made, request=request, approximations=found.approximations)
+
+
+def rejected(text: SubmitText, error: RequestError) -> Rejected:
+    return Rejected(
+        id=text.id, status=error.status, message=error.message, param=error.param, code=error.code,
+        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+    )  # fmt: skip

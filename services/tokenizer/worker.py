@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -24,7 +23,8 @@ from engine_core.text.vocabulary import read_vocabulary
 from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
 from services.process import PARENT, follow_parent
-from services.tokenizer.orders import LENGTH, Done, Refusal
+from services.tokenizer.frames import address_space, read_frame, write_frame
+from services.tokenizer.orders import Done, Refusal
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
 
@@ -77,23 +77,6 @@ def outcome(grammar: Grammar, tokens: GrammarTokens | None) -> Done | Refusal:
     except Exception as error:  # guard: design 7, one request's grammar
         return Refusal(f"it cannot be compiled ({type(error).__name__})", "invalid_grammar")
     return Done(found.source, found.approximations, found.seconds, found.slowest)
-
-
-def address_space() -> int:
-    """Bytes of address space of this process. Source: proc(5), statm."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame; None at the end."""
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
-
-
-def write_frame(stream: BinaryIO, body: bytes) -> None:
-    stream.write(LENGTH.pack(len(body)) + body)
-    stream.flush()
 
 
 if __name__ == "__main__":

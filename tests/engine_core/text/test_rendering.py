@@ -27,7 +27,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def render(*messages: Any, template: str = TEMPLATE, dialect: Dialect | None = None, **fields: Any) -> Rendered:
-    renderer = Renderer(ChatTemplate({"default": template}, {}), {}, dialect or Dialect(calls=CallFormat.HERMES))
+    renderer = Renderer(ChatTemplate({"default": template}, {}), dialect or Dialect(calls=CallFormat.HERMES))
     body = json.dumps(messages or [USER]).encode()
     return renderer.render(SubmitText(id=1, messages=body, sampling=Sampling(), **fields), 0.0)
 
@@ -118,16 +118,6 @@ def test_where_the_answer_begins() -> None:
     assert render(*continued, **words).inside
 
 
-def test_a_template_of_the_request() -> None:
-    assert render(chat_template="{{ messages[0].content }}!").text == "hi!"
-    for wrong in ("{% if %}", "{% for x in y recursive %}{% endfor %}"):
-        with pytest.raises(InvalidRequest) as caught:
-            render(chat_template=wrong)
-        assert caught.value.param == "chat_template"
-    with pytest.raises(InvalidRequest):
-        render(chat_template="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-
-
 def test_what_is_no_list_or_object() -> None:
     for fields in ({"tools": b"{}"}, {"template_arguments": b"[]"}):
         with pytest.raises(InvalidRequest):
@@ -135,7 +125,7 @@ def test_what_is_no_list_or_object() -> None:
 
 
 def test_tokenize_renders_the_same() -> None:
-    renderer = Renderer(ChatTemplate({"default": TEMPLATE}, {}), {}, Dialect())
+    renderer = Renderer(ChatTemplate({"default": TEMPLATE}, {}), Dialect())
     question = Tokenize(id=1, messages=json.dumps([USER]).encode(), tools=TOOLS)
     assert renderer.render(question, 0.0).text.endswith("user:hi\nassistant:")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.histogram import Histogram
+from engine_core.text.parsers.dialect import Dialect
 from protocol.config import TokenizerConfig
 from protocol.figures import Census
 from protocol.links import Role
@@ -16,6 +17,7 @@ from services.census import LAG, Vitals
 from services.tokenizer.compiler import Compiler
 from services.tokenizer.figures import Figures
 from services.tokenizer.relay import Relay
+from services.tokenizer.templates import Templates
 from services.wire import Joined, PortStatistics, Self
 from tests.engine_core.text.streams import make_frontend
 from tests.services.figures import every
@@ -47,7 +49,9 @@ async def test_everything_in_the_catalogue_is_told_with_what_schedulers_told(tmp
         told = Census((every(Role.SCHEDULER), every(Role.EXECUTOR)))
         relay.from_scheduler(0, [scheduler.arrival(told)])  # type: ignore[arg-type]
         vitals = Vitals(Self(Role.TOKENIZER, 1, 5, 7), tmp_path, Histogram(LAG))
-        figures = Figures(vitals, relay, Compiler(tmp_path, TokenizerConfig()), watches[0], [watches[1]])
+        options = TokenizerConfig()
+        templates = Templates({}, Dialect(), options)
+        figures = Figures(vitals, relay, Compiler(tmp_path, options), templates, watches[0], [watches[1]])
         figures.tell()
         ((to, census),) = text.sent
         assert to is api

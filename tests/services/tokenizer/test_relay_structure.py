@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine_core.text.rendering import Rendered
 from protocol.errors import InvalidRequest
 from protocol.messages import Abort, Finish, Grammar, Rejected, Sampling, SubmitText, SubmitTokens, TextBatch
 from services.tokenizer.orders import Done
@@ -23,10 +24,16 @@ class Gate:
 
     def __init__(self) -> None:
         self.waiting: dict[str, asyncio.Future[Done]] = {}
+        self.rendering: dict[str, asyncio.Future[Rendered]] = {}
 
     async def compile(self, grammar: Grammar) -> Done:
         self.waiting[grammar.source] = asyncio.get_running_loop().create_future()
         return await self.waiting[grammar.source]
+
+    async def render(self, request: SubmitText, now: float) -> Rendered:
+        assert request.chat_template is not None
+        self.rendering[request.chat_template] = asyncio.get_running_loop().create_future()
+        return await self.rendering[request.chat_template]
 
 
 class Scene:
@@ -36,7 +43,7 @@ class Scene:
         self.gate = Gate()
         self.threads = ThreadPoolExecutor(1)
         self.api, self.scheduler = Neighbour(), Neighbour()
-        structure = Structure(self.gate)
+        structure = Structure(self.gate, self.gate)
         self.relay = Relay(make_frontend(apis=()), Wire(), [Wire()], self.threads, structure)
         self.relay.from_apis([self.api.arrival(Joined())])
         self.relay.from_scheduler(0, [self.scheduler.arrival(Joined())])
@@ -101,3 +108,23 @@ async def test_approximations_come_with_the_first_text_of_each_choice(scene: Sce
     scene.relay.from_scheduler(0, [scene.scheduler.arrival(tokens)])
     texts = await until(scene.api, TextBatch)
     assert [extra.approximations for text in texts for extra in text.extras] == [("minimum at /a",)]
+
+
+async def test_a_request_waits_for_its_own_template_alone(scene: Scene) -> None:
+    """The template is rendered elsewhere; what it printed is the prompt, and a refusal is the request's."""
+    chat = {"messages": b'[{"role": "user", "content": "x"}]', "sampling": Sampling(), "add_special_tokens": False}
+    for number, template in enumerate(("slow", "bad"), 1):
+        text = SubmitText(id=number, chat_template=template, **chat)  # type: ignore[arg-type]
+        scene.relay.from_apis([scene.api.arrival(text)])
+    scene.ask(3, None)
+    await until(scene.scheduler, SubmitTokens, 1)
+    async with asyncio.timeout(30):
+        while len(scene.gate.rendering) < 2:  # noqa: ASYNC110 (tasks of the loop)
+            await asyncio.sleep(0)
+    scene.gate.rendering["bad"].set_exception(InvalidRequest("no", param="chat_template"))
+    (rejected,) = await until(scene.api, Rejected)
+    assert (rejected.id, rejected.status, rejected.param) == (2, 400, "chat_template")
+    scene.gate.rendering["slow"].set_result(Rendered(text="one"))
+    found = await until(scene.scheduler, SubmitTokens, 2)
+    assert [each.id for each in found] == [3, 1]
+    assert found[0].token_ids == found[1].token_ids

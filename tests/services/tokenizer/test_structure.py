@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine_core.text.columns import pack
 from engine_core.text.prompts import Prepared
+from engine_core.text.rendering import Rendered
 from protocol.errors import InvalidRequest, Overloaded
 from protocol.messages import Grammar, Rejected, Sampling, SubmitText, SubmitTokens
 from services.tokenizer.orders import Done
@@ -24,6 +25,18 @@ class Told:
         return self.outcome
 
 
+class Prints:
+    """A renderer that answers at once, or raises what it was given."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def render(self, request: SubmitText, now: float) -> Rendered:
+        if self.error is not None:
+            raise self.error
+        return Rendered(text=f"{request.id} at {now}")
+
+
 def text() -> SubmitText:
     return SubmitText(id=7, sampling=Sampling(), grammar=GRAMMAR, prompt="x")
 
@@ -34,7 +47,7 @@ def made(*token_ids: int, after: bytes = b"") -> Prepared:
 
 
 async def test_the_automaton_travels_with_the_tokens() -> None:
-    structure = Structure(Told(Done("source", ("said",), 0.0, 0.0)))
+    structure = Structure(Told(Done("source", ("said",), 0.0, 0.0)), Prints())
     found = await structure.complete(text(), made(1, 2))
     assert isinstance(found, Prepared)
     assert found.request.automaton is not None
@@ -44,7 +57,8 @@ async def test_the_automaton_travels_with_the_tokens() -> None:
 
 
 async def test_an_answer_that_reasons_is_structured_after_it() -> None:
-    found = await Structure(Told(Done("source", (), 0.0, 0.0))).complete(text(), made(1, after=pack("i", [9])))
+    structure = Structure(Told(Done("source", (), 0.0, 0.0)), Prints())
+    found = await structure.complete(text(), made(1, after=pack("i", [9])))
     assert isinstance(found, Prepared)
     assert found.request.automaton is not None
     assert found.request.automaton.after == pack("i", [9])
@@ -52,12 +66,25 @@ async def test_an_answer_that_reasons_is_structured_after_it() -> None:
 
 async def test_errors_become_answers() -> None:
     wrong = InvalidRequest("regex: bad", param="regex", code="invalid_grammar")
-    found = await Structure(Told(wrong)).complete(text(), made(1))
+    found = await Structure(Told(wrong), Prints()).complete(text(), made(1))
     assert found == Rejected(id=7, status=400, message="regex: bad", param="regex", code="invalid_grammar")
-    busy = await Structure(Told(Overloaded("busy"))).complete(text(), made(1))
+    busy = await Structure(Told(Overloaded("busy")), Prints()).complete(text(), made(1))
     assert isinstance(busy, Rejected)
     assert (busy.status, busy.retry_after) == (429, 1.0)
-    odd = await Structure(Told(KeyError("secret"))).complete(text(), made(1))
+    odd = await Structure(Told(KeyError("secret")), Prints()).complete(text(), made(1))
     assert isinstance(odd, Rejected)
     assert odd.status == 500
     assert "secret" not in odd.message
+
+
+async def test_a_requests_own_template_is_rendered_elsewhere() -> None:
+    told = Told(Done("source", (), 0.0, 0.0))
+    assert await Structure(told, Prints()).render(text(), 2.5) == Rendered(text="7 at 2.5")
+    wrong = InvalidRequest("chat_template: bad", param="chat_template", code="template_too_complex")
+    found = await Structure(told, Prints(wrong)).render(text(), 0.0)
+    assert found == Rejected(
+        id=7, status=400, message="chat_template: bad", param="chat_template", code="template_too_complex"
+    )
+    odd = await Structure(told, Prints(KeyError("secret"))).render(text(), 0.0)
+    assert isinstance(odd, Rejected)
+    assert (odd.status, "secret" in odd.message) == (500, False)

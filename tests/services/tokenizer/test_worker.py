@@ -7,7 +7,7 @@ import io
 import pytest
 
 from protocol.messages import Grammar
-from services.tokenizer import worker
+from services.tokenizer import frames, worker
 from services.tokenizer.orders import OUTCOME, Done, Refusal
 from tests.engine_core.grammar.vocabulary import tokens
 
@@ -15,9 +15,9 @@ from tests.engine_core.grammar.vocabulary import tokens
 def test_frames_come_out_as_they_went_in() -> None:
     stream = io.BytesIO()
     for body in (b"", b"x", b"y" * 100_000):
-        worker.write_frame(stream, body)
+        frames.write_frame(stream, body)
     stream.seek(0)
-    assert [worker.read_frame(stream) for _ in range(4)] == [b"", b"x", b"y" * 100_000, None]
+    assert [frames.read_frame(stream) for _ in range(4)] == [b"", b"x", b"y" * 100_000, None]
 
 
 def test_what_compiles_is_done_and_what_does_not_is_refused() -> None:
@@ -53,4 +53,4 @@ def test_both_outcomes_travel() -> None:
 
 
 def test_the_address_space_is_known() -> None:
-    assert worker.address_space() > 1 << 24
+    assert frames.address_space() > 1 << 24

@@ -1,0 +1,216 @@
+"""A template worker: a process that renders chats by templates of requests, each in a child of its own.
+
+The template and all that it makes live in the child, whose CPU time and memory are limited for good, and end with it.
+The worker compiles the template, within the same limits, and remembers it. Nothing else of a request stays here. Its
+owner (`services.tokenizer.templates`) replaces it when it ends. They talk over its standard streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import jinja2
+import msgspec
+
+from engine_core.text.rendering import Renderer
+from engine_core.text.template import DEFAULT, ChatTemplate
+from protocol.errors import InvalidRequest
+from services.process import PARENT, follow_parent
+from services.tokenizer.frames import address_space, read_frame, write_frame
+from services.tokenizer.orders import TIME_SIGNAL
+from services.tokenizer.template_orders import ORDER, PRINTING, SETTING, Answer, Complaint, Order, Printed, Setting
+
+PARAM = "chat_template"
+TOO_MUCH = "template_too_complex"
+MOST_SOURCE = 1 << 20  # bytes of remembered sources; compiled they take about thirty times as much
+MOST_PRINTED = 256 << 20  # bytes of one answer
+OUT_OF_MEMORY = os.EX_UNAVAILABLE
+# How a process ends whose memory or stack ran out: by the C library, by the kernel, or by an exit of ours.
+MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """PARENT: tell that it is up, read the setting, then answer until the input ends."""
+    (parent,) = arguments
+    follow_parent(signal.SIGKILL, {PARENT: parent})
+    time.tzset()  # children, which open no file, know the zone from here
+    write_frame(sys.stdout.buffer, b"")
+    frame = read_frame(sys.stdin.buffer)
+    if frame is None:
+        return
+    worker = TemplateWorker(SETTING.decode(frame))
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(worker.answer(ORDER.decode(frame))))
+
+
+class TemplateWorker:
+    """Renders, and keeps the compiled templates of requests, the least recently used first."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._known: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._bytes = 0
+
+    def answer(self, order: Order) -> Answer:
+        """What came of one order, unless compiling its template ends this process."""
+        source = order.request.chat_template
+        assert source is not None
+        try:
+            template = self._compiled(source)
+        except InvalidRequest as error:
+            return Answer(complaint(error), self._bytes)
+        outcome, ended = self._apart(template, order)
+        return Answer(outcome, self._bytes, ended)
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        """Raises InvalidRequest."""
+        template = self._known.get(source)
+        if template is not None:
+            self._known.move_to_end(source)
+            return template
+        setting = self._setting
+        limit_memory(setting.memory)
+        signal.setitimer(signal.ITIMER_PROF, setting.seconds)
+        try:
+            template = ChatTemplate({DEFAULT: source}, setting.names, trusted=False)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            message = f"chat_template is no jinja template: {str(error)[:200]}"
+            raise InvalidRequest(message, param=PARAM, code="invalid_value") from None
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)  # what is left here cannot be trusted
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            unlimit_memory()
+        self._known[source] = template
+        self._bytes += len(source.encode(errors="replace"))
+        while self._bytes > MOST_SOURCE:
+            oldest, _ = self._known.popitem(last=False)
+            self._bytes -= len(oldest.encode(errors="replace"))
+        return template
+
+    def _apart(self, template: ChatTemplate, order: Order) -> tuple[Printed | Complaint, bool]:
+        """What a child printed, and whether it did not come to its end."""
+        reader, writer = os.pipe()
+        own = os.getpid()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(reader)
+                confine(self._setting, own)
+                write_all(writer, msgspec.msgpack.encode(self._outcome(template, order)))
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)
+            except BaseException:  # guard: design 7, the child must not go on as the worker
+                os._exit(os.EX_SOFTWARE)
+            os._exit(os.EX_OK)
+        os.close(writer)
+        body = read_all(reader, MOST_PRINTED)
+        if len(body) > MOST_PRINTED:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == os.EX_OK:
+            with contextlib.suppress(msgspec.DecodeError):
+                return PRINTING.decode(body), False
+        return limit_passed(code, self._setting), True
+
+    def _outcome(self, template: ChatTemplate, order: Order) -> Printed | Complaint:
+        try:
+            found = Renderer(template, self._setting.dialect).render(order.request, order.now)
+        except InvalidRequest as error:
+            return complaint(error)
+        except MemoryError:
+            raise
+        except Exception as error:  # guard: design 7, one request's template
+            return Complaint(f"chat_template cannot be rendered ({type(error).__name__})", PARAM, "invalid_value")
+        return Printed(msgspec.structs.replace(found, tools=None))  # its owner has them
+
+
+def complaint(error: InvalidRequest) -> Complaint:
+    return Complaint(error.message, error.param, error.code)
+
+
+def limit_passed(code: int, setting: Setting) -> Complaint:
+    """Why a rendering came to no end, by the exit code of the process that it ended."""
+    if code in (-TIME_SIGNAL, -signal.SIGXCPU):
+        return too_slow(setting.seconds)
+    if code == OUT_OF_MEMORY or -code in MEMORY_SIGNALS:
+        return too_large(setting.memory)
+    return Complaint("chat_template cannot be rendered", PARAM, "invalid_value")
+
+
+def too_slow(seconds: float) -> Complaint:
+    limit = f"{seconds:g} s (--template-timeout)"
+    return Complaint(f"chat_template: rendering it takes more than {limit}", PARAM, TOO_MUCH)
+
+
+def too_large(memory: int) -> Complaint:
+    limit = f"{memory >> 20} MiB (--template-memory)"
+    return Complaint(f"chat_template: rendering it takes more than {limit}", PARAM, TOO_MUCH)
+
+
+def confine(setting: Setting, parent: int) -> None:
+    """Limit this process for good: it ends with its parent, writes no file, opens none and starts no process."""
+    follow_parent(signal.SIGKILL, {PARENT: str(parent)})
+    limit_memory(setting.memory, for_good=True)
+    seconds = math.ceil(setting.seconds)
+    for kind, most in (
+        (resource.RLIMIT_CPU, seconds + 1),  # behind the timer, which a process could set anew
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        lower(kind, most)
+    signal.setitimer(signal.ITIMER_PROF, setting.seconds)
+
+
+def limit_memory(more: int, *, for_good: bool = False) -> None:
+    """Let this process take `more` bytes of address space beside what it has; never more than it may already."""
+    lower(resource.RLIMIT_AS, address_space() + more, for_good=for_good)
+
+
+def lower(kind: int, most: int, *, for_good: bool = True) -> None:
+    """Lower a limit, the hard one too if `for_good`; one that is lower already stays."""
+    _, hard = resource.getrlimit(kind)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (soft, soft if for_good else hard))
+
+
+def unlimit_memory() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def write_all(descriptor: int, body: bytes) -> None:
+    rest = memoryview(body)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def read_all(descriptor: int, most: int) -> bytes:
+    """What comes until the other end closes, `most` bytes and a little at most. Closes the descriptor."""
+    parts: list[bytes] = []
+    length = 0
+    while length <= most and (part := os.read(descriptor, 1 << 20)):
+        parts.append(part)
+        length += len(part)
+    os.close(descriptor)
+    return b"".join(parts)
+
+
+def environment(names: Mapping[str, str]) -> dict[str, str]:
+    """What of a tokenizer's environment a template worker gets: what Python needs to start, none of its secrets."""
+    return {name: value for name, value in names.items() if name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ")}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

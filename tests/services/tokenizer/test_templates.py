@@ -1,0 +1,267 @@
+"""Templates of requests: whatever they are made of, each ends within its limits, and nobody else is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from engine_core.text.rendering import Rendered, Renderer
+from engine_core.text.template import ChatTemplate
+from protocol.config import TokenizerConfig
+from protocol.errors import InvalidRequest
+from protocol.messages import Sampling, SubmitText, ToolUse
+from services.tokenizer import template_worker
+from services.tokenizer.template_orders import Complaint, Order, Setting
+from services.tokenizer.template_worker import TemplateWorker, environment
+from services.tokenizer.templates import Templates
+
+NAMES = {"bos_token": "<s>"}
+DIALECT = Dialect(calls=CallFormat.HERMES, reasoning=THINK, reasoning_marks=frozenset({7}))
+MESSAGES = [{"role": "user", "content": "hello world " * 8}]
+LIMITS: dict[str, Any] = {"template_workers": 1, "template_timeout": 0.3, "template_memory": 48 << 20}
+DOUBLING = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x @ ns.x %}{% endfor %}"
+RECURSION = "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}"
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+BOMBS = [
+    "{{ [1] | batch(10**9, 0) | list }}",
+    "{{ 'a' | batch(10**9, 'x') | map('length') | list }}",
+    "{{ [1] | slice(10**9) | list }}",
+    "{{ [[[1]]] | tojson(indent=10**9) }}",
+    "{{ ('a ' * 10**6) | wordwrap(1, wrapstring='b' * 10**6) }}",
+    "{{ ('a' * 10**6).translate({97: 'b' * 10**6}) }}",
+    "{{ (['b' * 10**6] * 10**4) | sum(start=[]) }}",
+    "{{ ([[0] * 10**4] * 10**5) | sum(start=[]) }}",
+    RECURSION + "{{ m(0) }}",
+    "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
+    "{% macro a(n) %}{% if n %}{{ a(n - 1) ~ a(n - 1) }}{% else %}" + "x" * 99 + "{% endif %}{% endmacro %}{{ a(60) }}",
+    "{% for a in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
+    DOUBLING.replace("@", "+"),
+    DOUBLING.replace("@", "~"),
+    DOUBLING.replace("'ab'", "[1]").replace("@", "+"),
+    DOUBLING.replace("'ab'", "9").replace("@", "*"),
+    "{% set a = 'x' * 9999 %}" + "".join(f"{{% set a = a ~ a %}}{{# {i} #}}" for i in range(60)) + "{{ a }}",
+    LOOPS,
+    "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "{{ 'a' * 10**10 }}",
+    "{{ [0] * 10**10 }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ 10 ** (10 ** 8) }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '%*d' % (999999999, 1) }}",
+    "{{ '%999999999d' | format(1) }}",
+    "{{ '{:9999999999d}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 999999999) }}",
+    "{{ 'a'.ljust(10**10) }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ 'a'.zfill(10**10) }}",
+    "{{ 'a\na' | indent(10**10) }}",
+    "{{ ('a' * 10**5) | replace('a', 'b' * 10**5) }}",
+    "{{ ('b' * 10**5).join('a' * 10**5) }}",
+    "{{ (['b' * 10**5] * 10**5) | join }}",
+    "{{ ('\t' * 10**5).expandtabs(10**5) }}",
+    "{{ (1.0).__format__ }}{{ 'x'.encode('utf-8') * 10**10 }}",
+    "{{ strftime_now('%999999999d') ~ strftime_now('%999999999d') }}",
+    "{{ ('a' * 10**6).split('') }}{{ ('a' * 10**8) | list | length }}",
+    "{{ ('(' * 10**6) | urlencode | urlencode | urlencode | urlencode | urlencode | urlencode | urlencode }}",
+    "{{ dict(range(0)).fromkeys(range(99999)) }}{{ ('a' * 10**7) | unique | list }}{{ (range(99999) | list * 10**4) }}",
+    "{{ penstock_meter.turn() }}",
+    "{{ [1] | metered }}",
+    "{{ lipsum(n=10**6) }}",
+]
+
+
+@asynccontextmanager
+async def rendering(**options: Any) -> AsyncIterator[Templates]:
+    templates = Templates(NAMES, DIALECT, TokenizerConfig(**{**LIMITS, **options}))
+    try:
+        yield templates
+    finally:
+        workers = list(templates._remembered)
+        templates.close()
+        for worker in workers:
+            await worker.end()
+
+
+def chat(template: str, messages: Any = None, **fields: Any) -> SubmitText:
+    body = json.dumps(messages or MESSAGES).encode()
+    return SubmitText(id=1, messages=body, chat_template=template, sampling=Sampling(), **fields)
+
+
+async def test_it_renders_what_the_models_own_template_would() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{{ tools | tojson }}"
+        "{{ strftime_now('%d %b %H') }}{% if enable_thinking %}<think>{% endif %}"
+    )
+    tools = b'[{"type": "function", "function": {"name": "f"}}]'
+    use = ToolUse(names=("f",))
+    asked = chat(source, tools=tools, tool_use=use, template_arguments=b'{"enable_thinking": true}')
+    async with rendering() as templates:
+        found = await templates.render(asked, 86_400.0 * 365)
+        own = Renderer(ChatTemplate({"default": source}, NAMES), DIALECT).render(asked, 86_400.0 * 365)
+        assert found == own
+        assert (found.inside, found.thinks) == (True, True)
+        for wrong in ("{% if %}", "{{ raise_exception('no') }}", "{{ 1 + 'a' }}", "{{ messages | nothing }}"):
+            with pytest.raises(InvalidRequest):
+                await templates.render(chat(wrong), 0.0)
+        statistics = templates.statistics()
+        assert (statistics.rendered, statistics.refused, statistics.ended) == (1, 4, 0)
+        assert (statistics.workers, statistics.waiting) == (1, 0)
+
+
+async def test_no_bomb_takes_more_than_its_limits() -> None:
+    """One worker outlives them all, or is replaced; an honest neighbour is served in between."""
+    async with rendering() as templates:
+        for bomb in BOMBS:
+            (found,) = await asyncio.gather(templates.render(chat(bomb), 0.0), return_exceptions=True)
+            if isinstance(found, Rendered):  # harmless after all: a name that is gone prints nothing
+                assert len(found.text) < 1 << 20, bomb
+            else:
+                assert isinstance(found, InvalidRequest), bomb
+                assert found.param in ("chat_template", "messages"), bomb
+        assert (await templates.render(chat("{{ messages[0].role }}"), 0.0)).text == "user"
+        assert templates.statistics().ended > len(BOMBS) // 2
+
+
+@pytest.mark.parametrize(
+    ("bomb", "option"),
+    [
+        (LOOPS, "--template-timeout"),
+        ("{{ 10 ** (10 ** 8) }}", "--template-timeout"),  # a single operation in C
+        ("{{ 'a' * 10**10 }}", "--template-memory"),
+        (DOUBLING.replace("@", "~"), "--template-memory"),
+        ("{{ 'a'.ljust(10**10) }}", "--template-memory"),
+    ],
+)
+async def test_a_limit_is_named(bomb: str, option: str) -> None:
+    async with rendering() as templates:
+        with pytest.raises(InvalidRequest, match=option) as caught:
+            await templates.render(chat(bomb), 0.0)
+        assert (caught.value.param, caught.value.code) == ("chat_template", "template_too_complex")
+        assert templates.statistics().ended == 1
+
+
+async def test_compiling_a_template_is_limited_too() -> None:
+    """Constants are computed while a template is compiled, which the worker itself does: it is replaced."""
+    slow = "{{ " + " ~ ".join(["(('a ' | center(9999999)) | wordwrap(1) | length)"] * 40) + " }}"
+    async with rendering(template_memory=512 << 20) as templates:
+        with pytest.raises(InvalidRequest, match="--template-timeout"):
+            await templates.render(chat(slow), 0.0)
+        assert (await templates.render(chat("ok"), 0.0)).text == "ok"
+
+
+async def test_nobody_waits_for_anothers_bomb() -> None:
+    async with rendering(template_workers=2, template_timeout=30.0) as templates:
+        await asyncio.gather(templates.render(chat("a"), 0.0), templates.render(chat("b"), 0.0))  # both are up
+        slow = asyncio.create_task(templates.render(chat(LOOPS), 0.0))
+        for number in range(20):
+            await templates.render(chat(f"{number}"), 0.0)
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.wait([slow])
+        assert templates.statistics().workers == 1
+
+
+async def test_a_worker_that_is_killed_costs_time_only() -> None:
+    async with rendering() as templates:
+        await templates.render(chat("a"), 0.0)
+        (worker,) = templates._remembered
+        os.kill(worker._process.pid, signal.SIGKILL)
+        assert (await templates.render(chat("b"), 0.0)).text == "b"
+
+
+async def test_memory_of_worker_and_owner_stays_flat() -> None:
+    """Nothing of a rendering stays in the worker, and the templates that it remembers are bounded in bytes."""
+    async with rendering(template_memory=256 << 20) as templates:
+        sizes = []
+        for number in range(60):
+            big = "{{ (messages[0].role * 5000000) | length }}{# " + str(number) + "y" * 60_000 + " #}"
+            assert (await templates.render(chat(big), 0.0)).text == "20000000"
+            (worker,) = templates._remembered
+            sizes.append((resident(worker._process.pid), resident(os.getpid())))
+        assert 0 < templates.statistics().remembered <= template_worker.MOST_SOURCE
+        assert max(worker for worker, _ in sizes) < 96 << 20
+        for before, after in zip(sizes[29], sizes[59], strict=True):
+            assert after - before < 8 << 20
+
+
+def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_worker, "MOST_SOURCE", 300)
+    worker = TemplateWorker(Setting(NAMES, DIALECT, 5.0, 1 << 30))
+    sources = [letter * 100 for letter in "abcd"]
+    for source in (*sources[:3], sources[0], sources[3]):
+        worker.answer(Order(chat(source), 0.0))
+    assert list(worker._known) == [sources[2], sources[0], sources[3]]
+
+
+def test_a_worker_gets_no_secrets() -> None:
+    given = {"PATH": "p", "PENSTOCK_API_KEY": "k", "HF_TOKEN": "t", "TZ": "UTC"}
+    assert environment(given) == {"PATH": "p", "TZ": "UTC"}
+
+
+ATOMS = ("messages", "messages[0].content", "'ab'", "[1, 2]", "9", "range(99)", "ns.x", "{'a': 'b'}", "loop", "self")
+FILTERS = (
+    "batch(9999999)", "slice(9999999)", "center(99999999)", "indent(9999999)", "tojson(indent=99999)", "list", "join",
+    "wordwrap(1)", "sum(start=[])", "string", "reverse", "sort", "length", "upper", "map('string')", "unique", "first",
+    "replace('a', 'bbbbbbbbbbbbbbbb')", "urlencode", "title", "truncate(9)", "groupby('x')", "items", "e", "striptags",
+)  # fmt: skip
+WRAPS = (
+    "{{% for i in {0} %}}{1}{{% endfor %}}",
+    "{{% for i in range(9999) %}}{1}{{% set ns.x = ns.x ~ {0} %}}{{% endfor %}}",
+    "{{% macro m(n) %}}{1}{{{{ m({0}) if n }}}}{{% endmacro %}}{{{{ m(1) }}}}",
+    "{{% set ns.x = ({0}) ~ ns.x ~ ns.x %}}{1}",
+    "{{% if {0} %}}{1}{{{{ {0} }}}}{{% endif %}}",
+    "{{% filter upper %}}{1}{{{{ {0} }}}}{{% endfilter %}}",
+)
+
+
+def nest(chosen: random.Random, depth: int) -> str:
+    """A random template of loops, macros, doublings and filters, `depth` deep."""
+    expression = chosen.choice(ATOMS)
+    for _ in range(chosen.randrange(5)):
+        expression = f"({expression} | {chosen.choice(FILTERS)})"
+        if chosen.random() < 0.3:
+            expression = f"({expression} * {chosen.choice((9, 9999, 99999999))})"
+    inner = nest(chosen, depth - 1) if depth else "{{ ns.x }}"
+    return chosen.choice(WRAPS).format(expression, inner)
+
+
+async def test_random_nestings_end_within_their_limits() -> None:
+    chosen = random.Random(19)
+    async with rendering(template_timeout=0.2) as templates:
+        for _ in range(60):
+            source = "{% set ns = namespace(x='ab') %}" + nest(chosen, chosen.randrange(6))
+            try:
+                found: Any = await templates.render(chat(source), 0.0)
+            except InvalidRequest as error:
+                found = error
+            assert isinstance(found, Rendered | InvalidRequest), source
+        assert (await templates.render(chat("ok"), 0.0)).text == "ok"
+
+
+def test_how_a_child_ended_is_told() -> None:
+    setting = Setting({}, DIALECT, 2.0, 64 << 20)
+    for code, text in (
+        (-signal.SIGPROF, "2 s (--template-timeout)"),
+        (-signal.SIGXCPU, "2 s (--template-timeout)"),
+        (-signal.SIGSEGV, "64 MiB (--template-memory)"),
+        (os.EX_UNAVAILABLE, "64 MiB (--template-memory)"),
+        (os.EX_SOFTWARE, "cannot be rendered"),
+    ):
+        found = template_worker.limit_passed(code, setting)
+        assert isinstance(found, Complaint)
+        assert text in found.message
+
+
+def resident(pid: int) -> int:
+    """Bytes. Source: proc(5), statm."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
