@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -58,19 +59,20 @@ def roomy_model(folder: Path) -> Path:
     return place
 
 
-def node_package(package: str) -> Path:
-    """The folder in the user's cache that has this npm package, installed there once. Skips the test where it cannot
-    be had."""
+def node_package(*packages: str) -> Path:
+    """The folder in the user's cache that has these npm packages, installed there once. Skips the test where they
+    cannot be had."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         pytest.skip("node and npm are not installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    place = cache / "penstock" / "node" / package.strip("@").replace("/", "-").replace("@", "-")
+    package = " ".join(packages)
+    place = cache / "penstock" / "node" / re.sub(r"[^\w.]+", "-", package).strip("-")
     made = place / "made"  # an installation that was cut short leaves a folder as well
     if not made.exists():
         place.mkdir(parents=True, exist_ok=True)
         (place / "package.json").write_text('{"private": true, "type": "module"}')
-        command = [npm, "install", "--no-audit", "--no-fund", package]
+        command = [npm, "install", "--no-audit", "--no-fund", *packages]
         try:
             done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=INSTALL_LIMIT)
         except subprocess.TimeoutExpired:
