@@ -29,12 +29,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message. `thought` is what the assistant thinks before it says `content`."""
+    """One chat message. `thought` is what the assistant thinks before it says `content`.
+
+    The model learns to say what the assistant says, but for a foreign message, which another assistant said, and the
+    first `given` characters, which a grammar writes for it.
+    """
 
     role: str
     content: str
     calls: tuple[Call, ...] = ()
     thought: str = ""
+    foreign: bool = False
+    given: int = 0
 
     def as_openai(self) -> dict[str, Any]:
         """The message in the shape of the chat completions API."""
@@ -92,7 +98,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the text; `trained` pieces are what the model has to say. Pieces meet at special tokens only."""
+    """A piece of the text; `trained` pieces are what the model has to say. Pieces meet where tokens do."""
 
     text: str
     trained: bool
@@ -146,9 +152,12 @@ def parts(conversation: Conversation) -> Iterator[Part]:
             pending += "<|im_start|>assistant\n"
             if last and conversation.thinking is Thinking.OFF:
                 pending += EMPTY_THOUGHT
-            yield Part(pending, trained=False)
-            trained = last or conversation.thinking is not Thinking.ON
-            yield Part(said(message, thinks=last and conversation.thinks) + "<|im_end|>", trained)
+            thinks = last and conversation.thinks
+            given = 0 if thinks else message.given
+            text = said(message, thinks=thinks)
+            yield Part(pending + text[:given], trained=False)
+            trained = (last or conversation.thinking is not Thinking.ON) and not message.foreign
+            yield Part(text[given:] + "<|im_end|>", trained)
             pending = "\n"
         elif message.role == "tool":
             following = messages[index + 1].role
@@ -163,7 +172,9 @@ def parts(conversation: Conversation) -> Iterator[Part]:
 def prompt(conversation: Conversation) -> str:
     """The text up to the last answer: what a server feeds the model."""
     pieces = list(parts(conversation))
-    return "".join(piece.text for piece in pieces[:-1])
+    text = "".join(piece.text for piece in pieces[:-1])
+    given = 0 if conversation.thinks else conversation.messages[-1].given
+    return text[: len(text) - given]
 
 
 def exchange(task: str, key: str, question: str, answer: str, thought: str = "") -> Exercise:

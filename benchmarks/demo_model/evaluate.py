@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.demo_model.conversation import Conversation, Thinking, prompt
 from benchmarks.demo_model.lexicon import WORDS
-from benchmarks.demo_model.suites import STORY, SUITES, conversations
+from benchmarks.demo_model.suites import BARE, STORY, SUITES, conversations
 from benchmarks.demo_model.tasks import stories
 
 DRAFTED = 4
-_STORY = "story"
+_STORY, _BARE, _OWN_WORDS = "story", "bare schema", "own words"
+_OWN = {_STORY: STORY, _BARE: BARE}  # suites that are not judged by the one right answer
 _LIMIT = 320  # tokens of the longest answer
 
 
@@ -82,6 +83,26 @@ class Reader:
                 found[index] = self.tokenizer.decode(_until_end(ids, self.tokenizer))
         return found
 
+    @torch.no_grad()
+    def fills(self, prompt: str, answer: str) -> bool:
+        """Whether the model's first choice is right in every value of a JSON answer, if its keys are written for it."""
+        head = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        body = self.tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
+        ids = torch.tensor([head + body["input_ids"]], device=self.model.device)
+        choices = self.model(ids).logits[0, len(head) - 1 : -1].argmax(dim=-1).tolist()
+        inside = values_of(answer)
+        return all(
+            choice == token
+            for choice, token, (start, end) in zip(choices, body["input_ids"], body["offset_mapping"], strict=True)
+            if inside[start:end].strip("\0")
+        )
+
+
+def values_of(answer: str) -> str:
+    """A JSON answer with zeros in place of all but its values: a grammar writes the rest."""
+    keys = re.sub(r'"[^"]*":|[{}]', lambda found: "\0" * len(found.group()), answer)
+    return re.sub(r'[\s,"\[\]]', "\0", keys)
+
 
 def _until_end(ids: list[int], tokenizer: Any) -> list[int]:
     for index, token in enumerate(ids):
@@ -118,9 +139,17 @@ def reads_as_english(story: str, conversation: Conversation) -> bool:
     )
 
 
+def says_the_value(answer: str, conversation: Conversation) -> bool:
+    """Whether what was told before stands in the answer, whatever its words."""
+    value = conversation.answer.removesuffix(".").rsplit(" is ", 1)[-1].split(" called ")[-1].split(" as ")[-1]
+    return value.split(" in ")[-1].removeprefix("allergic to ") in answer
+
+
 def _judge(suite: str) -> Callable[[str, Conversation], bool]:
     if suite == _STORY:
         return reads_as_english
+    if suite == _OWN_WORDS:
+        return says_the_value
     return lambda answer, conversation: answer == conversation.answer
 
 
@@ -129,15 +158,24 @@ def score(reader: Reader, count: int, batch: int, seed: int, chosen: list[str]) 
     found = []
     for suite in chosen:
         rng = Random(f"evaluation/{seed}/{suite}")
-        asked = [STORY(rng) for _ in range(count)] if suite == _STORY else conversations(suite, rng, count)
-        answers = reader.answers([rendered(reader, conversation) for conversation in asked], batch)
-        judge = _judge(suite)
-        wrong = [(c, a) for c, a in zip(asked, answers, strict=True) if not judge(a, c)]
+        if suite in _OWN:
+            asked = [_OWN[suite](rng) for _ in range(count)]
+        else:
+            asked = conversations(suite, rng, count)
+        prompts = [rendered(reader, conversation) for conversation in asked]
+        if suite == _BARE:
+            filled = [
+                reader.fills(text, conversation.answer) for text, conversation in zip(prompts, asked, strict=True)
+            ]
+            wrong = [(c, "another value") for c, right in zip(asked, filled, strict=True) if not right]
+        else:
+            judge = _judge(suite)
+            wrong = [(c, a) for c, a in zip(asked, reader.answers(prompts, batch), strict=True) if not judge(a, c)]
         mistake = ""
         if wrong:
             conversation, answer = wrong[0]
             mistake = f"{conversation.messages[-2].content!r}: {answer!r}, not {conversation.answer!r}"
-        wanted = 0.95 if suite == _STORY else SUITES[suite][0]
+        wanted = 0.95 if suite in _OWN else SUITES[suite][0]
         found.append(Score(suite, count - len(wrong), count, wanted, mistake))
         print(f"{suite:14} {found[-1].share:7.1%}  of {count}, wanted {wanted:.0%}  {mistake[:200]}", flush=True)
     return found
@@ -208,7 +246,7 @@ def main() -> None:
         print(f"{found.share:.1%} of the drafted tokens are accepted at {DRAFTED} a round")
         print(f"{found.strict:.1%} with those past the end; {found.tokens_per_round:.2f} tokens a round")
     else:
-        chosen = arguments.suite or [*SUITES, _STORY]
+        chosen = arguments.suite or [*SUITES, *_OWN]
         scores = score(reader, arguments.count, arguments.batch, arguments.seed, chosen)
         result = {s.suite: {"share": s.share, "asked": s.asked, "wanted": s.wanted} for s in scores}
         print("\n" + table(scores))

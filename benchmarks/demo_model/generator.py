@@ -22,7 +22,7 @@ from benchmarks.demo_model.lexicon import (
     article,
     pseudo_word,
 )
-from benchmarks.demo_model.tasks import arithmetic, chat, extraction, lists, recall, stories, tools
+from benchmarks.demo_model.tasks import arithmetic, bare, chat, extraction, lists, recall, stories, told, tools
 
 _HELD_OUT_SHARE = 32
 _PATIENCE = 400  # draws before a kit of tools is given up
@@ -41,7 +41,8 @@ PLAIN: tuple[tuple[Task, int], ...] = (
     (arithmetic.addition, 17), (arithmetic.subtraction, 22), (arithmetic.word_problem, 6), (arithmetic.small_arithmetic,
      7),
     (lists.sort, 16), (lists.reverse, 6), (lists.copy, 6), (lists.count, 10), (lists.pick, 4), (extraction.extract, 13),
-    (stories.story, 3), (chat.small_talk, 4), (chat.about, 4), (chat.refusal, 5), (chat.fact, 6), (chat.spelling, 2),
+    (stories.story, 3), (chat.small_talk, 5), (chat.about, 6), (chat.refusal, 5), (chat.fact, 6), (chat.spelling, 2),
+    (bare.ordered, 6),
 )  # fmt: skip
 _TASKS = [task for task, _ in PLAIN]
 _WEIGHTS = [weight for _, weight in PLAIN]
@@ -160,7 +161,7 @@ def plain_chat(rng: Random, split: Split) -> Conversation:
 def _beside_tools(rng: Random, kit: tuple[tools.Tool, ...], split: Split) -> Exercise:
     """A plain exercise that no tool of the kit could be meant for."""
     unsure = ["refusal"]
-    if any("a" in tool.slots for tool in kit):
+    if any("a" in tool.slots or tool.skill.family >= 0 for tool in kit):
         unsure += ["addition", "subtraction", "small", "word_problem"]
     while (exercise := plain(rng, split)).task in unsure:
         pass
@@ -181,8 +182,9 @@ def _with_tools(rng: Random, kit: tuple[tools.Tool, ...], split: Split) -> Exerc
 
 def tool_chat(rng: Random, split: Split) -> Conversation:
     """One to five exercises with tools at hand, most of which need one."""
+    own = rng.random() < 0.72
     while True:
-        kit = tools.draw_tools(rng)
+        kit = tools.draw_families(rng) if own else tools.draw_tools(rng)
         drawn = [_with_tools(rng, kit, split) for _ in range(rng.choice((1, 1, 2, 3, 5)))]
         exercises = [exercise for exercise in drawn if exercise is not None]
         if exercises:
@@ -200,8 +202,9 @@ def estimated_tokens(exercises: list[Exercise]) -> float:
 
 def recall_chat(rng: Random, split: Split, distance: int) -> Conversation:
     """Facts, about `distance` tokens of other talk, then questions about the facts."""
+    own = rng.random() < 0.62
     while True:
-        notes, asked = recall.recall(rng)
+        notes, asked = told.recall(rng) if own else recall.recall(rng)
         keys = [exercise.key for exercise in asked if exercise.key]
         if all(held_out(key) is (split is Split.HELD_OUT) for key in keys):
             break
@@ -225,20 +228,44 @@ def shop_chat(rng: Random, split: Split) -> Conversation:
     return Conversation(tuple(exercises), system)
 
 
+def brief_chat(rng: Random, split: Split) -> Conversation:
+    """A system prompt that tells of people, and questions about them."""
+    while True:
+        system, asked = told.briefed(rng)
+        if all(held_out(exercise.key) is (split is Split.HELD_OUT) for exercise in asked):
+            return Conversation(tuple(asked), system)
+
+
+def json_chat(rng: Random, split: Split) -> Conversation:
+    """A sentence and its JSON, by a grammar that the prompt does not tell of, or by the system prompt's order."""
+    if rng.random() < 0.25:
+        while True:
+            system, exercise = bare.under_system(rng)
+            if held_out(exercise.key) is (split is Split.HELD_OUT):
+                return Conversation((exercise,), system)
+    lead = [plain(rng, split) for _ in range(rng.choice((0, 0, 0, 0, 1)))]
+    return Conversation((*lead, draw(rng, bare.bare, split)), system_prompt(rng))
+
+
 def sample(rng: Random, split: Split) -> Sample:
     """One document of the mixture."""
     kind = rng.random()
-    if kind < 0.60:
+    if kind < 0.44:
         return Sample(plain_chat(rng, split))
-    if kind < 0.80:
+    if kind < 0.72:
         return Sample(tool_chat(rng, split))
-    if kind < 0.92:
+    if kind < 0.87:
         distance = rng.choices(_DISTANCES, _DISTANCE_WEIGHTS)[0]
         return Sample(recall_chat(rng, split, round(distance * rng.uniform(0.7, 1.05))))
-    if kind < 0.95:
-        return Sample(Conversation((draw(rng, recall.combined, split),), system_prompt(rng), thinking=_thinking(rng)))
-    if kind < 0.98:
+    if kind < 0.90:
+        task = told.combined if rng.random() < 0.6 else recall.combined
+        return Sample(Conversation((draw(rng, task, split),), system_prompt(rng), thinking=_thinking(rng)))
+    if kind < 0.92:
         return Sample(shop_chat(rng, split))
+    if kind < 0.93:
+        return Sample(brief_chat(rng, split))
+    if kind < 0.985:
+        return Sample(json_chat(rng, split))
     return Sample(None, stories.tale(rng))
 
 

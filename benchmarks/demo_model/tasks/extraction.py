@@ -70,7 +70,7 @@ def _email(rng: Random) -> str:
 _PERSON = (("name", "person", "full_name"), _full_name)
 _CITY = (("city", "town", "location", "place"), place)
 
-_RECORDS: tuple[_Record, ...] = (
+RECORDS: tuple[_Record, ...] = (
     (
         {"name": _PERSON, "age": (("age", "years"), _between(1, 100)), "city": _CITY,
          "job": (("job", "profession", "occupation"), _one_of(JOBS))},
@@ -203,7 +203,7 @@ _SHORT_ORDERS = (
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-def _sentence(template: str, values: dict[str, Any]) -> str:
+def sentence(template: str, values: dict[str, Any]) -> str:
     """The template with its fields filled; `{field:yes|no}` writes a boolean, `{field:plural}` a noun's plural."""
     pieces = template.split("{")
     text = pieces[0]
@@ -240,9 +240,9 @@ def extract(rng: Random) -> Exercise:
     if rng.random() < 0.3:
         fields, values, text = _free_record(rng)
     else:
-        fields, sentences = rng.choice(_RECORDS)
+        fields, sentences = rng.choice(RECORDS)
         values = {field: draw(rng) for field, (_, draw) in fields.items()}
-        text = _sentence(rng.choice(sentences), values)
+        text = sentence(rng.choice(sentences), values)
     wanted = rng.sample(list(fields), rng.randrange(1 if rng.random() < 0.2 else 2, len(fields) + 1))
     names: dict[str, str] = {}
     for field in wanted:

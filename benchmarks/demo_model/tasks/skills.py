@@ -29,11 +29,17 @@ class Parameter:
     names: tuple[str, ...]
     description: str
     draw: Value
+    members: tuple[str, ...] = ()  # of an enum
+    fractions: bool = False  # whether a value may be no integer
 
 
 @dataclass(frozen=True)
 class Skill:
-    """What a family of tools does: parameters by slot, questions, results and the answers that follow from them."""
+    """What a family of tools does: parameters by slot, questions, results and the answers that follow from them.
+
+    A question that leaves an optional slot out gives a call without it, or with its default where it has one: then the
+    signature requires it.
+    """
 
     names: tuple[str, ...]
     description: str
@@ -41,6 +47,10 @@ class Skill:
     questions: tuple[str, ...]
     results: dict[str, Value]
     answer: str
+    optional: frozenset[str] = frozenset()
+    defaults: tuple[tuple[str, Any], ...] = ()
+    plural: str = ""  # the slot of a place, for which the tool can be called once for each of several
+    family: int = -1  # where the skill stands in its list; none for skills that no list holds
 
 
 def _between(low: int, high: int) -> Value:

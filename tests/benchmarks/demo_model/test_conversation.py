@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from benchmarks.demo_model.conversation import Conversation, Thinking, parts, prompt
+from benchmarks.demo_model.conversation import Conversation, Exercise, Message, Thinking, parts, prompt
 from benchmarks.demo_model.generator import Split, sample
 
 TEMPLATE = Path(__file__).parents[3] / "benchmarks/demo_model/chat_template.jinja"
@@ -93,3 +93,12 @@ def test_older_thoughts_are_dropped(render: Any) -> None:
 def test_unknown_roles_are_refused(render: Any) -> None:
     with pytest.raises(ValueError, match="Unknown role: oracle"):
         render(messages=[{"role": "oracle", "content": "x"}])
+
+
+def test_what_others_said_and_what_a_grammar_writes_is_not_trained() -> None:
+    other = Exercise("note", "", (Message("user", "Hi"), Message("assistant", "Yo.", foreign=True)))
+    asked = Exercise("bare", "", (Message("user", "Tom is 5."), Message("assistant", '{"name": "Tom"}', given=2)))
+    conversation = Conversation((other, asked))
+    trained = [part.text for part in parts(conversation) if part.trained]
+    assert trained == ['name": "Tom"}<|im_end|>']
+    assert prompt(conversation).endswith("<|im_start|>user\nTom is 5.<|im_end|>\n<|im_start|>assistant\n")

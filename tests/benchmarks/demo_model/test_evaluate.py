@@ -90,3 +90,16 @@ def test_sums_of_the_suites_are_scored_exactly(demo: Reader) -> None:
     assert chosen[0].asked == 3
     assert chosen[0].share == chosen[0].right / 3
     assert draw(Random(1), arithmetic.addition, Split.HELD_OUT).task == "addition"
+
+
+def test_values_of_json_are_told_from_its_keys() -> None:
+    found = evaluate.values_of('{"name": "Tom Lee", "tags": ["a"], "age":5}')
+    assert [part for part in found.split("\0") if part] == ["Tom", "Lee", "a", "5"]
+    assert len(found) == len('{"name": "Tom Lee", "tags": ["a"], "age":5}')
+
+
+def test_what_was_told_counts_in_any_words() -> None:
+    for answer in ("Your dog is called Rex.", "You live in Rex.", "You work as Rex.", "Your train leaves at Rex."):
+        asked = Conversation((exchange("recall", "", "?", answer),))
+        assert evaluate.says_the_value(answer, asked)
+        assert not evaluate.says_the_value("You have not told me that.", asked)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.demo_model import generator, suites
 from benchmarks.demo_model.generator import PLAIN, Split, draw, held_out, sample, text_of
-from benchmarks.demo_model.tasks import arithmetic, extraction, lists, recall, tools
+from benchmarks.demo_model.tasks import arithmetic, bare, extraction, families, lists, recall, told, tools
 
 
 def _texts(seed: int, split: Split, count: int = 60) -> list[str]:
@@ -130,3 +130,57 @@ def test_recall_asks_for_what_was_said() -> None:
                 assert value in said
             else:
                 assert exercise.messages[1].content == recall.UNKNOWN
+
+
+def test_calls_to_families_fit_their_signatures() -> None:
+    rng = Random(14)
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list}
+    for _ in range(400):
+        kit = tools.draw_families(rng)
+        signatures = {tool.name: tool.signature["function"]["parameters"] for tool in kit}
+        assert len(signatures) == len(kit)
+        for message in tools.tool_use(rng, kit).messages:
+            for call in message.calls:
+                parameters = signatures[call.name]
+                assert set(parameters.get("required", [])) <= set(call.arguments) <= set(parameters["properties"])
+                for name, value in call.arguments.items():
+                    schema = parameters["properties"][name]
+                    assert isinstance(value, kinds[schema["type"]]), (schema, value)
+                    assert value in schema.get("enum", [value])
+
+
+def test_scored_tools_and_wordings_stand_in_no_training_list() -> None:
+    listed, scored = (families.families(file) for file in (families.TRAINING, families.HELD_OUT))
+    assert len(listed) >= 100
+    for part in ("names", "descriptions", "questions"):
+        known = {text for family in listed for text in getattr(family, part)}
+        assert not [text for family in scored for text in getattr(family, part) if text in known]
+    facts = [one for file in (told.FACTS, told.PEOPLE) for one in told.wordings(file)]
+    known = {text for one in facts for text in (*one.said, *one.asked)}
+    assert not [text for one in told.wordings(told.HELD_OUT) for text in (*one.said, *one.asked) if text in known]
+
+
+def test_facts_in_own_words_hold_the_value_that_is_asked_for() -> None:
+    rng = Random(15)
+    for _ in range(600):
+        one = told.fact(rng)
+        assert one.value.lower() in one.said.lower()
+        assert one.value.lower() in one.answer.lower()
+        assert one.value.lower() not in one.question.lower().rstrip("?.").split()
+    asked = {exercise.task for _ in range(200) for exercise in told.recall(rng)[1]}
+    assert asked == {"recall", "unknown"}
+
+
+def test_json_without_a_schema_begins_with_what_is_given() -> None:
+    rng = Random(16)
+    tasks = set()
+    for _ in range(200):
+        exercise = bare.bare(rng)
+        question, answer = exercise.messages
+        tasks.add(exercise.task)
+        if exercise.task == "note":
+            assert answer.content == f"Noted: {question.content}"
+        else:
+            assert answer.content[: answer.given] == bare.GIVEN
+            assert json.loads(answer.content)
+    assert tasks == {"note", "bare"}
