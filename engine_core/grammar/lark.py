@@ -310,6 +310,8 @@ def node_of(node: patterns.Node) -> Node:
             raise patterns.PatternError("an anchor within a pattern has no form inside a call written as JSON")
         case patterns.Ahead():
             raise patterns.PatternError("a lookahead has no form inside a call written as JSON")
+        case patterns.Opaque(_, reason):
+            raise patterns.PatternError(reason)
 
 
 def ranges_of(node: patterns.Chars) -> patterns.Ranges:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from engine_core.grammar.schema.algebra import Algebra, CircularTerm
-from engine_core.grammar.schema.bounds import check_size
+from engine_core.grammar.schema.bounds import MAX_TOGETHER, check_size
 from engine_core.grammar.schema.cells import Place
 from engine_core.grammar.schema.document import Document
 from engine_core.grammar.schema.reading import Reader
@@ -36,12 +36,23 @@ def rewrite(schema: object, *, lenient: bool = False) -> Rewritten:
         return Rewritten({})
     if schema is False or not isinstance(schema, dict):
         raise UnsupportedSchema("schema", "", "no value can match it" if schema is False else "it must be an object")
-    document = Document(schema)
-    reader = Reader(document)
-    algebra = Algebra(reader, reader.path)
+    try:
+        return _rewritten(schema, lenient, loose=False)
+    except UnsupportedSchema:
+        if not lenient:
+            raise
+    return _rewritten(schema, lenient, loose=True)
+
+
+def _rewritten(schema: dict[str, object], lenient: bool, *, loose: bool) -> Rewritten:
+    document = Document(schema, loose=loose)
+    reader = Reader(document, lenient=lenient)
+    algebra = Algebra(reader, reader.path, loose=loose)
     writer = Writer(document, algebra, lenient)
     try:
         written = writer.document_schema(Place(document.root))
     except CircularTerm as circle:
         raise UnsupportedSchema("$ref", str(circle), "it refers to itself and to nothing else") from None
-    return Rewritten(written, tuple(writer.approximations))
+    if algebra.widened:
+        document.notes[f"schema at /: alternatives beyond {MAX_TOGETHER} are taken together"] = None
+    return Rewritten(written, (*document.notes, *writer.approximations))

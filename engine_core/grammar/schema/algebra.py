@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from engine_core.grammar.schema import numbers, records, series, texts
-from engine_core.grammar.schema.bounds import MAX_INPLACE, Allowance
+from engine_core.grammar.schema.bounds import MAX_INPLACE, MAX_TOGETHER, Allowance
 from engine_core.grammar.schema.cells import (
     ANY,
     FULL,
@@ -86,10 +86,12 @@ def weight(cell: Cell) -> int:
 class Algebra:
     """Finds cells and emptiness of terms, each once. `read` gives the cells of a schema of the document."""
 
-    def __init__(self, read: Read, path: Callable[[Term], str]) -> None:
+    def __init__(self, read: Read, path: Callable[[Term], str], *, loose: bool = False) -> None:
         self.read = read
         self.path = path
-        self.allowance = Allowance()
+        self.loose = loose
+        self.widened = False  # a loose product gave its first factor
+        self.allowance = Allowance(hard=not loose)
         self.found: dict[Term, Cells] = {}
         self.active: set[Term] = set()  # terms being found
         self.barren: dict[Term, bool] = {}  # terms known to be empty, or not
@@ -132,7 +134,10 @@ class Algebra:
                 return self.rest(self.cells(part))
 
     def product(self, one: Cells, two: Cells) -> Cells:
-        """What is in both unions, without cells that are seen to be empty."""
+        """What is in both unions, without cells that are seen to be empty.
+
+        Loosely, all of the first where the product grows too large: then no negation is asked for, whom that misled.
+        """
         if one == FULL or two == FULL:
             return two if one == FULL else one
         out: dict[Cell, None] = {}
@@ -141,7 +146,9 @@ class Algebra:
             for a in one:
                 for b in two:
                     if type(a) is type(b):
-                        self.allowance.spend(weight(a) + weight(b))
+                        if not self.allowance.spend(weight(a) + weight(b)) or (self.loose and len(out) > MAX_TOGETHER):
+                            self.widened = True
+                            return one
                         cell = meet(a, b)
                         if cell is not None and (cell in (a, b) or not self.hollow(cell)):
                             out[cell] = None

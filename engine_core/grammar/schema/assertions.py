@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING
 
-from engine_core.grammar.schema import numbers, patterns, records, series, texts
+from engine_core.grammar.schema import languages, numbers, patterns, records, series, texts
 from engine_core.grammar.schema.algebra import meet
 from engine_core.grammar.schema.cells import (
     ANY,
@@ -18,7 +19,6 @@ from engine_core.grammar.schema.cells import (
     Layer,
     Null,
     Number,
-    Obstacle,
     Place,
     Record,
     Series,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 LARGEST_COUNT = 2**31
+DECIMAL = re.compile(r"-?[0-9]{1,300}(\.[0-9]{1,300})?", re.ASCII)
 NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 TEXTS = frozenset(("minLength", "maxLength", "pattern", "format"))
 ARRAYS = frozenset((
@@ -61,7 +62,7 @@ def read(reader: Reader, place: Place, node: Keywords) -> tuple[Cell, ...]:
         number = _number(node, path, whole=True if "number" not in types else None)
         out.extend(() if numbers.empty(number) else (number,))
     if "string" in types:
-        text = _text(node, path)
+        text = _text(reader, node, path)
         out.extend(() if texts.empty(text) else (text,))
     if "array" in types:
         array = _series(reader, place, node, path)
@@ -72,6 +73,8 @@ def read(reader: Reader, place: Place, node: Keywords) -> tuple[Cell, ...]:
     cells = FULL if len(out) == len(FULL) and tuple(out) == FULL else tuple(out)
     for values in _listed(node, path):
         cells = _among(cells, values)
+    if node.get("nullable") is True and "enum" in node and str(node.get("type")).isupper() and Null() not in cells:
+        cells = (*cells, Null())  # Gemini's enums hold strings alone
     return cells
 
 
@@ -80,10 +83,13 @@ def _types(node: Keywords, path: str) -> frozenset[str]:
         return frozenset(TYPES)
     value = node["type"]
     listed = value if isinstance(value, list) else [value]
+    names = []
     for name in listed:
-        if not isinstance(name, str) or name not in (*TYPES, "integer"):
+        known = name.lower() if isinstance(name, str) and name.isupper() else name  # Gemini's "OBJECT"
+        if known not in (*TYPES, "integer"):
             raise UnsupportedSchema("type", path, f"{str(name)[:100]!r} is no JSON type")
-    return frozenset([*listed, "null"] if node.get("nullable") is True else listed)
+        names.append(known)
+    return frozenset([*names, "null"] if node.get("nullable") is True else names)
 
 
 def _listed(node: Keywords, path: str) -> list[list[object]]:
@@ -138,6 +144,8 @@ def _bound(node: Keywords, keyword: str, path: str) -> int | float | None:
     value = node.get(keyword)
     if value is None and keyword not in node:
         return None
+    if isinstance(value, str) and DECIMAL.fullmatch(value):  # Gemini's "minItems": "1"
+        value = float(value) if "." in value else int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedSchema(keyword, path, "it must be a number")
     if isinstance(value, float) and not math.isfinite(value):
@@ -189,23 +197,41 @@ def _number(node: Keywords, path: str, whole: bool | None) -> Number:
     return cell
 
 
-def read_pattern(value: object, keyword: str, path: str) -> patterns.Node:
-    """The tree of a pattern. Raises UnsupportedSchema."""
+def read_pattern(reader: Reader, value: object, keyword: str, path: str) -> patterns.Node:
+    """The tree of a pattern. Raises UnsupportedSchema, if lenient only for what is no text."""
     if not isinstance(value, str):
         raise UnsupportedSchema(keyword, path, "a pattern is a string")
     try:
         return patterns.read(value)
     except patterns.PatternError as error:
-        raise UnsupportedSchema(keyword, path, f"{error}") from None
+        if not reader.lenient:
+            raise UnsupportedSchema(keyword, path, f"{error}") from None
+        return patterns.Opaque(value, str(error))
 
 
-def _text(node: Keywords, path: str) -> Text:
+def key_pattern(reader: Reader, text: str, path: str) -> patterns.Node:
+    """The tree of a pattern of keys, lookaheads at its start worked in. Raises UnsupportedSchema."""
+    wanted, unwanted = patterns.split(read_pattern(reader, text, "patternProperties", path))
+    if len(wanted) == 1 and not unwanted:
+        return wanted[0]
+    try:
+        found = languages.language(wanted[0])
+        for node in wanted[1:]:
+            found = languages.common(found, languages.language(node))
+        for node in unwanted:
+            found = languages.common(found, languages.inverted(languages.language(node)))
+        return languages.pattern(found)
+    except patterns.PatternError as error:
+        return patterns.Opaque(text, f"the lookahead in it: {error}")
+
+
+def _text(reader: Reader, node: Keywords, path: str) -> Text:
     if TEXTS.isdisjoint(node):
         return Text()
     wanted: tuple[patterns.Node, ...] = ()
     unwanted: tuple[patterns.Node, ...] = ()
     if "pattern" in node:
-        wanted, unwanted = patterns.split(read_pattern(node["pattern"], "pattern", path))
+        wanted, unwanted = patterns.split(read_pattern(reader, node["pattern"], "pattern", path))
     name = node.get("format")
     return Text(
         _count(node, "minLength", path) or 0,
@@ -231,7 +257,7 @@ def _series(reader: Reader, place: Place, node: Keywords, path: str) -> Series:
         rest = reader.child(place, node[after], after)
         evaluated = None
     counts: tuple[Count, ...] = ()
-    if "contains" in node:
+    if "contains" in node and not reader.drops(place, "contains", "left out"):
         least = _count(node, "minContains", path)
         most = _count(node, "maxContains", path)
         least = 1 if least is None else least
@@ -253,19 +279,17 @@ def _record(reader: Reader, place: Place, node: Keywords, path: str) -> Record:
     matched: tuple[tuple[patterns.Node, Term], ...] = ()
     if "properties" in node:
         table = reader.table(place, node, "properties")
-        properties = tuple((name, reader.child(place, schema, "properties", name)) for name, schema in table.items())
-    obstacles: list[Obstacle] = []
+        first = node.get("propertyOrdering")
+        ordered = [name for name in first if name in table] if isinstance(first, list) else []
+        properties = tuple(
+            (n, reader.child(place, table[n], "properties", n)) for n in dict.fromkeys((*ordered, *table))
+        )
     if "patternProperties" in node:
         table = reader.table(place, node, "patternProperties")
-        found = []
-        for text, schema in table.items():
-            keyed = read_pattern(text, "patternProperties", path)
-            wanted, unwanted = patterns.split(keyed)
-            if unwanted or len(wanted) > 1:
-                obstacles.append(Obstacle("patternProperties", path, "lookahead is not supported in keys"))
-            else:
-                found.append((wanted[0], reader.child(place, schema, "patternProperties", text)))
-        matched = tuple(found)
+        matched = tuple(
+            (key_pattern(reader, text, path), reader.child(place, schema, "patternProperties", text))
+            for text, schema in table.items()
+        )
     rest = reader.child(place, node.get("additionalProperties", True), "additionalProperties")
     layers: tuple[Layer, ...] = ()
     if properties or matched or "additionalProperties" in node:
@@ -275,4 +299,4 @@ def _record(reader: Reader, place: Place, node: Keywords, path: str) -> Record:
         keys = (reader.child(place, node["propertyNames"], "propertyNames"),)
     required = names(node["required"], "required", path) if "required" in node else ()
     fewest = _count(node, "minProperties", path) or 0
-    return Record(layers, required, fewest, _count(node, "maxProperties", path), keys, tuple(obstacles))
+    return Record(layers, required, fewest, _count(node, "maxProperties", path), keys)

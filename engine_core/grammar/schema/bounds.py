@@ -7,6 +7,7 @@ from protocol.errors import UnsupportedSchema
 MAX_DEPTH = 256  # JSON levels of a schema
 MAX_NODES = 200_000  # JSON values of a schema
 MAX_STEPS = 20_000  # cells made while a schema is rewritten
+MAX_TOGETHER = 64  # alternatives of one product in a loose reading
 MAX_INPLACE = 48  # $ref, allOf, anyOf, oneOf, not, if inside one another, all for the same value
 MAX_PRESENCE = 256  # alternatives for which optional keys of one object are present
 MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains
@@ -18,14 +19,16 @@ MAX_BRANCHES = 6  # alternatives of an anyOf whose annotations matter to unevalu
 class Allowance:
     """What is left of MAX_STEPS for one schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hard: bool = True) -> None:
+        self.hard = hard
         self.left = MAX_STEPS
 
-    def spend(self, steps: int = 1) -> None:
-        """Raise UnsupportedSchema once the schema has grown past its bound."""
+    def spend(self, steps: int = 1) -> bool:
+        """Whether the schema is within its bound. If that is hard, raise UnsupportedSchema where it is not."""
         self.left -= steps
-        if self.left < 0:
+        if self.left < 0 and self.hard:
             raise UnsupportedSchema("schema", "", f"it expands to more than {MAX_STEPS} alternatives")
+        return self.left >= 0
 
 
 def children(node: object) -> list[object]:

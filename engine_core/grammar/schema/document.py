@@ -40,9 +40,15 @@ def subschemas(node: dict[str, object]) -> Iterator[tuple[str, object]]:
 
 
 class Document:
-    """Subschemas get their numbers when something first asks for them; equal numbers are the same schema."""
+    """Subschemas get their numbers when something first asks for them; equal numbers are the same schema.
 
-    def __init__(self, root: dict[str, object]) -> None:
+    `loose`: whoever reads it leaves out what needs a negation, so that whatever is made of a schema may accept more
+    than the schema does. `notes` says what was left out.
+    """
+
+    def __init__(self, root: dict[str, object], *, loose: bool = False) -> None:
+        self.loose = loose
+        self.notes: dict[str, None] = {}
         draft = root.get("$schema")
         self.old = isinstance(draft, str) and any(name in draft for name in OLD_DRAFTS)
         self.nodes: list[dict[str, object]] = []
@@ -69,7 +75,10 @@ class Document:
         return Place(self._number(schema, path, base))
 
     def target(self, place: Place, keyword: str) -> Term:
-        """What a place's $ref, $dynamicRef or $recursiveRef points at. Raises UnsupportedSchema: remote or missing."""
+        """What a place's $ref, $dynamicRef or $recursiveRef points at; loosely, anything where that is remote.
+
+        Raises UnsupportedSchema: remote or missing.
+        """
         path = self.paths[place.number]
         reference = self.nodes[place.number][keyword]
         if not isinstance(reference, str):
@@ -81,7 +90,11 @@ class Document:
         fragment = unescaped(fragment)
         start = self.resources.get(uri)
         if start is None:
-            raise UnsupportedSchema(keyword, path, f"{reference[:200]!r} is not in this schema; nothing is fetched")
+            remote = UnsupportedSchema(keyword, path, f"{reference[:200]!r} is not in this schema; nothing is fetched")
+            if not self.loose:
+                raise remote
+            self.notes[remote.message] = None
+            return ANY
         if fragment and not fragment.startswith("/"):
             found = self.anchors.get((uri, fragment), [])
             if len(found) != 1:

@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from engine_core.grammar.schema.patterns import (
     ANY_CHAR,
+    LOOKAHEAD,
     Ahead,
     Chars,
     Choice,
     Edge,
     Node,
+    Opaque,
     PatternError,
     Ranges,
     Repeat,
@@ -75,7 +77,9 @@ class _Thread:
             case Repeat(part, least, most):
                 self.repeat(part, least, most, a, b)
             case Ahead():
-                raise PatternError("lookahead is supported right after the start only")
+                raise PatternError(LOOKAHEAD)
+            case Opaque(_, reason):
+                raise PatternError(reason)
 
     def repeat(self, part: Node, least: int, most: int | None, a: int, b: int) -> None:
         for _ in range(least):

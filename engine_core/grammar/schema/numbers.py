@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from engine_core.grammar.schema.cells import Number
 
-LARGEST = 2**1024 - 2**970  # finite double
+LARGEST = 17976931348623157 * 10**292  # finite double, as people write it
 NATIVE = 2**63  # first integer that an int64 cannot hold
 MAX_COEFFICIENT = 20_000  # digits of a multipleOf, as an integer: llguidance makes a state of each remainder
 

@@ -15,6 +15,7 @@ LAST = 0x10FFFF
 MAX_PATTERN = 20_000  # characters
 MAX_GROUPS = 60  # groups inside one another
 MAX_REPEAT = 100_000
+LOOKAHEAD = "lookahead is supported right after the start only"
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
@@ -63,7 +64,15 @@ class Ahead:
     negative: bool
 
 
-Node: TypeAlias = Chars | Edge | Sequence | Choice | Repeat | Ahead
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opaque:
+    """A pattern that was not understood, and why: nothing can be said of what it matches."""
+
+    pattern: str
+    reason: str
+
+
+Node: TypeAlias = Chars | Edge | Sequence | Choice | Repeat | Ahead | Opaque
 
 
 def united(*groups: Ranges) -> Ranges:
@@ -427,7 +436,9 @@ def written(node: Node) -> str:
                     return f"{inner}?"
             return f"{inner}{{{least},{'' if most is None else most}}}"
         case Ahead():
-            raise PatternError("lookahead is supported right after the start only")
+            raise PatternError(LOOKAHEAD)
+        case Opaque(_, reason):
+            raise PatternError(reason)
 
 
 def _plain(node: Node) -> bool:

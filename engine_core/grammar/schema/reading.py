@@ -3,7 +3,8 @@
 People mix drafts, so a keyword of any of the three means what its draft says whatever `$schema` announces. Two things
 depend on the announced draft: up to draft 7 a `$ref` hides its siblings. `nullable` means what OpenAPI 3.0.3 says: null
 is allowed too where `type` stands in the same schema. Boolean `exclusiveMinimum` and `exclusiveMaximum` are draft 4's.
-A `format` that llguidance does not hold is an annotation, as is every unknown keyword."""
+Gemini's dialect is understood too: types in capitals, counts as strings, `nullable` beside an `enum` of strings,
+`propertyOrdering`. A `format` that is not held is an annotation, as is every unknown keyword."""
 
 from __future__ import annotations
 
@@ -36,14 +37,16 @@ from engine_core.grammar.schema.document import Document, pointer
 from engine_core.grammar.schema.patterns import PatternError
 from protocol.errors import UnsupportedSchema
 
+WHOLE = Union(FULL)
 NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Record))
 
 
 class Reader:
-    """Reads the schemas of one document."""
+    """Reads the schemas of one document. If `lenient`, a pattern that is not understood waits to be written."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, lenient: bool = False) -> None:
         self.document = document
+        self.lenient = lenient
 
     def __call__(self, algebra: Algebra, place: Place) -> Cells:
         """The cells of a schema. Raises UnsupportedSchema for a malformed one, naming keyword and path."""
@@ -56,7 +59,7 @@ class Reader:
         after: list[Term] = []
         for keyword in node:
             seen_base |= keyword in ("properties", "required", "patternProperties")
-            term = self.applied(algebra, place, node, keyword)
+            term = self.applied(algebra, place, node, keyword, facts)
             if term is not None and term != ANY:
                 (after if seen_base else before).append(term)
         if "properties" not in node and "required" not in node:
@@ -66,13 +69,21 @@ class Reader:
             cells = algebra.product(cells, algebra.cells(term))
         for term in reversed(before):
             cells = algebra.product(algebra.cells(term), cells)
-        if "unevaluatedProperties" in node or "unevaluatedItems" in node:
-            cells = self.unevaluated(algebra, place, node, cells)
+        for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            if keyword in node and not self.drops(place, keyword, "left out"):
+                cells = self.unevaluated(algebra, place, node, cells)
+                break
         return cells
 
     def path(self, term: Term) -> str:
         """Where a term stands in the document, or '' for one made on the way."""
         return self.document.paths[term.number] if isinstance(term, Place) else ""
+
+    def drops(self, place: Place, keyword: str, how: str) -> bool:
+        """Whether a keyword gives way to something wider here, which is noted."""
+        if self.document.loose:
+            self.document.notes[f"{keyword} at {self.path(place) or '/'}: {how}"] = None
+        return self.document.loose
 
     def child(self, place: Place, schema: object, *tokens: str) -> Term:
         """The term of a schema inside another."""
@@ -93,8 +104,8 @@ class Reader:
             raise UnsupportedSchema(keyword, self.path(place), "it must be an object")
         return value
 
-    def applied(self, algebra: Algebra, place: Place, node: dict[str, object], keyword: str) -> Term | None:
-        """What a keyword that applies schemas to the same value asks for; None for any other keyword."""
+    def applied(self, algebra: Algebra, place: Place, node: dict[str, object], keyword: str, own: Cells) -> Term | None:
+        """What a keyword asks for that applies schemas to the same value, one of the `own` cells; else None."""
         match keyword:
             case "$ref" | "$dynamicRef" | "$recursiveRef":
                 return self.document.target(place, keyword)
@@ -103,7 +114,14 @@ class Reader:
             case "anyOf":
                 return self.any_of(place, self.branches(place, node, keyword))
             case "oneOf":
-                return self.one_of(algebra, self.branches(place, node, keyword))
+                branches = self.branches(place, node, keyword)
+                if len(branches) > 1 and self.drops(place, keyword, "taken for anyOf"):
+                    return some(*branches)
+                return self.one_of(algebra, branches, Union(own))
+            case "not" | "if" | "dependentRequired" | "dependentSchemas" | "dependencies" if self.drops(
+                place, keyword, "left out"
+            ):
+                return None
             case "not":
                 return self.negated(algebra, self.child(place, node[keyword], keyword))
             case "if":
@@ -114,7 +132,7 @@ class Reader:
 
     def any_of(self, place: Place, branches: list[Term]) -> Term:
         """With annotations in play a value that matches several branches is evaluated by all of them."""
-        if not self.document.tracks_evaluation:
+        if not self.document.tracks_evaluation or self.document.loose:
             return some(*branches)
         if len(branches) > MAX_BRANCHES:
             raise UnsupportedSchema("anyOf", self.path(place), "too many branches beside unevaluated keywords")
@@ -122,17 +140,18 @@ class Reader:
         chosen = (every(*some_of) for size in sizes for some_of in itertools.combinations(branches, size))
         return Some(tuple(dict.fromkeys(chosen)))
 
-    def one_of(self, algebra: Algebra, branches: list[Term]) -> Term:
-        """Each branch without those others that it has, or may have, values in common with."""
+    def one_of(self, algebra: Algebra, branches: list[Term], own: Term) -> Term:
+        """Each branch without those others that it has, or may have, values in common with among its own cells."""
         shared: list[list[Term]] = [[] for _ in branches]
-        tags = [tags_of(algebra, branch) for branch in branches] if len(branches) > 2 else [{}] * len(branches)
-        for (i, a), (j, b) in itertools.combinations(enumerate(branches), 2):
+        inside = [every(own, branch) for branch in branches] if own != WHOLE else branches
+        tags = [tags_of(algebra, branch) for branch in inside] if len(branches) > 2 else [{}] * len(branches)
+        for (i, a), (j, b) in itertools.combinations(enumerate(inside), 2):
             if any(tags[i][name].isdisjoint(tags[j][name]) for name in tags[i].keys() & tags[j].keys()):
                 continue
             algebra.allowance.spend()
             if not algebra.disjoint(a, b):
-                shared[i].append(b)
-                shared[j].append(a)
+                shared[i].append(branches[j])
+                shared[j].append(branches[i])
         options = []
         for branch, rivals in zip(branches, shared, strict=True):
             options.append(every(branch, *(self.negated(algebra, rival) for rival in rivals)))

@@ -38,11 +38,16 @@ def write(writer: Writer, cell: Record) -> list[Json]:
     """The alternatives of a cell of objects. Raises UnsupportedSchema."""
     writer.obstacles(cell.obstacles)
     try:
-        keys = _resolved(writer, cell)
+        return _alternatives(writer, cell)
     except PatternError as error:
-        writer.left_out("patternProperties", str(error))
-        keys = _resolved(writer, dataclasses.replace(cell, layers=_without_patterns(cell), names=()))
-    return [_written(writer, one) for one in sized(writer, keys)]
+        patterned = any(layer.patterns for layer in cell.layers)
+        writer.left_out("patternProperties" if patterned else "propertyNames", str(error))
+    return _alternatives(writer, dataclasses.replace(cell, layers=_without_patterns(cell), names=()))
+
+
+def _alternatives(writer: Writer, cell: Record) -> list[Json]:
+    """Raises PatternError where a pattern of keys has no form."""
+    return [_written(writer, one) for one in sized(writer, _resolved(writer, cell))]
 
 
 def _without_patterns(cell: Record) -> tuple[Layer, ...]:
@@ -275,14 +280,20 @@ def _written(writer: Writer, keys: Keys) -> Json:
             if schema != {}:
                 out["additionalProperties"] = schema
             continue
-        closed = True
-        if node is None and schema == {} and all(map(_spelled_once, keys.terms)):
-            # llguidance keeps known keys out of a pattern, and {} adds nothing to their own schemas
-            patterns[ANY_KEY] = schema
+        # llguidance keeps known keys out of a pattern, and {} adds nothing to their own schemas
+        plain = schema == {} and all(map(_spelled_once, keys.terms))
+        if node is None and (plain or sum(map(len, keys.terms)) > MAX_EXCLUDED):
             properties.update({name: False for name, gone in keys.terms.items() if gone == NEVER})
             out["properties"] = properties
+            if not plain:
+                writer.left_out("additionalProperties", "the named keys are too many to be told apart from others")
+                out["additionalProperties"] = schema
+                continue
+            patterns[ANY_KEY] = schema
+            closed = True
             continue
-        for text in _key_patterns(writer, node, tuple(keys.terms)):
+        closed = True
+        for text in _key_patterns(node, tuple(keys.terms)):
             patterns[text] = schema
     if patterns:
         out["patternProperties"] = patterns
@@ -300,12 +311,9 @@ def _spelled_once(name: str) -> bool:
     return all(" " <= char != "\x7f" for char in name)
 
 
-def _key_patterns(writer: Writer, node: Node | None, known: tuple[str, ...]) -> list[str]:
-    """The pattern of keys that nobody names, without the named ones."""
+def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
+    """The pattern of keys that nobody names, without the named ones. Raises PatternError."""
     if node is None:
-        if sum(map(len, known)) > MAX_EXCLUDED:
-            writer.left_out("additionalProperties", "the named keys are too many to be told apart from others")
-            return []
         return [languages.excluding(known)]
     taken = [name for name in known if languages.matches(node, name)]
     if taken:

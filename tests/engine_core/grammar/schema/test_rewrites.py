@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.schema_instances import judge
-from benchmarks.schema_judge import accepts
+from benchmarks.schema_judge import accepts, accepts_value
 from tests.engine_core.grammar.schema.judging import made, refusal, same
 
 Json = Any
@@ -384,7 +384,7 @@ REFUSED: dict[str, Any] = {
     "contains": {"type": "array", "contains": {"const": 1}},
     "minProperties": {"type": "object", "minProperties": 2},
     "pattern": {"type": "string", "pattern": r"(a)\1"},
-    "patternProperties": {"type": "object", "patternProperties": {"^(?!a)": {}}},
+    "patternProperties": {"type": "object", "patternProperties": {"a(?!b)": {"type": "null"}}},
     "multipleOf": {"type": "integer", "multipleOf": 1_000_003},
     "minimum": {"type": "integer", "minimum": -(2**63)},
     "maximum": {"type": "integer", "maximum": 2**64 - 1},
@@ -396,3 +396,65 @@ REFUSED: dict[str, Any] = {
 def test_what_has_no_exact_form_is_refused_by_name(keyword: str) -> None:
     error = refusal({"type": "object", "properties": {"at": REFUSED[keyword]}})
     assert (error.keyword, error.path) == (keyword, "/properties/at")
+
+
+def test_the_branches_of_one_of_are_told_apart_with_what_stands_beside_them() -> None:
+    card = {"properties": {"kind": {"const": "card"}, "number": {"type": "string"}}, "required": ["number"]}
+    bank = {"properties": {"kind": {"const": "bank"}, "iban": {"type": "string"}}}
+    cash = {"properties": {"kind": {"enum": ["cash", "coins"]}}}
+    schema = {"type": "object", "required": ["kind"], "oneOf": [card, bank, cash]}
+    rewritten = made(schema).schema
+    assert isinstance(rewritten, dict)
+    assert len(rewritten["anyOf"]) == 3
+    values = [
+        {"kind": "card", "number": "1"},
+        {"kind": "card"},
+        {"kind": "bank"},
+        {"kind": "coins"},
+        {"kind": "x"},
+        {},
+        3,
+    ]
+    assert same(schema, *values)
+
+
+def test_one_of_counts_branches_that_overlap_whatever_stands_beside_them() -> None:
+    branches = [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 1}}}]
+    schema = {"type": "object", "required": ["a"], "oneOf": branches}
+    assert same(schema, {"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 1}, {"a": 2, "b": 2}, {})
+    nested = {"allOf": [{"type": "object", "required": ["k"]}, {"oneOf": branches}]}
+    assert same(nested, {"k": 0, "a": 1, "b": 2}, {"a": 1, "b": 2}, {"k": 0, "a": 1, "b": 1})
+
+
+@pytest.mark.parametrize("pattern", ["^(?!x-)", "^(?=[a-z]{2}$)", "^(?!x-)(?=a)[a-z-]+$"])
+def test_lookahead_at_the_start_of_a_pattern_of_keys(pattern: str) -> None:
+    keys = ["a", "ab", "x-a", "b-c", "", "a-", "A"]
+    closed = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    values = [{key: value} for key in keys for value in (1, "s")]
+    assert same(closed, *values)
+    assert same({"type": "object", "patternProperties": {pattern: {"type": "integer"}}}, *values)
+
+
+def test_gemini_writes_types_in_capitals_and_counts_as_strings() -> None:
+    schema = {
+        "type": "OBJECT",
+        "properties": {
+            "name": {"type": "STRING", "maxLength": "3"},
+            "sizes": {"type": "ARRAY", "items": {"type": "INTEGER", "minimum": 1}, "minItems": "1", "maxItems": "2"},
+            "mood": {"type": "STRING", "format": "enum", "enum": ["good", "bad"], "nullable": True},
+            "note": {"type": "STRING", "nullable": True},
+        },
+        "required": ["name", "sizes"],
+        "propertyOrdering": ["note", "sizes", "name"],
+    }
+    out = made(schema)
+    assert isinstance(out.schema, dict)
+    assert list(out.schema["properties"]) == ["note", "sizes", "name", "mood"]
+    fine = {"name": "abc", "sizes": [1, 2], "mood": None, "note": None}
+    assert accepts_value(out, fine)
+    for wrong in ({"name": "abcd"}, {"sizes": []}, {"sizes": [1, 2, 3]}, {"sizes": [0]}, {"mood": "fine"}, {"note": 1}):
+        assert not accepts_value(out, fine | wrong), wrong
+
+
+def test_null_is_no_value_of_an_enum_in_other_dialects() -> None:
+    assert not accepts_value(made({"type": "string", "enum": ["a"], "nullable": True}), None)

@@ -73,9 +73,7 @@ def test_lenient_says_what_it_left_out() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "schema", [False, {"$ref": "http://example.org/x"}, {"type": "txt"}, {"type": "array", "items": 3}]
-)
+@pytest.mark.parametrize("schema", [False, {"$ref": "#/nothing"}, {"type": "txt"}, {"type": "array", "items": 3}])
 def test_lenient_still_refuses_what_is_wrong(schema: object) -> None:
     with pytest.raises(UnsupportedSchema):
         rewrite(schema, lenient=True)
