@@ -96,14 +96,15 @@ class UsageAnswer(msgspec.Struct, frozen=True):
         return cls(usage.prompt_tokens, usage.completion_tokens, total, details, drafts)
 
 
-class Remarks(msgspec.Struct, frozen=True):
+class Remarks(msgspec.Struct, frozen=True, omit_defaults=True):
     """`penstock`: what a client should know that OpenAI's fields have no place for."""
 
-    approximations: tuple[str, ...]  # what a lenient grammar does not hold exactly
+    approximations: tuple[str, ...] = ()  # what a lenient grammar does not hold exactly
+    ignored: tuple[str, ...] = ()  # what of the request was left out, and why
 
     @classmethod
-    def of(cls, reply: Reply) -> Remarks | msgspec.UnsetType:
-        return cls(reply.approximations) if reply.approximations else msgspec.UNSET
+    def of(cls, reply: Reply, ignored: tuple[str, ...] = ()) -> Remarks | msgspec.UnsetType:
+        return cls(reply.approximations, ignored) if reply.approximations or ignored else msgspec.UNSET
 
 
 class FunctionAnswer(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from services.api.reply import Choice, Reply
 from services.api.responses.events import ResponseEvents
 from services.api.responses.output import Deleted, ItemList, ResponseAnswer, shaped
 from services.api.responses.request import REASONS, REFUSALS, ResponseRequest
-from services.api.responses.turn import TERMS, Turn
+from services.api.responses.turn import Turn
 from services.api.segments import Segment
 from services.api.service import Service
 from services.api.session import session_of
@@ -75,7 +75,7 @@ class Responses:
                 await whole(reply)
                 await send_json(send, msgspec.json.encode(completed(turn, reply)))
         except RequestError as error:
-            told_in(error, TERMS)
+            told_in(error, turn.terms)
             raise
 
     def _submit(self, turn: Turn, reply: Reply, trace: TraceContext, session: str) -> None:
@@ -123,7 +123,7 @@ class BackgroundWork:
             status = "cancelled"
             turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))
         except RequestError as error:
-            turn.failed(told_in(error, TERMS))
+            turn.failed(told_in(error, turn.terms))
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             trace = trace_of(current.context)
             journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)

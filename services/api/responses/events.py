@@ -26,7 +26,7 @@ from services.api.responses.output import (
     item_status,
     shaped,
 )
-from services.api.responses.turn import TERMS, Turn
+from services.api.responses.turn import Turn
 from services.api.segments import Segment
 from services.api.terms import told_in
 
@@ -66,7 +66,7 @@ class ResponseEvents:
         return b"".join(events)
 
     def failure(self, reply: Reply, error: RequestError) -> bytes:
-        told = told_in(error, TERMS)
+        told = told_in(error, self._turn.terms)
         answer = self._turn.failed(told)
         return b"".join(
             (
@@ -94,7 +94,8 @@ class ResponseEvents:
                 return self._done(reply, block)
 
     def _added(self, block: Block) -> list[bytes]:
-        events = [self._event("response.output_item.added", output_index=block.index, item=empty_item(block))]
+        item = empty_item(block, self._turn.naming)
+        events = [self._event("response.output_item.added", output_index=block.index, item=item)]
         if block.kind != PieceKind.CALL:
             part = ReasoningText(text="") if block.kind == PieceKind.REASONING else OutputText(text="")
             events.append(self._of(block, "response.content_part.added", content_index=0, part=part))
@@ -103,7 +104,8 @@ class ResponseEvents:
     def _grown(self, block: Block, text: str) -> bytes:
         match block.kind:
             case PieceKind.CALL:
-                return self._of(block, "response.function_call_arguments.delta", delta=text)
+                kind = "custom_tool_call_input" if self._turn.naming.custom(block) else "function_call_arguments"
+                return self._of(block, f"response.{kind}.delta", delta=text)
             case PieceKind.REASONING:
                 return self._of(block, "response.reasoning_text.delta", content_index=0, delta=text)
             case _:
@@ -117,9 +119,10 @@ class ResponseEvents:
         told = list(self._told) if block.kind == PieceKind.CONTENT else []
         part: OutputText | ReasoningText
         match block.kind:
+            case PieceKind.CALL if self._turn.naming.custom(block):
+                events = [self._of(block, "response.custom_tool_call_input.done", input=text)]
             case PieceKind.CALL:
-                name = "response.function_call_arguments.done"
-                events = [self._of(block, name, arguments=text)]
+                events = [self._of(block, "response.function_call_arguments.done", arguments=text)]
             case PieceKind.REASONING:
                 part = ReasoningText(text=text)
                 events = [self._of(block, "response.reasoning_text.done", content_index=0, text=text),
@@ -128,11 +131,11 @@ class ResponseEvents:
                 part = OutputText(text=text, logprobs=told)
                 events = [self._of(block, "response.output_text.done", content_index=0, text=text, logprobs=told),
                           self._of(block, "response.content_part.done", content_index=0, part=part)]  # fmt: skip
-        item = item_of(block, status, told)
+        item = item_of(block, status, self._turn.naming, told)
         return [*events, self._event("response.output_item.done", output_index=block.index, item=item)]
 
     def _of(self, block: Block, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=item_id(block), output_index=block.index, **fields)
+        return self._event(kind, item_id=item_id(block, self._turn.naming), output_index=block.index, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = escaped(ENCODE.encode({"type": kind, "sequence_number": self._number, **fields}))

@@ -11,16 +11,25 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest, NotBuilt
-from services.api.responses.request import ROLES, Item, Part
+from protocol.errors import InvalidRequest
+from services.api.responses.history import (
+    IMAGE,
+    SILENT,
+    call_of,
+    refusal,
+    result_of,
+    summary_of,
+    text_arguments,
+    unsealed,
+)
+from services.api.responses.request import ROLES, Item, Part, ResponseTool
+from services.api.responses.tools import flat, needed
 
 Messages = list[dict[str, Any]]
-REASONS: Mapping[str, str] = {
-    "item_reference": "items are not kept one by one; previous_response_id goes on from a response that is kept",
-    "input_image": "this server reads text only",
-    "input_file": "this server reads text only",
-    "input_audio": "this server reads text only",
-}
+PREFIXES: Mapping[str, str] = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
 
 
 def items_of(given: str | list[Item]) -> list[Item]:
@@ -28,40 +37,105 @@ def items_of(given: str | list[Item]) -> list[Item]:
     return [Item(type="message", role="user", content=given)] if isinstance(given, str) else given
 
 
-def messages_of(items: list[Item]) -> Messages:
-    """The same conversation as chat messages; neighbouring items of an assistant make one.
+def tools_within(items: list[Item]) -> list[tuple[str, ResponseTool]]:
+    """Tools that the conversation itself has brought, with their places: found by a search, or added on the way."""
+    return [
+        (f"input[{number}].tools[{at}]", tool)
+        for number, item in enumerate(items)
+        if item.type in ("tool_search_output", "additional_tools")
+        for at, tool in enumerate(item.tools or ())
+    ]
 
-    Raises InvalidRequest or NotBuilt naming the item that is wrong.
-    """
-    found: Messages = []
-    for number, item in enumerate(items):
-        place = f"input[{number}]"
-        kind = item.type or ("message" if item.role is not None else None)
-        match kind:
+
+class History:
+    """The conversation as chat messages. `ignored` is what of it says nothing to this server's model."""
+
+    def __init__(self, items: list[Item]) -> None:
+        """Raises InvalidRequest or NotBuilt naming the item that is wrong."""
+        self.messages: Messages = []
+        self.ignored: list[str] = []
+        for number, item in enumerate(items):
+            self._take(item, f"input[{number}]")
+        for message in self.messages:
+            message.setdefault("content", None)
+
+    def _take(self, item: Item, place: str) -> None:
+        match item.type or ("message" if item.role is not None else None):
             case "message":
-                say(found, item, place)
+                say(self.messages, item, place)
             case "reasoning":
-                thought = "".join(part.text or "" for part in [*parts_of(item.content), *(item.summary or ())])
-                if thought:
-                    spoken(found, "content", "tool_calls")["reasoning_content"] = thought
+                self._think(item, place)
             case "function_call":
-                function = {
-                    "name": needed(item.name, f"{place}.name"),
-                    "arguments": needed(item.arguments, f"{place}.arguments"),
-                }
-                call = {"id": needed(item.call_id, f"{place}.call_id"), "type": "function", "function": function}
-                spoken(found).setdefault("tool_calls", []).append(call)
-            case "function_call_output":
+                name = flat(needed(item.name, f"{place}.name"), item.namespace)
+                needed(item.arguments, f"{place}.arguments")
+                function = {"name": name, "arguments": text_arguments(item)}
+                self._call(needed(item.call_id, f"{place}.call_id"), "function", function)
+            case "custom_tool_call":
+                name = flat(needed(item.name, f"{place}.name"), item.namespace)
+                custom = {"name": name, "input": needed(item.input, f"{place}.input")}
+                self._call(needed(item.call_id, f"{place}.call_id"), "custom", custom)
+            case "function_call_output" | "custom_tool_call_output":
                 called = needed(item.call_id, f"{place}.call_id")
-                content = text_of(needed(item.output, f"{place}.output"), f"{place}.output")
-                found.append({"role": "tool", "tool_call_id": called, "content": content})
+                self._result(called, self._output(item, f"{place}.output"))
+            case "local_shell_call_output":
+                called = item.call_id or needed(item.id, f"{place}.id")
+                self._result(called, self._output(item, f"{place}.output"))
+            case "compaction" | "compaction_summary" | "context_compaction":
+                self._compaction(item, place)
+            case "additional_tools":
+                pass  # see `tools_within`
             case None:
                 raise missing(f"{place}.type")
-            case other:
-                raise refusal(f"{place}.type", other)
-    for message in found:
-        message.setdefault("content", None)
-    return found
+            case kind if kind in SILENT:
+                self.ignored.append(f"{place}: {kind} was left out: {SILENT[kind]}")
+            case kind:
+                self._other(item, place, kind)
+
+    def _other(self, item: Item, place: str, kind: str) -> None:
+        """A call that another server made, or what came of one."""
+        if (call := call_of(item, place)) is not None:
+            self._call(call.id, "function", {"name": call.name, "arguments": call.arguments})
+            if call.result is not None:
+                self._result(call.id, call.result)
+        elif (result := result_of(item)) is not None:
+            self._result(needed(item.call_id, f"{place}.call_id"), result)
+        else:
+            raise refusal(f"{place}.type", kind)
+
+    def _think(self, item: Item, place: str) -> None:
+        said = "".join(part.text or "" for part in parts_of(item.content))
+        thought = said or unsealed(item.encrypted_content)
+        if thought is None:
+            thought = "".join(part.text or "" for part in item.summary or ())
+            if item.encrypted_content and not thought:
+                self.ignored.append(f"{place}: reasoning was left out: another server encrypted it")
+        if thought:
+            spoken(self.messages, "content", "tool_calls")["reasoning_content"] = thought
+
+    def _compaction(self, item: Item, place: str) -> None:
+        if summary := summary_of(item):
+            self.messages.append({"role": "user", "content": summary})
+        else:
+            self.ignored.append(f"{place}: a compaction was left out: another server encrypted it")
+
+    def _call(self, call_id: str, kind: str, called: dict[str, Any]) -> None:
+        call = {"id": call_id, "type": kind, kind: called}
+        spoken(self.messages).setdefault("tool_calls", []).append(call)
+
+    def _result(self, call_id: str, text: str) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _output(self, item: Item, place: str) -> str:
+        """What a tool gave. Pictures cannot be seen, which the model is told: it asked for them."""
+        output = needed(item.output, place)
+        if isinstance(output, dict):
+            raise InvalidRequest(f"{place} must be a string or a list of parts", param=place, code="invalid_type")
+        if not isinstance(output, list):
+            return text_of(output, place)
+        pictures = [part for part in output if part.type in ("input_image", "input_file")]
+        if pictures:
+            self.ignored.append(f"{place}: {pictures[0].type} was left out: this server reads text only")
+        return text_of([Part(type="text", text=IMAGE) if part in pictures else part for part in output], place)
 
 
 def say(found: Messages, item: Item, place: str) -> None:
@@ -98,24 +172,15 @@ def text_of(content: str | list[Part], place: str) -> str:
             texts.append(needed(part.text, f"{path}.text"))
         elif part.type == "refusal":
             texts.append(needed(part.refusal, f"{path}.refusal"))
+        elif not part.type:
+            raise missing(f"{path}.type")
         else:
             raise refusal(f"{path}.type", part.type)
     return "\n".join(texts)
 
 
-def needed(value: Any, param: str) -> Any:
-    """A field that the item's type asks for."""
-    if value is None:
-        raise missing(param)
-    return value
-
-
 def missing(param: str) -> InvalidRequest:
     return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-
-
-def refusal(param: str, kind: str) -> NotBuilt:
-    return NotBuilt(f"{param}: {kind!r} is not built; {REASONS.get(kind, 'this server has no such tool')}", param=param)
 
 
 def listed(items: list[Item]) -> list[dict[str, Any]]:
@@ -125,7 +190,7 @@ def listed(items: list[Item]) -> list[dict[str, Any]]:
 
 def shown(item: Item) -> dict[str, Any]:
     kind = item.type or "message"
-    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[kind]
+    prefix = PREFIXES.get(kind, "item")
     found: dict[str, Any] = {"type": kind, "id": item.id or f"{prefix}_{secrets.token_hex(12)}", "status": "completed"}
     match kind:
         case "message":
@@ -134,15 +199,19 @@ def shown(item: Item) -> dict[str, Any]:
             found |= {"role": item.role, "content": [part_shown(part) for part in parts]}
         case "function_call":
             found |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            found |= {} if item.namespace is None else {"namespace": item.namespace}
         case "function_call_output":
             output = item.output
             if isinstance(output, list):
                 output = [part_shown(part) for part in output]  # type: ignore[misc]
             found |= {"call_id": item.call_id, "output": output}
-        case _:
+        case "reasoning":
             summary = [{"type": "summary_text", "text": part.text or ""} for part in item.summary or ()]
             content = [{"type": "reasoning_text", "text": part.text or ""} for part in parts_of(item.content)]
             found |= {"summary": summary, "content": content}
+        case _:  # as it was given
+            given = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
+            found |= given
     return found
 
 

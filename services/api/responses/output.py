@@ -5,7 +5,7 @@ Source: OpenAI API reference, "The response object". Beyond it stands only `pens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +16,9 @@ from services.api.blocks import Block
 from services.api.logprobs import ChatTokenLogprob, chat_logprobs
 from services.api.reply import Usage
 from services.api.requests import Effort
+from services.api.responses.history import sealed
 from services.api.responses.request import Metadata, ResponseToolChoice
+from services.api.responses.tools import Shown, ToolName
 
 Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -46,12 +48,14 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """An item of reasoning, told in full and never summed up."""
+    """An item of reasoning, told in full and never summed up. Its `encrypted_content` is the same once more, where the
+    request asks for it: some clients send nothing else back."""
 
     id: str
     status: ItemStatus
     summary: list[str] = []
     content: tuple[ReasoningText, ...]
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
@@ -62,9 +66,33 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="custom_tool_call"):
+    """A call of a custom tool. OpenAI's items of this type have no status in their description, and one in fact."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """How a response's items tell of blocks."""
+
+    tools: Mapping[str, ToolName] = {}  # by the model's names
+    sealed: bool = False  # reasoning has encrypted content
+
+    def custom(self, block: Block) -> bool:
+        """Whether a block is a call of a custom tool."""
+        found = self.tools.get(block.name) if block.kind == PieceKind.CALL else None
+        return found is not None and found.kind == "custom"
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -109,16 +137,6 @@ class ResponseUsage(msgspec.Struct, frozen=True):
         return cls(usage.prompt_tokens, cached, usage.completion_tokens, thought, total)
 
 
-class ToolShown(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the request's tools."""
-
-    type: Literal["function"] = "function"
-    name: str
-    description: str | None
-    parameters: msgspec.Raw
-    strict: bool
-
-
 class ReasoningShown(msgspec.Struct, frozen=True):
     """What the request said of reasoning."""
 
@@ -150,7 +168,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: dict[str, Any]
     tool_choice: str | ResponseToolChoice
-    tools: tuple[ToolShown, ...]
+    tools: tuple[Shown, ...]  # those that are served
     top_logprobs: int
     top_p: float
     truncation: str
@@ -177,37 +195,57 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: Literal[True] = True
 
 
-def item_id(block: Block) -> str:
+def item_id(block: Block, naming: Naming) -> str:
     prefix = {PieceKind.CONTENT: "msg", PieceKind.REASONING: "rs", PieceKind.CALL: "fc"}[PieceKind(block.kind)]
-    return f"{prefix}_{block.key}"
+    return f"{'ctc' if naming.custom(block) else prefix}_{block.key}"
 
 
-def item_of(block: Block, status: ItemStatus, logprobs: Sequence[ChatTokenLogprob] = ()) -> OutputItem:
+def item_of(
+    block: Block, status: ItemStatus, naming: Naming, logprobs: Sequence[ChatTokenLogprob] = ()
+) -> OutputItem:
     """The item as far as it is written."""
-    key = item_id(block)
+    key = item_id(block, naming)
     match block.kind:
         case PieceKind.CALL:
-            return CallItem(id=key, status=status, call_id=block.call, name=block.name, arguments=block.text)
+            tool = naming.tools.get(block.name) or ToolName("function", block.name)
+            space = msgspec.UNSET if tool.namespace is None else tool.namespace
+            if tool.kind == "custom":
+                return CustomCallItem(
+                    id=key, status=status, call_id=block.call, name=tool.name, input=block.text, namespace=space
+                )
+            return CallItem(
+                id=key, status=status, call_id=block.call, name=tool.name, arguments=block.text, namespace=space
+            )
         case PieceKind.REASONING:
-            return ReasoningItem(id=key, status=status, content=(ReasoningText(text=block.text),))
+            content = sealed(block.text) if naming.sealed else msgspec.UNSET
+            text = (ReasoningText(text=block.text),)
+            return ReasoningItem(id=key, status=status, content=text, encrypted_content=content)
         case _:
             return MessageItem(id=key, status=status, content=(OutputText(text=block.text, logprobs=list(logprobs)),))
 
 
-def empty_item(block: Block) -> OutputItem:
+def empty_item(block: Block, naming: Naming) -> OutputItem:
     """The item as it stands in the event that adds it, whatever of it has come by then: clients add what the events
     behind it bring to what stands here."""
-    item = item_of(block, "in_progress")
-    if isinstance(item, CallItem):
-        return msgspec.structs.replace(item, arguments="")
-    return msgspec.structs.replace(item, content=())
+    item = item_of(block, "in_progress", naming)
+    match item:
+        case CallItem():
+            return msgspec.structs.replace(item, arguments="")
+        case CustomCallItem():
+            return msgspec.structs.replace(item, input="")
+        case ReasoningItem():
+            return msgspec.structs.replace(item, content=(), encrypted_content=msgspec.UNSET)
+        case MessageItem():
+            return msgspec.structs.replace(item, content=())
 
 
-def output_items(blocks: list[Block], finish: Finish, logprobs: list[ChatTokenLogprob]) -> list[OutputItem]:
+def output_items(
+    blocks: list[Block], finish: Finish, logprobs: list[ChatTokenLogprob], naming: Naming
+) -> list[OutputItem]:
     """All items of a choice that has finished. Log-probabilities are of all tokens and stand with the last text."""
     texts = [block for block in blocks if block.kind == PieceKind.CONTENT]
     return [
-        item_of(block, item_status(block, blocks, finish), logprobs if texts and block is texts[-1] else ())
+        item_of(block, item_status(block, blocks, finish), naming, logprobs if texts and block is texts[-1] else ())
         for block in blocks
     ]
 

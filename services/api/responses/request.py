@@ -6,7 +6,7 @@ Fields that are not of OpenAI's are those of `services.api.extras`, and `stop`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,7 @@ from services.api.requests import Count, Effort, OptionalJson, Share, StopString
 Word = Annotated[str, Meta(max_length=64)]
 ROLES = ("user", "assistant", "system", "developer")
 LOGPROBS = "message.output_text.logprobs"
+SEALED_REASONING = "reasoning.encrypted_content"
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -38,13 +39,35 @@ Metadata = Annotated[
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a content, an output or a reasoning: those that hold text are read."""
 
-    type: Word
+    type: Word = ""
     text: str | None = None
     refusal: str | None = None
+    stdout: str | None = None  # of a shell's output, which has no type
+    stderr: str | None = None
+
+
+class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`format` of a custom tool: any text, or text that follows a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `tools`; those of type `function`, `custom` and `namespace`, which holds such, are served."""
+
+    type: Word
+    name: str | None = None
+    description: str | None = None
+    parameters: OptionalJson = msgspec.UNSET
+    strict: bool | None = None
+    format: ToolFormat | None = None
+    tools: list[ResponseTool] | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `input`: a message, a function_call, a function_call_output or a reasoning."""
+    """One of `input`: a message, a reasoning, a call or its output."""
 
     type: Word | None = None  # a message may leave it out
     id: str | None = None
@@ -52,19 +75,25 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
-    output: str | list[Part] | None = None
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None  # of a custom tool
+    output: str | list[Part] | dict[str, Any] | None = None
     summary: list[Part] | None = None
-
-
-class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `tools`; those of type `function` are served."""
-
-    type: Word
-    name: str | None = None
-    description: str | None = None
-    parameters: OptionalJson = msgspec.UNSET
-    strict: bool | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+    # of calls that others made
+    action: Any = None
+    operation: Any = None
+    queries: Any = None
+    results: list[Any] | None = None
+    code: str | None = None
+    outputs: list[Any] | None = None
+    server_label: str | None = None
+    error: Any = None
+    revised_prompt: str | None = None
+    result: str | None = None
+    tools: list[ResponseTool] | None = None
 
 
 class AllowedTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +101,7 @@ class AllowedTool(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Word
     name: str | None = None
+    namespace: str | None = None
 
 
 class ResponseToolChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +109,7 @@ class ResponseToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Word
     name: str | None = None
+    namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: list[AllowedTool] | None = None
 

@@ -20,29 +20,30 @@ from services.api.extras import extras_of
 from services.api.logprobs import ChatTokenLogprob
 from services.api.reply import Reply
 from services.api.requests import ChatRequest
-from services.api.responses.items import Messages, encoded, items_of, listed, messages_of
+from services.api.responses.items import History, Messages, encoded, items_of, listed, tools_within
 from services.api.responses.output import (
     CallItem,
+    CustomCallItem,
     IncompleteDetails,
+    Naming,
     OutputItem,
     ReasoningItem,
     ReasoningShown,
     ResponseAnswer,
     ResponseError,
     ResponseUsage,
-    ToolShown,
     output_items,
 )
-from services.api.responses.request import LOGPROBS, ResponseRequest, ResponseTool, ResponseToolChoice, TextFormat
+from services.api.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
 from services.api.responses.store import ResponseStore, Stored
-from services.api.terms import Term
+from services.api.responses.tools import Toolbox, choice_of, flat, raw, toolbox
+from services.api.terms import Term, Terms
 
 TERMS = (
     Term(re.compile(r"messages\b"), "input"),
     Term(re.compile(r"max_(completion_)?tokens\b"), "max_output_tokens"),
-    Term(re.compile(r"tools\[(\d+)\]\.function\b"), r"tools[\1]"),
-    Term(re.compile(r"tool_choice\.function\b"), "tool_choice"),
-    Term(re.compile(r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b"), r"tool_choice.tools[\1]"),
+    Term(re.compile(r"tool_choice\.(function|custom)\b"), "tool_choice"),
+    Term(re.compile(r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.(function|custom)\b"), r"tool_choice.tools[\1]"),
     Term(re.compile(r"tool_choice\.allowed_tools\b"), "tool_choice"),
     Term(re.compile(r"response_format(\.json_schema)?\b"), "text.format"),
     Term(re.compile(r"reasoning_effort\b"), "reasoning.effort"),
@@ -66,9 +67,19 @@ class Turn:
         earlier: Messages = []
         if request.previous_response_id is not None:
             earlier = MESSAGES.decode(previous(request.previous_response_id, store).messages)
-        self._messages = [*earlier, *messages_of(self._items)]
+        history = History(self._items)
+        self._messages = [*earlier, *history.messages]
         self._opening: ResponseAnswer | None = None
-        self.chat = chat_request(request, self._messages)
+        asked = [(f"tools[{number}]", tool) for number, tool in enumerate(request.tools or ())]
+        self._tools = toolbox([*asked, *tools_within(self._items)])
+        self._ignored = (*self._tools.ignored, *history.ignored, *without_effect(request))
+        self.naming = Naming(self._tools.names, SEALED_REASONING in (request.include or ()))
+        self.chat = chat_request(request, self._messages, self._tools)
+
+    @property
+    def terms(self) -> Terms:
+        """What the chat's errors are in the request's words."""
+        return (*self._tools.terms(), *TERMS)
 
     @property
     def kept(self) -> bool:
@@ -93,11 +104,12 @@ class Turn:
             temperature=sampling.temperature,
             text={"format": format_shown(request)},
             tool_choice="auto" if request.tool_choice is None else request.tool_choice,
-            tools=tuple(tool_shown(tool) for tool in request.tools or ()),
+            tools=self._tools.shown,
             top_logprobs=request.top_logprobs or 0,
             top_p=sampling.top_p,
             truncation=request.truncation or "disabled",
             user=request.user,
+            penstock=Remarks(ignored=self._ignored) if self._ignored else msgspec.UNSET,
         )
 
     @property
@@ -114,9 +126,9 @@ class Turn:
             status="incomplete" if cut else "completed",
             completed_at=None if cut else int(time.time()),
             incomplete_details=IncompleteDetails() if cut else None,
-            output=output_items(blocks, choice.finish, logprobs),
+            output=output_items(blocks, choice.finish, logprobs, self.naming),
             usage=ResponseUsage.of(reply.usage),
-            penstock=Remarks.of(reply),
+            penstock=Remarks.of(reply, self._ignored),
         )
         self.keep(answer)
         return answer
@@ -151,8 +163,6 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
         if request.stream_options.include_obfuscation:
             param = "stream_options.include_obfuscation"
             raise NotBuilt(f"{param} is not built yet", param=param)
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise NotBuilt("text.verbosity is not built; instructions can say how long to answer", param="text.verbosity")
     if not request.background:
         return
     if request.stream:
@@ -180,7 +190,14 @@ def previous(name: str, store: ResponseStore) -> Stored:
     return found
 
 
-def chat_request(request: ResponseRequest, messages: Messages) -> ChatRequest:
+def without_effect(request: ResponseRequest) -> tuple[str, ...]:
+    """Wishes that this server has no means to follow."""
+    if request.text is None or request.text.verbosity in (None, "medium"):
+        return ()
+    return ("text.verbosity has no effect here; instructions can say how long to answer",)
+
+
+def chat_request(request: ResponseRequest, messages: Messages, tools: Toolbox) -> ChatRequest:
     """The chat that asks the engine for the same. Raises InvalidRequest and NotBuilt naming the field."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
     logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
@@ -194,61 +211,14 @@ def chat_request(request: ResponseRequest, messages: Messages) -> ChatRequest:
         stop=request.stop,
         logprobs=logprobs,
         top_logprobs=request.top_logprobs if logprobs else None,
-        tools=tools_of(request.tools),
-        tool_choice=choice_of(request.tool_choice),
+        tools=raw(tools.chat) if tools.chat else msgspec.UNSET,
+        tool_choice=choice_of(request.tool_choice, tools),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=format_of(request.text.format if request.text else None),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
         **extras_of(request),
     )
-
-
-def raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
-def tools_of(tools: list[ResponseTool] | None) -> msgspec.Raw | msgspec.UnsetType:
-    if not tools:
-        return msgspec.UNSET
-    return raw([tool_of(tool, number) for number, tool in enumerate(tools)])
-
-
-def tool_of(tool: ResponseTool, number: int) -> dict[str, Any]:
-    place = f"tools[{number}]"
-    if tool.type != "function":
-        message = f"{place}.type: {tool.type!r} is not built; tools of type function are"
-        raise NotBuilt(message, param=f"{place}.type")
-    if tool.name is None:
-        raise InvalidRequest(f"{place}.name is missing", param=f"{place}.name", code="missing_required_parameter")
-    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    function = {name: value for name, value in fields.items() if value is not None and value is not msgspec.UNSET}
-    return {"type": "function", "function": function}
-
-
-def choice_of(choice: str | ResponseToolChoice | None) -> msgspec.Raw | msgspec.UnsetType:
-    if choice is None:
-        return msgspec.UNSET
-    if isinstance(choice, str):
-        return raw(choice)
-    if choice.type == "function":
-        return raw({"type": "function", "function": {"name": named(choice.name, "tool_choice.name")}})
-    if choice.type != "allowed_tools":
-        message = f"tool_choice.type: {choice.type!r} is not built; function and allowed_tools are"
-        raise NotBuilt(message, param="tool_choice.type")
-    tools = []
-    for number, tool in enumerate(choice.tools or ()):
-        if tool.type != "function":
-            param = f"tool_choice.tools[{number}].type"
-            raise NotBuilt(f"{param}: {tool.type!r} is not built; tools of type function are", param=param)
-        tools.append({"type": "function", "function": {"name": named(tool.name, f"tool_choice.tools[{number}].name")}})
-    return raw({"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}})
-
-
-def named(name: str | None, param: str) -> str:
-    if name is None:
-        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-    return name
 
 
 def format_of(form: TextFormat | None) -> msgspec.Raw | msgspec.UnsetType:
@@ -276,21 +246,19 @@ def format_shown(request: ResponseRequest) -> dict[str, Any]:
             "strict": form.strict is not False}  # fmt: skip
 
 
-def tool_shown(tool: ResponseTool) -> ToolShown:
-    parameters = tool.parameters if given(tool.parameters) else msgspec.Raw(b"null")
-    assert tool.name is not None
-    return ToolShown(name=tool.name, description=tool.description, parameters=parameters, strict=bool(tool.strict))
-
-
 def said(output: list[OutputItem]) -> Messages:
     """The output as the assistant's messages of the conversation that goes on from it."""
     found: Messages = []
     for item in output:
-        if not found or (not isinstance(item, CallItem) and (found[-1]["content"] or "tool_calls" in found[-1])):
+        called = isinstance(item, CallItem | CustomCallItem)
+        if not found or (not called and (found[-1]["content"] or "tool_calls" in found[-1])):
             found.append({"role": "assistant", "content": None})
         last = found[-1]
-        if isinstance(item, CallItem):
-            function = {"name": item.name, "arguments": item.arguments}
+        if isinstance(item, CustomCallItem):
+            custom = {"name": model_name(item), "input": item.input}
+            last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "custom", "custom": custom})
+        elif isinstance(item, CallItem):
+            function = {"name": model_name(item), "arguments": item.arguments}
             last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ReasoningItem):
             last["reasoning_content"] = last.get("reasoning_content", "") + item.content[0].text
@@ -300,3 +268,8 @@ def said(output: list[OutputItem]) -> Messages:
         if message["content"] is None and "tool_calls" not in message and not message.get("reasoning_content"):
             message["content"] = ""
     return found
+
+
+def model_name(item: CallItem | CustomCallItem) -> str:
+    """What the model calls an item's tool."""
+    return flat(item.name, None if item.namespace is msgspec.UNSET else item.namespace)

@@ -22,8 +22,9 @@ from services.api.metrics import Timings
 from services.api.reply import Reply
 from services.api.responses.endpoint import REQUEST, completed
 from services.api.responses.events import ResponseEvents
+from services.api.responses.history import unsealed
 from services.api.responses.store import ResponseStore
-from services.api.responses.turn import Turn
+from services.api.responses.turn import Turn, said
 from tests.services.api.shapes import strangers
 from tests.services.api.written import FINISHES, events, outputs, replay
 
@@ -88,6 +89,43 @@ def check_items(told: list[dict[str, Any]], output: list[dict[str, Any]]) -> Non
         assert rest[: len(own)] == own
         rest = rest[len(own) :]
     assert rest == []
+
+
+PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "a*"}}
+SPACE = {"type": "namespace", "name": "agents", "description": "d", "tools": [{"type": "function", "name": "spawn"}]}
+
+
+def test_calls_of_custom_tools_and_of_namespaces_have_items_of_their_own() -> None:
+    C, A = PieceKind.CALL, PieceKind.ARGUMENTS
+    tools = [PATCH, SPACE, {"type": "web_search", "external_web_access": True}]
+    rows = [([Piece(PieceKind.REASONING, "hm"), Piece(C, "patch"), Piece(A, "a"), Piece(A, "a\n")], False),
+            ([Piece(C, "agents__spawn"), Piece(A, "{}"), Piece(C, "unknown"), Piece(A, "{}")], True)]  # fmt: skip
+    one = turn(tools=tools, include=["reasoning.encrypted_content"])
+    _, text = replay(rows, Finish.CALLS, ResponseEvents(one))
+    told = events(text)
+    for event in told:
+        # OpenAI's API sends the status of a custom call too, which its client does not name
+        assert set(strangers(EVENT.validate_python(event, strict=True))) <= {"status", "penstock"}
+    answer = told[-1]["response"]
+    thought, patch, spawn, unknown = answer["output"]
+    assert unsealed(thought["encrypted_content"]) == "hm"
+    assert patch | {"id": 0, "call_id": 0} == {
+        "type": "custom_tool_call", "id": 0, "call_id": 0, "status": "completed", "name": "patch", "input": "aa\n"
+    }  # fmt: skip
+    assert (spawn["name"], spawn["namespace"], spawn["arguments"]) == ("spawn", "agents", "{}")
+    assert (unknown["name"], "namespace" in unknown) == ("unknown", False)
+    assert [tool["type"] for tool in answer["tools"]] == ["custom", "namespace"]
+    assert answer["tools"][1]["tools"][0]["name"] == "spawn"
+    assert answer["penstock"]["ignored"] == ["tools[2]: web_search does not run here and was left out"]
+    own = [event for event in told if event.get("item_id") == patch["id"]]
+    kind = "response.custom_tool_call_input"
+    assert [event["type"] for event in own] == [*[f"{kind}.delta"] * (len(own) - 1), f"{kind}.done"]
+    assert "".join(event["delta"] for event in own[:-1]) == own[-1]["input"] == "aa\n"
+    added = next(event["item"] for event in told if event.get("output_index") == 1)
+    assert (added["input"], added["status"]) == ("", "in_progress")
+    (message,) = said(completed(one, replay(rows, Finish.CALLS, None)[0]).output)
+    assert message["reasoning_content"] == "hm"
+    assert [call[call["type"]]["name"] for call in message["tool_calls"]] == ["patch", "agents__spawn", "unknown"]
 
 
 def test_an_output_of_nothing_is_an_empty_message() -> None:
