@@ -102,6 +102,112 @@ def test_stopping_with_the_keyboard_and_what_was_said_stays(chat: Page) -> None:
     assert chat.evaluate("document.getElementById('prompt').value").startswith("Tell me a long story.")
 
 
+# The server's answers, written by the test: how many requests there were, and a way to say something in the latest.
+SCRIPTED = """(() => {
+  const real = window.fetch;
+  window.asked = [];
+  window.fetch = (path, options) => {
+    if (!String(path).endsWith("/chat/completions")) return real(path, options);
+    const turn = { body: JSON.parse(options.body), stopped: false };
+    window.asked.push(turn);
+    return new Promise((resolve, reject) => {
+      const failed = () => new DOMException("stopped", "AbortError");
+      options.signal.addEventListener("abort", () => {
+        turn.stopped = true;
+        turn.pipe?.error(failed());
+        reject(failed());
+      });
+      turn.answer = () => resolve(new Response(new ReadableStream({ start: (pipe) => { turn.pipe = pipe; } })));
+      turn.say = (content) => turn.pipe.enqueue(new TextEncoder().encode(
+        `data: ${JSON.stringify({ choices: [{ delta: { content }, finish_reason: null }] })}\\n\\n`));
+      turn.end = () => turn.pipe.close();
+    });
+  };
+})()"""
+SHOWN = "[...document.querySelectorAll('article .text')].map((one) => one.textContent)"
+
+
+def sent(chat: Page) -> list[tuple[str, str]]:
+    """The messages of the latest request."""
+    found = chat.evaluate("window.asked.at(-1).body.messages")
+    return [(message["role"], message["content"]) for message in found]
+
+
+def begun(chat: Page, question: str, words: str) -> None:
+    """A scripted answer that streams and has not ended."""
+    count = chat.evaluate("window.asked.length")
+    say(chat, question)
+    chat.until(f"window.asked.length === {count + 1}")
+    chat.evaluate("window.asked.at(-1).answer()")
+    chat.evaluate(f"window.asked.at(-1).say({words!r})")
+    chat.until(f"{LAST}?.querySelector('.text').textContent === {words!r}")
+
+
+def test_a_new_chat_while_an_answer_streams_begins_empty(chat: Page) -> None:
+    chat.evaluate(SCRIPTED)
+    begun(chat, "first", "a half")
+    chat.evaluate("document.getElementById('clear').click()")
+    assert chat.evaluate("window.asked[0].stopped")
+    assert chat.evaluate(IDLE)
+    assert chat.evaluate(SHOWN) == []
+    begun(chat, "second", "another")
+    assert sent(chat) == [("user", "second")]
+    assert not chat.evaluate("window.asked[1].stopped")
+    assert chat.evaluate(SHOWN) == ["second", "another"]
+    chat.evaluate("window.asked[1].end()")
+    assert said(chat) == "another"
+    begun(chat, "third", "more")
+    assert sent(chat) == [("user", "second"), ("assistant", "another"), ("user", "third")]
+
+
+def test_stop_before_the_first_token_takes_the_message_back(chat: Page) -> None:
+    chat.evaluate(SCRIPTED)
+    begun(chat, "first", "answer")
+    chat.evaluate("window.asked[0].end()")
+    said(chat)
+    say(chat, "second")
+    chat.until("window.asked.length === 2")
+    assert not chat.evaluate("document.getElementById('stop').hidden")
+    chat.evaluate("document.getElementById('stop').click()")
+    chat.until(IDLE)
+    assert chat.evaluate("window.asked[1].stopped")
+    assert chat.evaluate("document.getElementById('prompt').value") == "second"
+    assert chat.evaluate(SHOWN) == ["first", "answer"]
+    assert chat.evaluate("document.querySelectorAll('.fault').length") == 0
+    chat.evaluate("document.getElementById('prompt').value = ''")
+    begun(chat, "third", "more")
+    assert sent(chat) == [("user", "first"), ("assistant", "answer"), ("user", "third")]
+
+
+def test_stopping_an_answer_keeps_what_was_said(chat: Page) -> None:
+    chat.evaluate(SCRIPTED)
+    begun(chat, "first", "a half")
+    chat.press("Escape")
+    assert said(chat) == "a half"
+    assert "you" in chat.evaluate(f"{LAST}.querySelector('.timing').innerText")
+    begun(chat, "second", "more")
+    assert sent(chat) == [("user", "first"), ("assistant", "a half"), ("user", "second")]
+
+
+def test_the_key_for_a_new_chat_is_no_letter_of_anybodys(chat: Page) -> None:
+    chat.evaluate(SCRIPTED)
+    begun(chat, "first", "answer")
+    # AltGr+N writes a letter on some keyboards, with control and alt on Windows; N lies elsewhere on others.
+    for key, code, modifiers in (
+        ("ń", "KeyN", 1),
+        ("n", "KeyN", 3),
+        ("n", "KeyN", 9),
+        ("b", "KeyN", 1),
+        ("n", "KeyN", 0),
+    ):
+        chat.press(key, code, modifiers=modifiers)
+        assert chat.evaluate(SHOWN) == ["first", "answer"], (key, modifiers)
+    chat.press("n", "KeyL", modifiers=1)
+    assert chat.evaluate(SHOWN) == []
+    assert chat.evaluate("window.asked[0].stopped")
+    assert "Alt+N" in chat.evaluate("document.getElementById('clear').title")
+
+
 def test_a_refusal_is_shown_and_the_message_comes_back(chat: Page) -> None:
     set_option(chat, "max_tokens", "4000")
     text = "word " * 200
