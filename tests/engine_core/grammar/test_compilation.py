@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 
+import numpy as np
 import pytest
 
 from engine_core.grammar import compilation
 from engine_core.grammar.compilation import compile_grammar
 from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
-from tests.engine_core.grammar.vocabulary import accepts, tokens
+from tests.engine_core.grammar.vocabulary import END, OTHER_END, accepts, tokens
 
 
 def compiled(kind: str, source: str = "") -> compilation.Compiled:
@@ -46,6 +47,19 @@ def test_what_compiles_can_be_followed() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_told(kind: str, source: str, why: str) -> None:
     assert why in refused(kind, source).message
+
+
+def test_the_trial_takes_tokens_that_a_mask_allows_and_no_end() -> None:
+    allowed = {3, 40, 41, 1000, 4000, END, OTHER_END}
+    bits = np.zeros(tokens().words * 32, np.uint8)
+    bits[list(allowed)] = 1
+    mask = np.packbits(bits, bitorder="little").view(np.uint32)
+    found = [compilation.chosen(mask, turn, tokens()) for turn in range(200)]
+    assert set(found) == allowed - {END, OTHER_END}
+    ends = np.zeros_like(bits)
+    ends[[END, OTHER_END]] = 1
+    assert compilation.chosen(np.packbits(ends, bitorder="little").view(np.uint32), 3, tokens()) is None
+    assert compilation.chosen(np.zeros(tokens().words, np.uint32), 0, tokens()) is None
 
 
 def test_the_library_is_quoted_without_our_own_spelling_of_a_schema() -> None:
