@@ -347,6 +347,7 @@ class TextExtra(Part, frozen=True, kw_only=True):
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0
     stop_reason: str | int | None = None  # stop string or stop token id that ended the choice
     drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
+    reasons: bool = False  # on a choice's first row: reasoning is told apart from its content
     reasoning_tokens: int = 0  # on a choice's last row, where its reasoning was parsed; its markers count
     vector: bytes | None = None  # float32, of a request that pools; on its one row
     approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar does not hold exactly

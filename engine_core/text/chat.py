@@ -71,7 +71,9 @@ def read_message(message: Any, place: str) -> dict[str, Any]:
         read.pop("tool_calls", None)
     if "content" in read:
         read["content"] = read_content(read["content"], f"{place}.content")
-    elif not any(key in read for key in SPOKEN):
+    elif read["role"] == "assistant":  # whose turn may have been silent
+        read |= {} if any(key in read for key in SPOKEN) else {"content": None}
+    else:
         raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
     if "tool_calls" in read:
         read["tool_calls"] = read_tool_calls(read["tool_calls"], f"{place}.tool_calls")

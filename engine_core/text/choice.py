@@ -46,6 +46,7 @@ class Choice:
         "_parser",
         "_prompt_tokens",
         "_reasoned",
+        "_reasons",
         "_scanner",
         "_vocabulary",
         "ended",
@@ -65,11 +66,13 @@ class Choice:
         echo_alone: bool = False,
         approximations: tuple[str, ...] = (),
         parser: OutputParser | None = None,
+        reasons: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = stream
         self._scanner = scanner
         self._parser = parser  # None where what comes is content
+        self._reasons = reasons  # whether the parser looks for reasoning; told with the first delta
         self._reasoned = 0  # tokens of the reasoning, its markers among them
         self._first: str | None = echo  # what comes before the first delta's text; None from then on
         self._length = len(echo)  # characters detokenized so far, echo included
@@ -236,6 +239,7 @@ class Choice:
             logprobs=tuple(logprobs),
             stop_reason=match.stop if match is not None else stop_token,
             drafted=self._drafted if self.ended else None,
+            reasons=first and self._reasons,
             reasoning_tokens=self._reasoned if self.ended else 0,
             vector=extra.vector if extra is not None else None,
             approximations=self._approximations if first else (),

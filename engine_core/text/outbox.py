@@ -100,6 +100,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         vector=first.vector if first.vector is not None else second.vector,
         stop_reason=second.stop_reason,
         drafted=second.drafted,
+        reasons=first.reasons or second.reasons,
         reasoning_tokens=second.reasoning_tokens,
         error=second.error,
     )

@@ -66,6 +66,7 @@ class Kept:
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
             approximations=first.approximations,
+            reasons=first.reasons,
             stop_reason=last.extra.stop_reason if last.extra is not None else None,
             drafted=last.extra.drafted if last.extra is not None else None,
             reasoning_tokens=last.extra.reasoning_tokens if last.extra is not None else 0,
@@ -150,6 +151,7 @@ class Request:
                 include_stop=text.include_stop,
                 approximations=prepared.approximations,
                 parser=parsing.parser() if parsing is not None else None,
+                reasons=parsing is not None and parsing.reasoning is not None,
             )
             for _ in range(text.n)
         )

@@ -137,22 +137,24 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    """What the model said. `content` is null where it only called tools; its reasoning stands under both names."""
+    """What the model said. `content` is null where it only called tools. Its reasoning stands under both names; where
+    it is looked for and there is none, `reasoning_content` is null, which clients of reasoning models read."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, output: Output, told: Told) -> AssistantMessage:
+    def of(cls, output: Output, told: Told, *, reasons: bool) -> AssistantMessage:
         thought = output.reasoning if told.reasoning and output.reasoning else msgspec.UNSET
+        absent = None if told.reasoning and reasons else msgspec.UNSET
         calls = [CallAnswer.of(call, told.customs) for call in output.calls]
         return cls(
             output.content if output.content or not calls else None,
-            reasoning_content=thought,
+            reasoning_content=absent if thought is msgspec.UNSET else thought,
             reasoning=thought,
             tool_calls=calls or msgspec.UNSET,
         )
@@ -213,7 +215,7 @@ def chat_answer(identity: Identity, reply: Reply, told: Told) -> ChatAnswer:
     choices = [
         ChatChoice(
             index=choice.index,
-            message=AssistantMessage.of(output_of(choice.take()), told),
+            message=AssistantMessage.of(output_of(choice.take()), told, reasons=reply.prompts[0].reasons),
             logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
             finish_reason=finish_reason(choice.finish),
             stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,

@@ -99,8 +99,7 @@ def check_message(message: ChatMessage, path: str) -> None:
             raise InvalidRequest(f"{param} must be an object, or its text", param=param, code="invalid_type")
     if message.role == "tool" and message.tool_call_id is None:
         raise missing(f"{path}.tool_call_id")
-    spoken = message.tool_calls or (message.role == "assistant" and (message.reasoning_content or message.reasoning))
-    if message.content is None and not spoken:
+    if message.content is None and message.role != "assistant":  # whose turn may have been silent
         raise missing(f"{path}.content")
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
         check_part(part, message.role, f"{path}.content[{number}]")

@@ -119,8 +119,9 @@ def timeout_of(scope: Scope) -> float | None:
     if not given:
         return None
     seconds = float(given[0]) if len(given) == 1 and SECONDS.fullmatch(given[0]) else math.nan
-    if not 0 < seconds <= limits.MAX_TIMEOUT:
-        message = f"the header X-Request-Timeout must be a number of seconds, above 0 and at most {limits.MAX_TIMEOUT}"
+    if not limits.MIN_TIMEOUT <= seconds <= limits.MAX_TIMEOUT:
+        bounds = f"from {limits.MIN_TIMEOUT:g} to {limits.MAX_TIMEOUT}"
+        message = f"the header X-Request-Timeout must be a number of seconds {bounds}"
         raise InvalidRequest(message, code="invalid_header")
     return seconds
 

@@ -45,9 +45,10 @@ class Frames:
         self._chat = chat
         self._usage = usage
         self._told = told
+        self._quiet = b""  # of a delta without reasoning where reasoning is told apart: it says that there is none
         self._echo_logprobs = told.echo and told.logprobs
-        before = b',"delta":{"content":' if chat else b',"text":'
-        self._heads = [self._opening + b'{"index":%d' % index + before for index in range(choices)]
+        self._heads = [b""] * choices  # of each choice's text, from its first chunk on
+        self._counted = [0] * choices  # output tokens of each that its chunks have told
         self._text_end = b"}" if chat else b""
         self._end = (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
         self._plain_tail = self._text_end + UNFINISHED + self._end
@@ -91,12 +92,16 @@ class Frames:
     def _begin(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
         choice.begun = True
         facts = reply.prompts[choice.prompt]
+        if facts.reasons and self._told.reasoning:
+            self._quiet = b'"reasoning_content":null,'
+        before = b',"delta":{' + self._quiet + b'"content":' if self._chat else b',"text":'
+        self._heads[choice.index] = self._opening + b'{"index":%d' % choice.index + before
         ids = b',"prompt_token_ids":' + ENCODE.encode(unpacked(facts.token_ids)) if self._told.token_ids else b""
         if self._chat:
-            role = b'{"index":%d,"delta":{"role":"assistant","content":""}' % choice.index
+            role = b'{"index":%d,"delta":{"role":"assistant",%b"content":""}' % (choice.index, self._quiet)
             frames.append(self._opening + role + UNFINISHED + ids + self._last(reply))
         elif ids:
-            frames.append(self._text(reply, choice, "", b"null", ids))
+            frames.append(self._heads[choice.index] + b'"",' + UNFINISHED[1:] + ids + self._last(reply))
         if self._echo_logprobs and facts.logprobs is not None:
             text = choice.take_text()
             as_ids = self._told.tokens_as_ids
@@ -110,8 +115,11 @@ class Frames:
             if segment.kind != PieceKind.REASONING or self._told.reasoning:
                 head = self._opening + b'{"index":%d,"delta":' % choice.index
                 logprobs, ids = self._logprobs(choice), self._ids(choice)
-                tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply)
-                frames.append(head + segment_delta(segment, self._told.customs) + tail)
+                tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply, choice)
+                delta = segment_delta(segment, self._told.customs)
+                if segment.kind != PieceKind.REASONING:
+                    delta = b"{" + self._quiet + delta[1:]
+                frames.append(head + delta + tail)
 
     def _detailed(self, reply: Reply, choice: Choice, text: str) -> bytes:
         return self._text(reply, choice, text, self._logprobs(choice), self._ids(choice))
@@ -128,21 +136,26 @@ class Frames:
         return b',"token_ids":' + ENCODE.encode(unpacked(ids)) if ids and self._told.token_ids else b""
 
     def _text(self, reply: Reply, choice: Choice, text: str, logprobs: bytes, ids: bytes) -> bytes:
-        tail = self._text_end + b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply)
-        return self._heads[choice.index] + encode_text(text) + tail
+        tail = self._text_end + b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]"
+        return self._heads[choice.index] + encode_text(text) + tail + self._last(reply, choice)
 
-    def _last(self, reply: Reply) -> bytes:
-        """The end of a chunk."""
+    def _last(self, reply: Reply, choice: Choice | None = None) -> bytes:
+        """The end of a chunk; usage counts what chunks have told, with this one of `choice`."""
         if not self._usage.always:
             return self._end
-        return b',"usage":' + ENCODE.encode(UsageAnswer.of(reply.usage)) + b"}\n\n"
+        if choice is not None:
+            self._counted[choice.index] = choice.tokens
+        usage = msgspec.structs.replace(reply.usage, completion_tokens=sum(self._counted))
+        return b',"usage":' + ENCODE.encode(UsageAnswer.of(usage)) + b"}\n\n"
 
     def _finish(self, reply: Reply, choice: Choice) -> bytes:
-        empty = b',"delta":{}' if self._chat else b',"text":""'
+        empty = b',"text":""'
+        if self._chat:
+            empty = b',"delta":{' + (self._quiet + b'"content":""' if self._quiet else b"") + b"}"
         reason = b',"logprobs":null,"finish_reason":"' + finish_reason(choice.finish).encode() + b'"'
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
-        end = self._last(reply)
+        end = self._last(reply, choice)
         if reply.approximations:
             end = b',"penstock":' + escaped(ENCODE.encode(Remarks(reply.approximations))) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end

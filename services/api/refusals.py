@@ -22,7 +22,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     # structured output
-    "guided_decoding_backend": (),
     "stop_regex": (),
     # reasoning
     "reasoning": (),
@@ -45,7 +44,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "spaces_between_special_tokens": (True,),
     "return_hidden_states": (False,),
-    "logprob_token_ids": (),
+    "logprob_token_ids": ([],),
     "no_stop_trim": (False,),
     "typical_p": (1, 1.0),
     "logits_processors": ([],),
@@ -85,6 +84,7 @@ WITHOUT_EFFECT: tuple[str, ...] = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
+    "guided_decoding_backend",  # there is one
     "request_id",  # X-Request-Id is the way to name a request
 )
 

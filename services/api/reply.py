@@ -35,13 +35,14 @@ class Usage(msgspec.Struct, frozen=True):
 class PromptFacts:
     """What is known of one prompt once its first choice begins."""
 
-    __slots__ = ("approximations", "cached_tokens", "logprobs", "token_ids", "tokens")
+    __slots__ = ("approximations", "cached_tokens", "logprobs", "reasons", "token_ids", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
         self.token_ids = b""  # int32, where they were asked for
         self.cached_tokens: int | None = None
         self.approximations: tuple[str, ...] = ()
+        self.reasons = False  # reasoning is told apart from the content
         self.logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
@@ -269,6 +270,8 @@ class Reply:
             facts.tokens = extra.prompt_tokens
         if extra.cached_tokens is not None and (facts.cached_tokens is None or choice.index % self.n == 0):
             facts.cached_tokens = extra.cached_tokens
+        if extra.reasons:
+            facts.reasons = True
         if extra.approximations:
             facts.approximations = extra.approximations
         if extra.prompt_logprobs is not None:

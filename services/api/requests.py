@@ -21,7 +21,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TopCount = Annotated[int, Meta(ge=0, le=limits.MAX_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-Timeout = Annotated[float, Meta(gt=0, le=limits.MAX_TIMEOUT, description="seconds in which the request must end")]
+TIMEOUT = "seconds in which the request must end"
+Timeout = Annotated[float, Meta(ge=limits.MIN_TIMEOUT, le=limits.MAX_TIMEOUT, description=TIMEOUT)]
 Whitespace = Annotated[str, Meta(min_length=1, max_length=limits.MAX_WHITESPACE)]
 SPECULATIVE = "false: no drafts for this request but those that its grammar forces; the output is the same"
 TRUNCATE = "keep so many of the prompt's last tokens; -1: as many as leave room for max_tokens"

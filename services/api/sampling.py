@@ -17,6 +17,7 @@ from services.api.served import ServedModel
 T = TypeVar("T")
 
 SEED_BITS = 63  # of a seed that the client left to us
+MOST_NAMED = 16  # wrong keys in one message
 TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 
@@ -98,13 +99,13 @@ def bias_pairs(asked: dict[str, float] | None, model: ServedModel) -> tuple[tupl
     """`logit_bias` by token id; JSON has only strings as keys."""
     if not asked:
         return ()
-    pairs: dict[int, float] = {}
-    for key, value in asked.items():
-        if not TOKEN_KEY.fullmatch(key) or int(key) >= model.vocab_size:
-            message = f"logit_bias: the key {key[:32]!r} is not a token id of the vocabulary of {model.vocab_size}"
-            raise InvalidRequest(message, param="logit_bias", code="invalid_value")
-        pairs[int(key)] = float(value)
-    return tuple(pairs.items())
+    wrong = [key for key in asked if not TOKEN_KEY.fullmatch(key) or int(key) >= model.vocab_size]
+    if wrong:
+        named = ", ".join(repr(key[:32]) for key in wrong[:MOST_NAMED])
+        more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        message = f"logit_bias: no token ids of the vocabulary of {model.vocab_size}: {named}{more}"
+        raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+    return tuple({int(key): float(value) for key, value in asked.items()}.items())
 
 
 def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
@@ -141,7 +142,8 @@ def wants_usage(request: GenerationRequest) -> UsageWanted:
     if options.include_obfuscation:
         param = "stream_options.include_obfuscation"
         raise NotBuilt(f"{param} is not built yet", param=param)
-    return UsageWanted(bool(options.include_usage), bool(options.continuous_usage_stats))
+    included = bool(options.include_usage)
+    return UsageWanted(included, included and bool(options.continuous_usage_stats))
 
 
 def kept_prompt(request: GenerationRequest) -> int:

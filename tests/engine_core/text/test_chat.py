@@ -61,7 +61,7 @@ def test_a_call_is_of_a_function_where_it_does_not_say() -> None:
         ({"content": "x"}, "messages[1].role"),
         ({"role": 3, "content": "x"}, "messages[1].role"),
         ({"role": "user"}, "messages[1].content"),
-        ({"role": "assistant", "tool_calls": []}, "messages[1].content"),
+        ({"role": "user", "tool_calls": []}, "messages[1].content"),
         ({"role": "user", "content": 3}, "messages[1].content"),
         ({"role": "user", "content": ["x"]}, "messages[1].content[0].type"),
         (

@@ -97,6 +97,11 @@ def test_silence_is_none_for_templates_that_ask_for_it() -> None:
         render(silent, template="{{ 'a' + 1 }}" + asking)
 
 
+@pytest.mark.parametrize("silent", [{"role": "assistant", "content": None}, {"role": "assistant"}])
+def test_an_assistant_that_said_nothing(silent: dict[str, Any]) -> None:
+    assert render(USER, silent, USER, template=TEXTUAL).text == "user:hi.user:hi."
+
+
 def test_a_final_message_without_words_is_continued_from_its_beginning() -> None:
     silent = {"role": "assistant", "content": None, "reasoning_content": "so"}
     words: Any = {"add_generation_prompt": False, "continue_final_message": True}
@@ -131,8 +136,8 @@ def test_tokenize_renders_the_same() -> None:
 
 
 def test_tokenize_reasons_as_the_request_would() -> None:
-    template = TEMPLATE + "{% if enable_thinking %}on{% endif %}"
-    renderer = Renderer(ChatTemplate({"default": template}, {}), {}, Dialect(reasoning=THINK))
+    template = TEMPLATE.replace("<think>\n", "on")
+    renderer = Renderer(ChatTemplate({"default": template}, {}), Dialect(reasoning=THINK))
     for effort, ending in (("high", "on"), ("none", "assistant:"), ("", "assistant:")):
         question = Tokenize(id=1, messages=json.dumps([USER]).encode(), reasoning=Reasoning(effort=effort))
         assert renderer.render(question, 0.0).text.endswith(ending)

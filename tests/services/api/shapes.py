@@ -63,7 +63,7 @@ def check_chat_chunks(chunks: list[dict[str, Any]], *, usage: bool = False) -> N
         first = choice["index"] not in opened
         opened.add(choice["index"])
         assert (choice["delta"].get("role") == "assistant") == first
-        assert choice["finish_reason"] is None or choice["delta"] == {}
+        assert choice["finish_reason"] is None or not any(choice["delta"].values())
 
 
 def check_completion_chunks(chunks: list[dict[str, Any]], *, usage: bool = False) -> None:

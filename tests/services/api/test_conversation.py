@@ -94,3 +94,12 @@ async def test_template_arguments_do_not_replace_the_servers_own(name: str) -> N
     async with client(service(FakePort(silent))) as http:
         answer = await http.post(CHAT, json=body)
     check_error(answer.json(), "invalid_request_error", f"chat_template_kwargs.{name}")
+
+
+@pytest.mark.parametrize("silent_turn", [{"role": "assistant", "content": None}, {"role": "assistant"}])
+async def test_an_assistant_may_have_said_nothing(silent_turn: dict[str, Any]) -> None:
+    port = FakePort(answering(words("ok")))
+    messages = [{"role": "user", "content": "a"}, silent_turn, {"role": "user", "content": "b"}]
+    async with client(service(port)) as http:
+        assert (await http.post(CHAT, json={"messages": messages})).status_code == 200
+    assert json.loads(port.sent[0].messages) == messages  # type: ignore[attr-defined]

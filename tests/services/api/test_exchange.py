@@ -178,7 +178,7 @@ def bounded(seconds: str) -> dict[str, str]:
     return {"x-request-timeout": seconds}
 
 
-@pytest.mark.parametrize("timeout", [0, -1, "1", True, 1e9, limits.MAX_TIMEOUT + 1])
+@pytest.mark.parametrize("timeout", [0, -1, 5e-324, 0.0009, "1", True, 1e9, limits.MAX_TIMEOUT + 1])
 async def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
     port = FakePort(silent)
     async with client(service(port)) as http:
@@ -189,7 +189,7 @@ async def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "0.0", "-1", "nan", "inf", "1e3", "9999999", "999999", "1,5", "0x1", "٣", "1 s"]
+    "text", ["", "0", "0.0", "0.0009", "-1", "nan", "inf", "1e3", "9999999", "999999", "1,5", "0x1", "٣", "1 s"]
 )
 async def test_a_header_that_is_none_is_refused(text: str) -> None:
     port = FakePort(silent)

@@ -73,16 +73,35 @@ async def test_a_query_that_makes_no_sense(path: str, body: dict[str, Any], quer
 
 
 @BOTH
-@pytest.mark.parametrize("at_end", [False, True])
-async def test_usage_in_every_chunk(path: str, body: dict[str, Any], at_end: bool) -> None:
-    options = {"continuous_usage_stats": True, "include_usage": at_end}
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"return_token_ids": True}])
+async def test_usage_in_every_chunk_counts_what_was_told(
+    path: str, body: dict[str, Any], more: dict[str, Any]
+) -> None:
+    options = {"continuous_usage_stats": True, "include_usage": True}
     port = FakePort(answering(words("a", "b", "c")))
-    chunks = events(await ask(port, path, body | {"stream": True, "stream_options": options}))
+    chunks = events(await ask(port, path, body | more | {"stream": True, "stream_options": options}))
     told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert told == sorted(told)
-    assert told[-1] == 3
+    assert told[-1] == 3 * more.get("n", 1)
     assert all(chunk["usage"]["prompt_tokens"] == 5 for chunk in chunks)
-    assert (chunks[-1]["choices"] == []) == at_end
+    assert chunks[-1]["choices"] == []
+    counted = 0
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        said = choice.get("text") or choice.get("delta", {}).get("content")
+        counted += len(said or "")
+        assert chunk["usage"]["completion_tokens"] == counted, "a letter is a token here"
+
+
+@BOTH
+@pytest.mark.parametrize("included", [False, None])
+async def test_usage_that_is_not_included_is_in_no_chunk(
+    path: str, body: dict[str, Any], included: bool | None
+) -> None:
+    options = {"continuous_usage_stats": True, "include_usage": included}
+    port = FakePort(answering(words("a", "b")))
+    chunks = events(await ask(port, path, body | {"stream": True, "stream_options": options}))
+    assert all("usage" not in chunk for chunk in chunks)
 
 
 @BOTH

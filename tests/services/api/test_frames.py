@@ -183,3 +183,25 @@ def test_reasoning_and_calls_of_a_stream_are_those_of_the_whole(rows: Any, finis
     assert reasoning == (message.get("reasoning_content") or "")
     assert calls == [call["function"] for call in message.get("tool_calls") or ()]
     assert ends(chunks) == {0: (choice["finish_reason"], choice.get("stop_reason"))}
+
+
+@settings(max_examples=100)
+@given(rows=outputs(), finish=st.sampled_from(FINISHES), told=st.booleans())
+def test_where_reasoning_is_looked_for_every_delta_tells(rows: Any, finish: Finish, told: bool) -> None:
+    """A client's loop adds up what each delta has: `reasoning_content` if it is there, else `content`."""
+    frames = Frames(IDENTITY, chat=True, choices=1, told=Told(reasoning=told))
+    _, stream = replayed(rows, finish, frames, reasons=True)
+    chunks = events(stream)
+    check_chat_chunks(chunks)
+    reply, _ = replayed(rows, finish, None, reasons=True)
+    message = json.loads(json_of(chat_answer(IDENTITY, reply, Told(reasoning=told))))["choices"][0]["message"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert all(("reasoning_content" in delta) == told for delta in (*deltas, message))
+    if told:
+        reasoning, content = "", ""
+        for delta in deltas:
+            if delta["reasoning_content"]:
+                reasoning += delta["reasoning_content"]
+            elif "tool_calls" not in delta:
+                content += delta["content"]
+        assert (reasoning, content) == (message["reasoning_content"] or "", message["content"] or "")

@@ -65,6 +65,8 @@ TAKEN: tuple[tuple[str, Any, str, Any], ...] = (
     ("model", "demo-alias", "n", 1),
     ("model", None, "n", 1),
     ("no_such_field", {"a": [1]}, "n", 1),
+    ("logprob_token_ids", [], "n", 1),
+    ("guided_decoding_backend", "xgrammar", "n", 1),
 )
 
 # Parameter, value, the parameter that the answer names.
@@ -279,3 +281,14 @@ def test_no_parameter_is_both_served_and_refused() -> None:
     served = {name for kind in (GenerationRequest, ChatRequest, CompletionRequest) for name in kind.__struct_fields__}
     assert served.isdisjoint(refusals.REFUSED)
     assert set(refusals.REFUSED).isdisjoint(refusals.WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_every_wrong_key_of_a_bias_is_named(path: str, body: dict[str, Any]) -> None:
+    code, text = await post(FakePort(silent), path, body | {"logit_bias": {"5": 1, "x": 1, "1000": 1, "-1": 1}})
+    assert code == 400
+    message = json.loads(text)["error"]["message"]
+    assert message.endswith("'x', '1000', '-1'")
+    many = {f"k{number}": 1 for number in range(20)}
+    _, text = await post(FakePort(silent), path, body | {"logit_bias": many})
+    assert json.loads(text)["error"]["message"].endswith("'k15' and 4 more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from starlette.routing import Route
@@ -80,11 +81,25 @@ def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
     for label, kind, without in (("of responses", ResponseRequest, responses.WITHOUT_EFFECT),
                                  ("of messages", MessageRequest, messages.WITHOUT_EFFECT)):  # fmt: skip
         told, true = row(label, head), set(kind.__struct_fields__) - extras - set(without)
+        if label == "of responses":
+            told |= row("of responses, beyond its API", head)
         assert told == true, difference(told, true)
         assert set(without) <= row(f"{label}, accepted without effect", head)
-    told = {name for cells in table("Refused by Responses or Messages") for name in names(cells[0])}
-    for refused in (responses.OWN_REFUSALS, responses.CHAT_NAMES, messages.OWN_REFUSALS, messages.CHAT_NAMES):
-        assert set(refused) <= told, difference(told, set(refused))
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "refusals"), [("responses", ResponseRequest, responses), ("messages", MessageRequest, messages)]
+)
+def test_what_responses_and_messages_refuse_has_a_reason_and_is_not_served(
+    api: str, kind: type, refusals: Any
+) -> None:
+    told = {name for cells in table(f"Refused by {api}") for name in names(cells[0])}
+    own = {*refusals.OWN_REFUSALS, *refusals.CHAT_NAMES}
+    assert own <= told, difference(told, own)
+    served = set(kind.__struct_fields__)
+    assert served.isdisjoint(refusals.REFUSALS)
+    stated = row(f"of {api}", "Of the two") | row("of both, beyond their APIs", "Of the two")
+    assert stated.isdisjoint(own)
 
 
 def test_every_parameter_of_vectors_stands_in_its_row() -> None:

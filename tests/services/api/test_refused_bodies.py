@@ -42,7 +42,7 @@ REFUSED = {
     "chat-unbuilt": ("/v1/chat/completions", json.dumps({**CHAT, "functions": [{}]}), 400),
     "completions": ("/v1/completions", json.dumps({"prompt": BIG, "temperature": 9}), 400),
     "messages": ("/v1/messages", json.dumps({**CHAT, "max_tokens": 0}), 400),
-    "messages-later": ("/v1/messages", json.dumps({**CHAT, "max_tokens": 10**6}), 400),
+    "messages-later": ("/v1/messages", json.dumps({**CHAT, "max_tokens": 4, "min_tokens": 5}), 400),
     "responses": ("/v1/responses", json.dumps({"input": BIG, "temperature": 9}), 400),
     "responses-later": ("/v1/responses", json.dumps({"input": BIG, "max_output_tokens": 10**6}), 400),
     "embeddings": ("/v1/embeddings", json.dumps({"input": BIG, "dimensions": 0}), 400),

@@ -34,13 +34,15 @@ def outputs(draw: st.DrawFn) -> list[tuple[list[Piece], bool]]:
     return rows
 
 
-def replay(rows: list[tuple[list[Piece], bool]], finish: Finish, framing: Framing | None) -> tuple[Reply, str]:
+def replay(
+    rows: list[tuple[list[Piece], bool]], finish: Finish, framing: Framing | None, *, reasons: bool = False
+) -> tuple[Reply, str]:
     """The reply that the rows make, and the stream where there is a framing."""
     reply = Reply(1, 1, stream=framing is not None, timings=Timings(), now=1.0)
     sent = b""
     for step, (pieces, taken) in enumerate(rows):
         last = step == len(rows) - 1
-        extra = TextExtra(row=0, prompt_tokens=7, cached_tokens=3) if step == 0 else None
+        extra = TextExtra(row=0, prompt_tokens=7, cached_tokens=3, reasons=reasons) if step == 0 else None
         plain = all(piece.kind == PieceKind.CONTENT for piece in pieces) and step % 2 == 0
         text = "".join(piece.text for piece in pieces) if plain else ""  # as a choice that nothing was parsed of
         reply.push(0, text, 1, finish if last else Finish.NONE, extra, 2.0 + step, [] if plain else pieces)
