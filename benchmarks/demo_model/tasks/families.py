@@ -1,4 +1,4 @@
-"""Tools that people give to models: a hundred families from data/tools.txt, and as many as needed that no list holds.
+"""Tools that people give to models: families of data/tools.txt, and as many as needed that no list holds.
 
 Every conversation names a family's tool, its parameters and what they are for anew, so that the model learns to read
 signatures: names in every style, names that say nothing, descriptions that say it in other words than the question.

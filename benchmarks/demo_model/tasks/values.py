@@ -342,7 +342,8 @@ KINDS: dict[str, Draw] = {
     "phone": lambda rng: f"{rng.choice(('555-', '0', '+49 ', '030 '))}{rng.randrange(1000, 1000000)}",
     "allergy": lambda rng: plural(rng.choice(FOODS)), "instrument": of(_INSTRUMENTS), "city": of(CITIES),
     "event": _event,
-    "dish": of(FOODS), "flag": lambda rng: rng.random() < 0.5,
+    "ip": lambda rng: ".".join(str(rng.randrange(1, 255)) for _ in range(4)), "dish": of(FOODS),
+    "flag": lambda rng: rng.random() < 0.5,
 }  # fmt: skip
 
 
