@@ -134,7 +134,7 @@ async def ask(address: tuple[str, int], kind: str, dice: random.Random) -> Outco
     """One request on a connection of its own, as a client of this kind behaves."""
     body = body_of(kind, dice)
     reader, writer = await asyncio.open_connection(*address)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: soak\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     sent = time.monotonic()
     try:
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -218,7 +218,7 @@ async def watched(pid: int, samples: list[tuple[float, dict[str, float]]]) -> No
 
 async def health(address: tuple[str, int]) -> dict[str, Any]:
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(b"GET /health HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     answer = await asyncio.wait_for(reader.read(), LIMIT)
     writer.close()
     found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])

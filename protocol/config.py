@@ -113,8 +113,14 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     api_key_file: Annotated[
         str, Option("file with a key per line, read again when it changes and on SIGHUP", metavar="FILE", blank=NO_KEY)
     ] = ""
+    allowed_hosts: Annotated[
+        str,
+        Option("host names that this server goes by beside loopback names, *.NAME for those below, or *; may be "
+               "repeated; empty: any, or loopback names alone where --host is a loopback address",
+               several=True, metavar="HOST[:PORT]"),
+    ] = ""
     allowed_origins: Annotated[
-        str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: none",
+        str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: its own alone",
                     several=True, metavar="ORIGIN")
     ] = ""
     allowed_methods: Annotated[
@@ -358,6 +364,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2
+HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)(:[0-9]{1,5})?")
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -452,6 +459,9 @@ def check_listening(api: ApiConfig) -> None:
         for flag, value in (("--ssl-keyfile", api.ssl_keyfile), ("--ssl-ca-certs", api.ssl_ca_certs)):
             if value:
                 raise ConfigError(flag, value, "it needs --ssl-certfile")
+    for name in words(api.allowed_hosts):
+        if name != "*" and not HOST.fullmatch(name):
+            raise ConfigError("--allowed-hosts", name, "it must be *, or like example.org, *.example.org or [::1]:8000")
     origins = words(api.allowed_origins)
     if api.allow_credentials and ("*" in origins or not origins):
         raise ConfigError("--allow-credentials", True, "it needs the origins by name in --allowed-origins")

@@ -8,6 +8,7 @@
     │   │   ├── NotBuilt             400 invalid_request_error, code "unsupported"
     │   │   └── UnsupportedSchema    400 invalid_request_error, code "unsupported_schema"
     │   ├── Unauthorized             401 authentication_error
+    │   ├── Forbidden                403 permission_error
     │   ├── NotFound                 404 not_found_error
     │   ├── MethodNotAllowed         405 invalid_request_error
     │   ├── RequestTimeout           408 invalid_request_error
@@ -16,8 +17,10 @@
     │   ├── HeadTooLarge             431 invalid_request_error
     │   ├── Overloaded               429 rate_limit_error
     │   ├── EngineFailure            500 server_error
+    │   ├── UnknownCoding            501 invalid_request_error
     │   ├── Unavailable              503 service_unavailable
-    │   └── DeadlineExceeded         504 timeout_error
+    │   ├── DeadlineExceeded         504 timeout_error
+    │   └── UnknownVersion           505 invalid_request_error
     ├── ConfigError                  an option of the command line or the config file
     │   └── AddressError             the address to listen on is taken or not this machine's
     ├── ModelError                   the model folder: a missing, truncated or misshapen file, an unknown architecture
@@ -102,6 +105,13 @@ class Unauthorized(RequestError):
     type = "authentication_error"
 
 
+class Forbidden(RequestError):
+    """A page of an origin, or a host name, that this server does not answer."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(RequestError):
     status = 404
     type = "not_found_error"
@@ -154,6 +164,20 @@ class EngineFailure(RequestError):
     """The engine failed this request (non-finite logits, a lost process); a retry may succeed."""
 
 
+class UnknownCoding(RequestError):
+    """A transfer coding other than chunked; RFC 9112, section 6.1."""
+
+    status = 501
+    type = "invalid_request_error"
+
+
+class UnknownVersion(RequestError):
+    """A version of HTTP other than 1.0 and 1.1; RFC 9110, section 15.6.6."""
+
+    status = 505
+    type = "invalid_request_error"
+
+
 class Unavailable(RequestError):
     """The server is loading, draining or missing a part. `retry_after` is in seconds, where it may be worth it."""
 
@@ -202,6 +226,7 @@ class LinkError(PenstockError):
 REQUEST_ERRORS: Mapping[int, type[RequestError]] = {
     400: InvalidRequest,
     401: Unauthorized,
+    403: Forbidden,
     404: NotFound,
     405: MethodNotAllowed,
     413: PayloadTooLarge,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -23,6 +24,16 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
         raise AddressError("--host", host, f"it must be an address of this machine: {error.strerror}") from error
     family, _, _, _, address = found[0]
     return family, address
+
+
+def only_here(options: ApiConfig) -> bool:
+    """Whether the api listens on a loopback address, so that nobody but this machine's programs reaches it by name."""
+    if options.uds:
+        return False
+    _, target = resolve(options.host, options.port)
+    found = ipaddress.ip_address(str(target[0]).partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def check(host: str, port: int) -> None:

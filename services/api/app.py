@@ -14,6 +14,7 @@ from services.api.embeddings import Embeddings
 from services.api.files import FILES, StaticFile
 from services.api.gate import Gate
 from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
+from services.api.hosts import Hosts
 from services.api.messages.endpoint import Messages, MessageTokens
 from services.api.models import Models
 from services.api.openapi import Description
@@ -97,6 +98,7 @@ def application(service: Service) -> Gate:
     return Gate(
         Routes(service),
         service.keys,
+        Hosts(options),
         Origins(options),
         service.traffic,
         request_timeout=options.request_timeout,

@@ -27,7 +27,7 @@ from protocol.config import ApiConfig
 from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
 from services import journal
 from services.api import errors, exchange
-from services.api.parser import RequestParser
+from services.api.parser import RequestParser, check_head, name_host
 from services.tracing.context import trace_of, unsampled
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class Connection(HttpToolsProtocol):
         self._timed = Phase.IDLE  # the phase that the timer is for
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._refusal: RequestError | None = None  # what was found wrong with the head
         self._cycles: deque[RequestResponseCycle] = deque()  # the one that is served, and those that came behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -165,11 +166,18 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._phase is Phase.HEAD:  # a trailer is no header: it is dropped (RFC 9110, section 6.5.1)
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._requests.offered:
             return  # the same head comes once more, without the offer
+        try:
+            check_head(self._requests.get_http_version(), self.headers)
+        except RequestError as error:
+            self._refusal = error.with_traceback(None)
+            raise
+        name_host(self.url, self.headers)
         super().on_headers_complete()  # raises for a target that is none, with the phase still that of a head
         self._phase = Phase.BODY
         self._fruitless = 0
@@ -202,8 +210,9 @@ class Connection(HttpToolsProtocol):
         if max(self._head, self._fruitless) > limit:
             message = f"the head of the request is larger than {limit} bytes (--max-header-bytes)"
             self._refuse(HeadTooLarge(message, code="head_too_large"))
-        else:
-            self._refuse(InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
+            return
+        refusal = self._refusal or self._requests.refusal
+        self._refuse(refusal or InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
 
     def timeout_keep_alive_handler(self) -> None:
         """The connection was idle for too long; one that has not even read its last answer is not waited for."""

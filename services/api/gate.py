@@ -1,4 +1,4 @@
-"""The outermost layer: names each exchange, asks for the key, turns errors into responses, logs and counts.
+"""The outermost layer: names each exchange, asks who calls, turns errors into responses, logs and counts.
 
 A preflight comes before the key, since browsers send none with it.
 """
@@ -26,6 +26,7 @@ from services.api.departure import ClientLeft
 from services.api.errors import headers, send_error, send_json
 from services.api.exchange import Bodies, Exchange
 from services.api.files import FILES
+from services.api.hosts import Hosts
 from services.api.keys import Keys
 from services.api.messages import errors as messages
 from services.api.metrics import Traffic
@@ -39,7 +40,8 @@ from services.tracing.tracer import Tracer
 log = logging.getLogger(__name__)
 
 # Asked without a key: the probes, which say yes or no and no more, and files that are the same on every server.
-OPEN_PATHS = frozenset(("/health/live", "/health/ready", *FILES))
+PROBES = frozenset(("/health/live", "/health/ready"))  # asked by any name
+OPEN_PATHS = frozenset((*PROBES, *FILES))
 QUIET = frozenset((*OPEN_PATHS, "/health", "/metrics"))  # logged at debug
 BEARER = b"bearer "
 CLIENT_LEFT = 499  # in the log and the metrics alone; nobody is there to receive it
@@ -52,6 +54,7 @@ class Gate:
         self,
         app: ASGIApp,
         keys: Keys,
+        hosts: Hosts,
         origins: Origins,
         traffic: Traffic,
         *,
@@ -61,6 +64,7 @@ class Gate:
     ) -> None:
         self._app = app
         self._keys = keys
+        self._hosts = hosts
         self._origins = origins
         self._traffic = traffic
         self._timeout = request_timeout or None  # seconds that every request has
@@ -102,6 +106,9 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, current: Exchange) -> None:
         extra: list[tuple[bytes, bytes]] = []
         try:
+            if scope["path"] not in PROBES:
+                self._hosts.check(scope)
+                self._origins.check(scope)
             if (allowed := self._origins.preflight(scope)) is not None:
                 current.endpoint = "preflight"
                 await send({"type": "http.response.start", "status": 204, "headers": allowed})

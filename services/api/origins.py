@@ -1,6 +1,8 @@
 """Pages of other origins that may call this server. Source: WHATWG Fetch, "HTTP CORS protocol".
 
-Without --allowed-origins no answer names an origin and no preflight is answered, so browsers keep such pages out.
+Browsers keep the answer from a page of another origin, but send its request all the same: a form or a fetch without a
+content type needs no preflight. So a request that names an origin which is neither ours nor in --allowed-origins is
+refused, whatever it asks for.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from protocol.config import TOKEN, ApiConfig, words
+from protocol.errors import Forbidden
 
 Headers = list[tuple[bytes, bytes]]
 
 METHODS = "GET, HEAD, POST, DELETE"
 EXPOSED = b"X-Request-Id, Retry-After"  # what a page may read beside the few headers that it always may
 MAX_AGE = b"600"  # seconds that a browser may remember a preflight
+SHOWN = 200  # characters of an origin
 MAX_ASKED = 4096  # bytes of header names in a preflight
 
 
@@ -28,6 +32,14 @@ class Origins:
         headers = words(options.allowed_headers)
         self._headers = None if "*" in headers else ", ".join(headers).encode()  # None: those that are asked for
         self._credentials = options.allow_credentials
+
+    def check(self, scope: Scope) -> None:
+        """Raise Forbidden for a request of a page that may not call this server. Browsers alone name an origin."""
+        for name, value in scope["headers"]:
+            if name == b"origin" and not (self._any or value in self._origins or own(value, scope)):
+                shown = value.decode("latin-1")[:SHOWN]
+                message = f"pages of {shown!r} may not call this server; --allowed-origins names those that may"
+                raise Forbidden(message, code="origin_not_allowed")
 
     def headers(self, scope: Scope) -> Headers:
         """What an answer says about the page that asked."""
@@ -60,6 +72,15 @@ class Origins:
             return []
         allowed: Headers = [(b"access-control-allow-origin", b"*" if self._any else origin)]
         return [*allowed, (b"access-control-allow-credentials", b"true")] if self._credentials else allowed
+
+
+def own(origin: bytes, scope: Scope) -> bool:
+    """Whether a page of this origin is this server's own. A front may have ended TLS, so http and https are alike; one
+    that sends another Host leaves the browser's own word (W3C Fetch Metadata), which no page can write."""
+    authority = origin.partition(b"://")[2]
+    return bool(authority) and (
+        authority.lower() == value_of(scope, b"host").lower() or value_of(scope, b"sec-fetch-site") == b"same-origin"
+    )
 
 
 def value_of(scope: Scope, header: bytes) -> bytes:

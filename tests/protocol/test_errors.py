@@ -40,6 +40,7 @@ def test_every_status_has_an_openai_type():
     assert found == {
         400: "invalid_request_error",
         401: "authentication_error",
+        403: "permission_error",
         404: "not_found_error",
         405: "invalid_request_error",
         408: "invalid_request_error",
@@ -48,8 +49,10 @@ def test_every_status_has_an_openai_type():
         429: "rate_limit_error",
         431: "invalid_request_error",
         500: "server_error",
+        501: "invalid_request_error",
         503: "service_unavailable",
         504: "timeout_error",
+        505: "invalid_request_error",
     }
 
 

@@ -17,6 +17,7 @@ MODELS = "/v1/models"  # and this, if it is asked as Anthropic's clients ask
 VERSION = b"anthropic-version"  # their header
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",

@@ -191,6 +191,7 @@ def position(token: str, token_id: int, offset: int, top: int = 0, value: float 
 def service(port: FakePort | Sequence[FakePort], *, generation: Generation | None = None, **options: Any) -> Service:
     """An api's parts over fake ports, with an engine that is ready."""
     ports = [port] if isinstance(port, FakePort) else list(port)
+    options.setdefault("allowed_hosts", "*")
     config = sized(Config(api=ApiConfig(**options)), cores=1)
     pipeline = Pipeline(ports, 0, 1, config.api.max_queued_requests, LIMIT, processes=1)
     for each in ports:

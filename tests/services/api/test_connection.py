@@ -381,3 +381,106 @@ async def test_bytes_behind_a_request_end_the_connection_but_not_its_answer() ->
         await client.head()
         assert text_of(await client.rest()) == "two"
         assert await client.over()
+
+
+async def answer_to(data: bytes) -> tuple[int, dict[str, object], bool]:
+    """Status, error and whether the connection is over behind it, of whatever comes first."""
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        writer.write(data)
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT)).lower()
+        body = await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        rest = await asyncio.wait_for(reader.read(), LIMIT) if b"connection: close" in head else b"open"
+        writer.close()
+        assert found.sent.empty(), "nothing of it was served"
+        return int(head.split()[1]), json.loads(body)["error"], rest == b""
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+CHUNKS = b"\r\n\r\n1\r\na\r\n0\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (POST + b"Transfer-Encoding: gzip, chunked" + CHUNKS, 501, "unsupported_transfer_coding"),
+        (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked" + CHUNKS, 501, "unsupported_transfer_coding"),
+        (POST + b"Transfer-Encoding: gzip" + CHUNKS, 501, "unsupported_transfer_coding"),
+        (POST + b"Transfer-Encoding: identity" + CHUNKS, 501, "unsupported_transfer_coding"),
+        (POST + b"Transfer-Encoding: ,chunked" + CHUNKS, 501, "unsupported_transfer_coding"),
+        (POST + b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: gzip, chunked" + CHUNKS, 501,
+         "unsupported_transfer_coding"),
+        (POST + b"Transfer-Encoding: chunked, gzip" + CHUNKS, 400, "invalid_http"),
+        (POST + b"Transfer-Encoding: chunked, chunked" + CHUNKS, 400, "invalid_http"),
+        (POST + b"Transfer-Encoding: \x0bchunked" + CHUNKS, 400, "invalid_http"),
+        (POST + b"Transfer-Encoding : chunked" + CHUNKS, 400, "invalid_http"),
+        (POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked" + CHUNKS, 400, "invalid_http"),
+        (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 4" + CHUNKS, 400, "invalid_http"),
+        (POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked" + CHUNKS, 400, "invalid_http"),
+        (POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400, "invalid_http"),
+        (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400, "invalid_http"),
+        (POST + b"Content-Length: 2, 2\r\n\r\n{}", 400, "invalid_http"),
+        (POST + b"Content-Length: +2\r\n\r\n{}", 400, "invalid_http"),
+        (POST + b"Content-Length: 0x2\r\n\r\n{}", 400, "invalid_http"),
+        (POST + b"Content-Length:\r\n\r\n", 400, "invalid_http"),
+        (POST + b"X-A: b\r\n folded\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Content-Length: 2\n\r\n{}", 400, "invalid_http"),
+        (POST.replace(b"\r\n", b"\n") + b"\n", 400, "invalid_http"),
+        (POST + b"X-A: b\rContent-Length: 2\r\n\r\n", 400, "invalid_http"),
+        (POST + b"X-A: b\0c\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"GET /version HTTP/1.1\r\n\r\n", 400, "invalid_host"),
+        (b"GET /version HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400, "invalid_host"),
+        (b"GET /version HTTP/2.0\r\nHost: x\r\n\r\n", 505, "http_version_not_supported"),
+        (b"GET /version HTTP/3.0\r\nHost: x\r\n\r\n", 505, "http_version_not_supported"),
+        (b"GET /version HTTP/1.2\r\nHost: x\r\n\r\n", 505, "http_version_not_supported"),
+        (b"GET /version HTTP/0.9\r\nHost: x\r\n\r\n", 505, "http_version_not_supported"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "http_version_not_supported"),
+    ],
+)
+async def test_what_two_readers_might_read_differently_is_refused(data: bytes, status: int, code: str) -> None:
+    """Refused with the connection, so that nothing behind it is ever taken for a request."""
+    found, error, over = await answer_to(data + SMUGGLED)
+    assert (found, error["code"], error["type"], over) == (status, code, "invalid_request_error", True), error
+
+
+async def test_trailers_are_dropped() -> None:
+    """They come when the request has been let in by its headers, and are none of those."""
+    parts = service(FakePort(silent), api_key="right")
+    scopes: list[dict[str, object]] = []
+
+    async def app(scope: dict[str, object], receive: object, send: object) -> None:
+        scopes.append(scope)
+        await application(parts)(scope, receive, send)  # type: ignore[arg-type]
+
+    trailers = b"Authorization: Bearer right\r\nX-Request-Timeout: 1\r\nContent-Encoding: gzip\r\nX-Request-Id: t\r\n"
+    for name in (b"", b"Trailer: Authorization\r\n"):
+        scopes.clear()
+        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)  # type: ignore[arg-type]
+        config.load()
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(
+            lambda config=config, state=state: Connection(config=config, server_state=state, app_state={}),  # type: ignore[misc]
+            "127.0.0.1", 0,
+        )  # fmt: skip
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        head = b"POST /v1/nowhere HTTP/1.1\r\nHost: x\r\n" + name + b"Transfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n")
+        told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT)
+        assert told.startswith(b"HTTP/1.1 401 ")
+        scope = scopes[0]
+        assert [key for key, _ in scope["headers"]] == [b"host", *([b"trailer"] if name else []), b"transfer-encoding"]  # type: ignore[attr-defined]
+        writer.close()
+        server.close()
+
+
+async def test_trailers_count_as_head() -> None:
+    async with world() as found:
+        reader, writer = await asyncio.open_connection(*found.address)
+        writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        writer.write(b"".join(b"X-%d: %b\r\n" % (number, b"a" * 1000) for number in range(70)))
+        told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT)
+        assert int(told.split()[1]) in (400, 431)
+        writer.close()

@@ -43,6 +43,21 @@ async def test_every_route_but_the_probes_needs_the_key(path: str) -> None:
         assert right.status_code == (404 if path == "/nowhere" else 200)
 
 
+@pytest.mark.parametrize(
+    "scheme", ["Basic ", "basic ", "Basic  ", "Digest ", "Token  ", "Bearex ", "ApiKey ", "Bearer", "Bearer: ", "\tBearer"]
+)
+async def test_the_key_is_a_bearer_token_and_nothing_else(scheme: str) -> None:
+    """Whatever the scheme's length, the right key behind another one opens nothing."""
+    async with client(service(FakePort(silent), api_key="s3cret")) as http:
+        answer = await http.get("/v1/models", headers={"authorization": f"{scheme}s3cret"})
+        assert answer.status_code == 401
+        check_error(answer.json(), "authentication_error", None)
+        for right in ("Bearer s3cret", "bearer s3cret", "BEARER   s3cret "):
+            assert (await http.get("/v1/models", headers={"authorization": right})).status_code == 200
+        wrong_first = {"authorization": f"{scheme}s3cret", "x-api-key": "s3cret"}
+        assert (await http.get("/v1/models", headers=wrong_first)).status_code == 401
+
+
 async def test_posts_need_the_key_before_their_body_is_read() -> None:
     async def body() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")

@@ -8,6 +8,7 @@ from protocol.config import ApiConfig, Config, check
 from protocol.errors import ConfigError
 from services.api.origins import MAX_ASKED
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
+from tests.services.api.shapes import check_error
 
 PAGE = "https://page.example"
 PREFLIGHT = {
@@ -22,7 +23,7 @@ async def test_nothing_is_said_unless_it_was_asked_for() -> None:
     async with client(service(FakePort(silent))) as http:
         for method, headers in (("GET", {"origin": PAGE}), ("OPTIONS", PREFLIGHT)):
             answer = await http.request(method, CHAT, headers=headers)
-            assert answer.status_code == 405
+            assert answer.status_code == 403
             assert not [name for name in answer.headers if name.startswith("access-control")]
             assert "vary" not in answer.headers
 
@@ -58,8 +59,10 @@ async def test_another_origin_gets_nothing(origin: str) -> None:
     async with client(service(FakePort(silent), allowed_origins=PAGE)) as http:
         preflight = await http.options(CHAT, headers=PREFLIGHT | {"origin": origin})
         answer = await http.get("/version", headers={"origin": origin})
-    assert preflight.status_code == 405
     for each in (preflight, answer):
+        assert each.status_code == 403
+        check_error(each.json(), "permission_error", None)
+        assert each.json()["error"]["code"] == "origin_not_allowed"
         assert ALLOWANCE not in each.headers
         assert each.headers["vary"] == "Origin"  # a cache keeps the answers apart
 
@@ -112,3 +115,50 @@ def test_options_that_cannot_be_meant(options: dict[str, object], flag: str) -> 
     with pytest.raises(ConfigError) as caught:
         check(Config(api=ApiConfig(**options)))
     assert caught.value.option == flag
+
+
+FOREIGN = ["https://evil.example", "null", "", "http://127.0.0.1:3000", "https://127.0.0.1", "http://api.evil.example"]
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/json"])
+async def test_a_page_of_another_origin_makes_nothing_run(origin: str, kind: str | None) -> None:
+    """A browser sends such a request without asking first, and keeps no more than its answer from the page."""
+    port = FakePort(silent)
+    headers = {"origin": origin} | ({} if kind is None else {"content-type": kind})
+    async with client(service(port)) as http:
+        for path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"):
+            answer = await http.post(path, content=b'{"prompt": "a", "input": "a"}', headers=headers)
+            assert answer.status_code == 403
+        for path in ("/version", "/v1/models", "/metrics", "/"):
+            assert (await http.get(path, headers=headers)).status_code == 403
+        for path in ("/health/live", "/health/ready"):
+            assert (await http.get(path, headers=headers)).status_code == 200
+        assert (await http.delete("/v1/responses/resp_1", headers=headers)).status_code == 403
+    assert port.sent == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://api"},
+        {"origin": "http://API"},
+        {"origin": "https://api"},  # a front has ended TLS
+        {"origin": "http://127.0.0.1:8000", "host": "127.0.0.1:8000"},
+        {"origin": "http://[::1]:8000", "host": "[::1]:8000"},
+        {"origin": "https://outside.example", "sec-fetch-site": "same-origin"},  # a front sends a Host of its own
+    ],
+)
+async def test_the_servers_own_page_may_call_it(headers: dict[str, str]) -> None:
+    async with client(service(FakePort(answering(words("ok"))))) as http:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        assert (await http.post(CHAT, json=body, headers=headers)).status_code == 200
+
+
+async def test_several_origins_are_each_looked_at() -> None:
+    async with client(service(FakePort(silent), allowed_origins=PAGE)) as http:
+        for origins in (["https://evil.example", PAGE], [PAGE, "https://evil.example"]):
+            answer = await http.get("/version", headers=[("origin", origin) for origin in origins])
+            assert answer.status_code == 403
+        answer = await http.get("/version", headers={"origin": "https://evil.example", "sec-fetch-site": "cross-site"})
+        assert answer.status_code == 403
