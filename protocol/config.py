@@ -1,16 +1,15 @@
 """Every option of every process, in frozen structs, and the one validation of them.
 
-A field's `Option` gives its help text, bounds or choices; the command line, the config file and `penstock config` are
-made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`.
+A field's `Option` (option.py) gives its help text, bounds or choices; the command line, the config file and
+`penstock config` are made from these structs, so an option exists once. Field
+`max_model_len` is typed `--max-model-len`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import types
 import typing
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -20,27 +19,13 @@ from protocol.addresses import HostAddress, check_apart, read_address
 from protocol.errors import ConfigError
 from protocol.groups import MOST_EXECUTORS, check_groups
 from protocol.links import ports_of
+from protocol.option import Field, Option, check_value, words
 from protocol.parts import check_parts
 from protocol.speculation import read_speculative
 
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
 NO_KEY = "a server without keys answers everybody"
 CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max-tokens
-
-
-class Option(msgspec.Struct, frozen=True):
-    """What the command line says about a field, and what values it may take."""
-
-    help: str
-    low: int | float | None = None
-    high: int | float | None = None
-    choices: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    metavar: str = ""
-    several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` takes the text apart
-    greedy: bool = False  # of those: one flag takes every word up to the next option
-    blank: str = ""  # what leaving it empty means, where a value without content is refused: a variable was not set
-    secret: bool = False  # may come from the environment, is never printed and never stands in a child's argv
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -366,35 +351,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)(:[0-9]{1,5})?")
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
-TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-class Field(msgspec.Struct, frozen=True):
-    """One option as the command line sees it."""
-
-    section: str
-    name: str
-    type: type
-    default: object
-    option: Option
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """Name of the environment variable that may hold a secret option."""
-        return "PENSTOCK_" + self.name.upper()
-
-    @property
-    def allowed(self) -> str:
-        """Bounds or choices in words; empty where any value will do."""
-        if self.option.choices:
-            return "one of " + ", ".join(self.option.choices)
-        if self.option.low is None or self.option.high is None:
-            return ""
-        return f"between {number(self.option.low)} and {number(self.option.high)}"
 
 
 def fields() -> tuple[Field, ...]:
@@ -472,37 +428,3 @@ def check_listening(api: ApiConfig) -> None:
         for word in words(text):
             if not TOKEN.fullmatch(word):
                 raise ConfigError(flag, word, "it must be * or names")
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The values of an option that takes several."""
-    return tuple(word for word in (part.strip() for part in text.split(",")) if word)
-
-
-def check_value(field: Field, value: object) -> None:
-    """Raise ConfigError unless `value` has the field's type and stands within its bounds or choices."""
-    option = field.option
-    if field.type is float and type(value) is int:
-        value = float(value)
-    if type(value) is not field.type:
-        raise ConfigError(field.flag, value, f"it must be {TYPE_WORDS[field.type]}")
-    if value:
-        check_content(field, value)
-    if option.choices and value not in option.choices:
-        raise ConfigError(field.flag, value, f"it must be {field.allowed}")
-    if isinstance(value, int | float) and option.low is not None:
-        assert option.high is not None
-        if not (math.isfinite(value) and option.low <= value <= option.high):
-            raise ConfigError(field.flag, value, f"it must be {field.allowed}")
-
-
-def check_content(field: Field, value: object) -> None:
-    """Raise ConfigError for a value without content where that would mean more than its absence seems to."""
-    empty = isinstance(value, str) and not (words(value) if field.option.several else value.strip())
-    if field.option.blank and empty:
-        raise ConfigError(field.flag, value, f"{field.option.blank}; leave the option out if that is meant")
-
-
-def number(value: int | float) -> str:
-    """A bound in full digits: 9223372036854775807 and 0.05, never 9.2e+18."""
-    return str(int(value)) if value == int(value) else f"{value:g}"

@@ -12,8 +12,9 @@ import re
 
 from starlette.types import Scope
 
-from protocol.config import ApiConfig, words
+from protocol.config import ApiConfig
 from protocol.errors import Forbidden
+from protocol.option import words
 from services import address
 
 HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::([0-9]*))?")  # RFC 3986, section 3.2

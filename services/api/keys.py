@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import ApiConfig, words
+from protocol.config import ApiConfig
 from protocol.errors import ConfigError
+from protocol.option import words
 from services import journal
 
 log = logging.getLogger(__name__)

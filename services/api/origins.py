@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from protocol.config import TOKEN, ApiConfig, words
+from protocol.config import TOKEN, ApiConfig
 from protocol.errors import Forbidden
+from protocol.option import words
 
 Headers = list[tuple[bytes, bytes]]
 

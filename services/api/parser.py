@@ -16,7 +16,7 @@ from protocol.errors import InvalidRequest, RequestError, UnknownCoding, Unknown
 OFFER = b"upgrade"
 VERSIONS = "this server speaks HTTP/1.1 and HTTP/1.0"
 WRONG_VERSION = ("Invalid HTTP version", "Pause on PRI/Upgrade")  # llhttp's words; the second are of HTTP/2's preface
-CHUNKED = [b"chunked"]
+CHUNKED = b"chunked"
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -108,7 +108,7 @@ def check_head(version: str, headers: Headers) -> None:
     codings = [coding.strip() for coding in given.split(b",") if given]
     if codings and version == "1.0":
         raise InvalidRequest("HTTP/1.0 has no transfer codings", code="invalid_http")
-    if codings and codings != CHUNKED:
+    if codings and codings != [CHUNKED]:
         message = "the only transfer coding of a request that is served is chunked"
         raise UnknownCoding(message, code="unsupported_transfer_coding")
     hosts = sum(name == b"host" for name, _ in headers)

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from protocol.config import Config, words
+from protocol.config import Config
 from protocol.errors import ConfigError, LinkError
+from protocol.option import words
 from services.commands.client import Client
 from services.llm.host import Host
 from services.options import Effective

@@ -21,8 +21,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from protocol.config import words
 from protocol.errors import ConfigError, LinkError
+from protocol.option import words
 from services.commands.client import Client, refusal
 from services.commands.local import Known, companions, local_processes
 from services.commands.target import DEFAULT

@@ -27,7 +27,7 @@ COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 NARROW = ("--max-num-seqs", "1", "--max-queue-time", "1", "--header-timeout", "2", "--body-timeout", "2")
-LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -117,8 +117,8 @@ def test_a_salt_hides_what_others_have_asked(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("begun", "option"),
     [
-        (b"GET /version HTTP/1.1\r\nHost: x\r\nX-Fill: ", "--header-timeout"),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", "--body-timeout"),
+        (b"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Fill: ", "--header-timeout"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n", "--body-timeout"),
     ],
 )
 def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(narrow: Server, begun: bytes, option: str) -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.config import Config, check, fields, words
+from protocol.config import Config, check, fields
 from protocol.errors import ConfigError
+from protocol.option import words
 from services import options
 from services.cli import parser_of
 

@@ -392,6 +392,7 @@ async def answer_to(data: bytes) -> tuple[int, dict[str, object], bool]:
         body = await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
         rest = await asyncio.wait_for(reader.read(), LIMIT) if b"connection: close" in head else b"open"
         writer.close()
+        await writer.wait_closed()
         assert found.sent.empty(), "nothing of it was served"
         return int(head.split()[1]), json.loads(body)["error"], rest == b""
 
@@ -473,7 +474,11 @@ async def test_trailers_are_dropped() -> None:
         scope = scopes[0]
         assert [key for key, _ in scope["headers"]] == [b"host", *([b"trailer"] if name else []), b"transfer-encoding"]  # type: ignore[attr-defined]
         writer.close()
+        await writer.wait_closed()
         server.close()
+        for open_connection in tuple(state.connections):
+            open_connection.transport.abort()
+        await asyncio.sleep(0)
 
 
 async def test_trailers_count_as_head() -> None:
@@ -484,3 +489,4 @@ async def test_trailers_count_as_head() -> None:
         told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT)
         assert int(told.split()[1]) in (400, 431)
         writer.close()
+        await writer.wait_closed()

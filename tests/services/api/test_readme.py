@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from protocol.config import ApiConfig, Field, SchedulerConfig, fields
+from protocol.config import ApiConfig, SchedulerConfig, fields
+from protocol.option import Field
 from services.api import pooling, refusals
 from services.api.app import Routes
 from services.api.embeddings import EmbeddingRequest

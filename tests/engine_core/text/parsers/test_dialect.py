@@ -23,7 +23,8 @@ from engine_core.text.parsers.dialect import (
 )
 from engine_core.text.template import read_template
 from engine_core.text.vocabulary import read_vocabulary
-from protocol.config import Option, TokenizerConfig
+from protocol.config import TokenizerConfig
+from protocol.option import Option
 from tests.engine_core.text.vocabularies import vocabulary
 
 TEMPLATES = {
