@@ -246,6 +246,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                'predictions of requests and what a grammar forces',
                metavar="JSON"),
     ] = ""
+    grammar_cache_bytes: Annotated[int, Option("bytes of automata; beyond it 429", 1 << 20, 1 << 40)] = 512 << 20
     mask_threads: Annotated[
         int, Option("threads that fill the masks of structured output; 0: a core in four, at most 4", 0, 256)
     ] = 0

@@ -7,6 +7,7 @@ whatever would hang, abort or grow without end does it here first, where nobody 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -27,6 +28,11 @@ SLOW = 0.1  # seconds of CPU; an automaton that takes as long for one step would
 Mask = npt.NDArray[np.uint32]  # a bit for each token
 
 
+def nothing() -> int:
+    """Where nobody can tell what is allocated."""
+    return 0
+
+
 class Compiled(msgspec.Struct, frozen=True):
     """A grammar that compiled and walked within the limits."""
 
@@ -34,17 +40,23 @@ class Compiled(msgspec.Struct, frozen=True):
     approximations: tuple[str, ...]
     seconds: float  # of CPU, to compile
     slowest: float  # seconds of CPU of the walk's slowest step after the first
+    memory: int = 0  # bytes that were allocated meanwhile and not freed, as far as `allocated` told
 
 
-def compile_grammar(grammar: Grammar, tokens: GrammarTokens) -> Compiled:
-    """Raises InvalidRequest, its `param` the grammar's own, saying why the grammar cannot be followed."""
+def compile_grammar(grammar: Grammar, tokens: GrammarTokens, allocated: Callable[[], int] = nothing) -> Compiled:
+    """`allocated` tells the bytes that this process holds: the automaton library doesn't tell what an automaton takes.
+
+    Raises InvalidRequest, its `param` the grammar's own, saying why the grammar cannot be followed.
+    """
     began = time.thread_time()
     try:
         source = source_of(grammar, tokens)
+        before = allocated()
         matcher = tokens.matcher(source.text)
         sound(matcher)
         compiled = time.thread_time() - began
-        return Compiled(source.text, source.approximations, compiled, walk(matcher, tokens))
+        slowest = walk(matcher, tokens)
+        return Compiled(source.text, source.approximations, compiled, slowest, max(0, allocated() - before))
     except InvalidRequest as error:
         error.param = grammar.param
         raise

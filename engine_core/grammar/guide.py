@@ -22,10 +22,22 @@ FREE = 0.01  # seconds that a token's mask may take at any time: it is made besi
 MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long enough
 
 
+class Charge:
+    """Bytes of memory that count while this object lives: every guide of an automaton holds it."""
+
+    __slots__ = ("__weakref__", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
 class Guide:
     """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
 
-    __slots__ = ("_after", "_failure", "_owed", "_seen", "_spacing", "_tokens", "bound", "ended", "family", "matcher")
+    __slots__ = (
+        "__weakref__", "_after", "_failure", "_owed", "_seen", "_spacing", "_tokens", "bound", "charge", "ended",
+        "family", "matcher",
+    )  # fmt: skip
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
@@ -36,6 +48,7 @@ class Guide:
         self._failure = ""
         self._owed = 0.0  # seconds
         self._spacing: Spacing | None = None
+        self.charge: Charge | None = None  # of the automaton, where anybody counts
         self.ended = False  # an end-of-sequence token was taken
         self.bound = not self._after  # constrained now
         check(self.matcher)
@@ -101,7 +114,7 @@ class Guide:
     def copy(self) -> Guide:
         """A guide at the same place that goes its own way: for the other choices of a request."""
         twin = object.__new__(Guide)
-        twin._tokens = self._tokens
+        twin._tokens, twin.charge = self._tokens, self.charge
         twin.matcher, twin.family = self.matcher.deep_copy(), self.family
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
         twin._owed, twin._spacing = self._owed, None

@@ -72,6 +72,8 @@ def add_engine(sheet: Sheet, status: EngineStatus, found: LoopStatistics) -> Non
     sheet.put("engine_device_busy_seconds", found.times.busy)
     sheet.put("engine_device_stalled_seconds", found.times.stalled)
     sheet.put("engine_block_faults", found.faults)
+    sheet.put("engine_grammar_cache_entries", found.guides.remembered)
+    sheet.put("engine_grammar_cache_bytes", found.guides.bytes)
     sheet.put("engine_guides_built", found.guides.built)
     sheet.put("engine_guide_hits", found.guides.hits)
     sheet.put("engine_guide_failures", found.guides.failed)

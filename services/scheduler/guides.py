@@ -5,21 +5,19 @@ The compile worker made the same automaton within its limits, so making it here 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from concurrent.futures import Executor
 
 import msgspec
 
-from engine_core.grammar.guide import Guide, first_line
+from engine_core.grammar.cache import GrammarCache, Key
+from engine_core.grammar.guide import Charge, Guide, first_line
 from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import GrammarFailure, RequestError
+from protocol.errors import GrammarFailure, Overloaded, RequestError
 from protocol.messages import Automaton, Rejected, SubmitTokens
 from services.scheduler.aside import Aside
 from services.wire import Peer
 
-MOST_GUIDES = 512  # remembered automata
-MOST_CHARACTERS = 32 << 20  # of their sources
-FAMILY = 16  # requests after which an automaton is made once more: masks of one's copies are filled one by one
+ANY = 1 << 62  # bytes
 
 
 class GuideStatistics(msgspec.Struct, frozen=True):
@@ -27,6 +25,7 @@ class GuideStatistics(msgspec.Struct, frozen=True):
 
     waiting: int  # now: requests
     remembered: int  # now: automata
+    bytes: int  # now: of those and of others that requests still run by
     built: int
     hits: int  # requests whose automaton stood already
     failed: int
@@ -50,29 +49,16 @@ class Waiting:
         self.aborted = False
 
 
-class Known:
-    """An automaton that stands, once or several times, for requests to start from in turns."""
-
-    def __init__(self) -> None:
-        self.guides: list[Guide] = []
-        self.coming = 0  # further ones that are being made
-        self.uses = 0  # requests
-
-    def next(self) -> Guide:
-        self.uses += 1
-        return self.guides[self.uses % len(self.guides)]
-
-
 class Guides:
     """Owner of the automata that requests start from and of the requests that wait for one."""
 
-    def __init__(self, tokens: GrammarTokens | None, threads: Executor, families: int = 1) -> None:
-        self.aside: Aside[Automaton, Guide] = Aside(threads)
+    def __init__(
+        self, tokens: GrammarTokens | None, threads: Executor, families: int = 1, limit: int = ANY
+    ) -> None:
+        self.aside: Aside[tuple[Automaton, Charge], Guide] = Aside(threads)
         self._tokens = tokens
-        self._families = families  # how often one automaton is made at most
-        self._known: OrderedDict[Automaton, Known] = OrderedDict()  # least recently used first
-        self._characters = 0
-        self._waiting: dict[Automaton, list[Waiting]] = {}
+        self._cache = GrammarCache(limit, families)
+        self._waiting: dict[Key, list[Waiting]] = {}
         self._ready: list[Admitted] = []
         self._built = self._hits = self._failed = 0
 
@@ -85,19 +71,24 @@ class Guides:
         """Keep a request with an automaton until `admit` gives it back; at once if the automaton stands."""
         automaton = request.automaton
         assert automaton is not None
-        known = self._known.get(automaton)
-        if known is not None:
+        key = (automaton.source, automaton.after)
+        found = self._cache.find(key)
+        if found is not None:
             self._hits += 1
-            self._known.move_to_end(automaton)
-            self._ready.append(Admitted(peer, request, known.next(), False))
-            self._multiply(automaton, known)
+            self._ready.append(Admitted(peer, without_source(request), found, False))
+            self._multiply(automaton)
         elif self._tokens is None:
             self._ready.append(Admitted(peer, request, GrammarFailure("this model has no structured output"), False))
+        elif key in self._waiting:
+            self._waiting[key].append(Waiting(peer, without_source(request)))
         else:
-            waiting = self._waiting.setdefault(automaton, [])
-            waiting.append(Waiting(peer, request))
-            if len(waiting) == 1:
-                self.aside.start(automaton, prepared, self._tokens, automaton)
+            try:
+                charge = self._cache.reserve(automaton)
+            except RequestError as error:  # guard: design 7, one request's grammar
+                self._ready.append(Admitted(peer, without_source(request), refusal(error), False))
+                return
+            self._waiting[key] = [Waiting(peer, without_source(request))]
+            self.aside.start((automaton, charge), prepared, self._tokens, automaton)
 
     def abort(self, request: int) -> bool:
         """Mark a request as aborted; whether it was here. It is given back all the same, so that it ends in order."""
@@ -120,46 +111,51 @@ class Guides:
 
     def admit(self) -> list[Admitted]:
         """Requests whose automaton stands or failed."""
-        for automaton, future in self.aside.collect():
-            found = self._settle(automaton, future.exception() or future.result())
-            for each in self._waiting.pop(automaton, ()):
-                guide = found.next() if isinstance(found, Known) else found
+        for (automaton, charge), future in self.aside.collect():
+            key = (automaton.source, automaton.after)
+            error = self._settle(key, charge, future.exception() or future.result())
+            for each in self._waiting.pop(key, ()):
+                guide = error or self._cache.find(key)
+                assert guide is not None
                 self._ready.append(Admitted(each.peer, each.request, guide, each.aborted))
-            if isinstance(found, Known):
-                self._multiply(automaton, found)
+            if error is None:
+                self._multiply(automaton)
         ready, self._ready = self._ready, []
         return ready
 
     def statistics(self) -> GuideStatistics:
         """Counters for metrics and tests."""
-        return GuideStatistics(self.waiting, len(self._known), self._built, self._hits, self._failed)
+        cache = self._cache
+        return GuideStatistics(self.waiting, cache.entries, cache.bytes, self._built, self._hits, self._failed)
 
-    def _multiply(self, automaton: Automaton, known: Known) -> None:
+    def _multiply(self, automaton: Automaton) -> None:
         """Have an automaton made again that many requests start from."""
         assert self._tokens is not None
-        if self._known.get(automaton) is not known:
-            return  # too large to be remembered
-        wanted = min(self._families, 1 + known.uses // FAMILY)
-        for _ in range(wanted - len(known.guides) - known.coming):
-            known.coming += 1
-            self.aside.start(automaton, prepared, self._tokens, automaton)
+        while (charge := self._cache.wants(automaton)) is not None:
+            self.aside.start((automaton, charge), prepared, self._tokens, automaton)
 
-    def _settle(self, automaton: Automaton, found: Guide | BaseException) -> Known | RequestError:
-        """What a build gave, remembered if it is a guide."""
-        if not isinstance(found, Guide):
-            self._failed += 1
-            if isinstance(found, RequestError):
-                return found
-            return GrammarFailure(f"the structure could not be prepared: {first_line(str(found))}")
-        self._built += 1
-        known = self._known.setdefault(automaton, Known())
-        known.guides.append(found)
-        known.coming = max(0, known.coming - 1)
-        self._characters += len(automaton.source)
-        while len(self._known) > MOST_GUIDES or self._characters > MOST_CHARACTERS:
-            oldest, forgotten = self._known.popitem(last=False)
-            self._characters -= len(oldest.source) * len(forgotten.guides)
-        return known
+    def _settle(self, key: Key, charge: Charge, found: Guide | BaseException) -> RequestError | None:
+        """Keep what a build gave; or why it gave nothing."""
+        if isinstance(found, Guide):
+            self._built += 1
+            self._cache.put(key, found, charge)
+            return None
+        self._failed += 1
+        if isinstance(found, RequestError):
+            return refusal(found)
+        return GrammarFailure(f"the structure could not be prepared: {first_line(str(found))}")
+
+
+def without_source(request: SubmitTokens) -> SubmitTokens:
+    """The request for as long as it runs: of its automaton's source, which may be of megabytes, a hash will do."""
+    assert request.automaton is not None
+    source = f"{hash(request.automaton.source):x}"
+    return msgspec.structs.replace(request, automaton=msgspec.structs.replace(request.automaton, source=source))
+
+
+def refusal(error: RequestError) -> RequestError:
+    """The error without the frames that it was raised in, which hold the automaton and its source."""
+    return error.with_traceback(None)
 
 
 def prepared(tokens: GrammarTokens, automaton: Automaton) -> Guide:
@@ -174,5 +170,6 @@ def rejection(admitted: Admitted) -> Rejected:
     error = admitted.guide
     assert isinstance(error, RequestError)
     return Rejected(
-        id=admitted.request.id, status=error.status, message=error.message, param=error.param, code=error.code
-    )
+        id=admitted.request.id, status=error.status, message=error.message, param=error.param, code=error.code,
+        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+    )  # fmt: skip

@@ -58,7 +58,8 @@ def run(config: Config, index: int) -> int:
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
     grammar_tokens = tokens_of(model)
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
-    guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers)
+    guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,
+                    config.scheduler.grammar_cache_bytes)  # fmt: skip
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     tracer = tracer_of(config.trace, Role.SCHEDULER, index)
     clock = None if tracer is None else tracer.clock

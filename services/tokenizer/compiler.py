@@ -37,8 +37,9 @@ PATIENCE = 5  # times the CPU limit that a compilation may take by the clock, on
 START_LIMIT = 60.0  # seconds until a worker has read the model's tokens
 ATTEMPTS = 3
 MOST_WAITING = 1024  # compilations; beyond it 429
+KEPT = 512  # bytes of an entry beside its texts
 LONG = 16 << 10  # bytes of a source, which takes a tenth of a millisecond to hash
-MOST_BYTES = 64 << 20  # of remembered sources
+MOST_BYTES = 64 << 20  # of remembered sources and refusals
 COMPILE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
@@ -60,6 +61,7 @@ class CompilerStatistics(msgspec.Struct, frozen=True):
     workers: int  # now
     waiting: int  # now: compilations without a worker
     remembered: int  # now: grammars, refused ones included
+    bytes: int  # now: of those
     compiled: int
     refused: int
     hits: int  # requests whose grammar was remembered or on its way
@@ -201,6 +203,7 @@ class Compiler:
             workers=len(self._all),
             waiting=self._waiting,
             remembered=len(self._known),
+            bytes=self._bytes,
             compiled=self._compiled,
             refused=self._refused,
             hits=self._hits,
@@ -288,7 +291,9 @@ def content_key(grammar: Grammar) -> bytes:
 
 
 def size_of(found: Done | Refusal) -> int:
-    return len(found.source) if isinstance(found, Done) else len(found.message)
+    """Bytes that keeping it takes."""
+    texts = (found.source, *found.approximations) if isinstance(found, Done) else (found.message,)
+    return KEPT + sum(map(sys.getsizeof, texts))
 
 
 def forget(flights: dict[bytes, asyncio.Task[Done | Refusal]], key: bytes) -> Callable[[object], None]:

@@ -92,6 +92,8 @@ def add_grammars(sheet: Sheet, found: CompilerStatistics) -> None:
     sheet.put("grammar_compiles", found.compiled, "done")
     sheet.put("grammar_compiles", found.refused, "refused")
     sheet.put("grammar_cache_hits", found.hits)
+    sheet.put("grammar_cache_entries", found.remembered)
+    sheet.put("grammar_cache_bytes", found.bytes)
     sheet.put("grammar_workers_replaced", found.replaced)
     sheet.spread("grammar_compile_seconds", found.seconds)
 

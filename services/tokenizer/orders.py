@@ -25,6 +25,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     approximations: tuple[str, ...]
     seconds: float
     slowest: float
+    memory: int = 0
 
 
 OUTCOME: msgspec.msgpack.Decoder[Done | Refusal] = msgspec.msgpack.Decoder(Done | Refusal)

@@ -62,7 +62,7 @@ class Structure:
             return failure(text.id)
         finally:
             self.waiting -= 1
-        automaton = Automaton(source=found.source, after=made.after)
+        automaton = Automaton(source=found.source, after=made.after, memory=found.memory)
         request = msgspec.structs.replace(made.request, automaton=automaton)
         return msgspec.structs.replace(made, request=request, approximations=found.approximations)
 

@@ -24,7 +24,7 @@ from engine_core.text.rendering import Renderer
 from engine_core.text.template import DEFAULT, ChatTemplate
 from protocol.errors import InvalidRequest
 from services.process import PARENT, follow_parent
-from services.tokenizer.frames import address_space, read_frame, write_frame
+from services.tokenizer.frames import limit_memory, lower, read_frame, write_frame
 from services.tokenizer.orders import TIME_SIGNAL
 from services.tokenizer.template_orders import ORDER, PRINTING, SETTING, Answer, Complaint, Order, Printed, Setting
 
@@ -171,18 +171,6 @@ def confine(setting: Setting, parent: int) -> None:
     ):
         lower(kind, most)
     signal.setitimer(signal.ITIMER_PROF, setting.seconds)
-
-
-def limit_memory(more: int, *, for_good: bool = False) -> None:
-    """Let this process take `more` bytes of address space beside what it has; never more than it may already."""
-    lower(resource.RLIMIT_AS, address_space() + more, for_good=for_good)
-
-
-def lower(kind: int, most: int, *, for_good: bool = True) -> None:
-    """Lower a limit, the hard one too if `for_good`; one that is lower already stays."""
-    _, hard = resource.getrlimit(kind)
-    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (soft, soft if for_good else hard))
 
 
 def unlimit_memory() -> None:

@@ -8,7 +8,6 @@ it ends. They talk over its standard streams.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
@@ -23,7 +22,7 @@ from engine_core.text.vocabulary import read_vocabulary
 from protocol.errors import InvalidRequest
 from protocol.messages import Grammar
 from services.process import PARENT, follow_parent
-from services.tokenizer.frames import address_space, read_frame, write_frame
+from services.tokenizer.frames import allocated, limit_memory, read_frame, write_frame
 from services.tokenizer.orders import Done, Refusal
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def bounded(frame: bytes, tokens: GrammarTokens | None, bounds: Bounds) -> Done | Refusal:
     """The outcome of one compilation, unless a limit ends this process first."""
-    resource.setrlimit(resource.RLIMIT_AS, (address_space() + bounds.memory, resource.RLIM_INFINITY))
+    limit_memory(bounds.memory)
     signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
     outcomes: list[Done | Refusal] = []
     thread = threading.Thread(target=lambda: outcomes.append(outcome(GRAMMAR.decode(frame), tokens)))
@@ -69,14 +68,14 @@ def outcome(grammar: Grammar, tokens: GrammarTokens | None) -> Done | Refusal:
     if tokens is None:
         return Refusal("this model names no token that ends an output, so none can be structured", "unsupported")
     try:
-        found = compile_grammar(grammar, tokens)
+        found = compile_grammar(grammar, tokens, allocated)
     except InvalidRequest as error:
         return Refusal(error.message, error.code)
     except MemoryError:
         os._exit(os.EX_UNAVAILABLE)  # the owner reads it as the memory limit; what is left here cannot be trusted
     except Exception as error:  # guard: design 7, one request's grammar
         return Refusal(f"it cannot be compiled ({type(error).__name__})", "invalid_grammar")
-    return Done(found.source, found.approximations, found.seconds, found.slowest)
+    return Done(found.source, found.approximations, found.seconds, found.slowest, found.memory)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Executor, Future
 
 import pytest
 
+from engine_core.grammar import cache as module
+from engine_core.grammar.cache import cost
+from engine_core.grammar.compilation import compile_grammar
+from engine_core.grammar.guide import Guide
 from protocol.errors import GrammarFailure
 from protocol.links import Role
-from protocol.messages import Automaton, Sampling, SubmitTokens
-from services.scheduler import guides as module
+from protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
 from services.scheduler.guides import Guides, rejection
+from services.tokenizer.frames import allocated
 from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.services.scheduler.fakes import FakePort, Inline
 
@@ -51,7 +56,8 @@ def test_one_build_serves_all_who_wait_and_those_who_come_later(peer) -> None:
     threads.run()
     admitted = guides.admit()
     assert [each.request.id for each in admitted] == [1, 2, 3]
-    assert admitted[0].guide is admitted[1].guide
+    families = [each.guide.family for each in admitted if isinstance(each.guide, Guide)]
+    assert families[0] is families[1] is not families[2]
     guides.take(peer, request(4))
     assert [each.request.id for each in guides.admit()] == [4]
     statistics = guides.statistics()
@@ -141,14 +147,59 @@ def test_a_crowd_that_waits_for_one_automaton_counts_at_once(peer) -> None:
     assert guides.statistics().built == 5
 
 
-def test_memory_is_bounded(peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_GUIDES", 2)
-    guides = Guides(tokens(), Inline())
+def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
+    size = cost(automaton("regex", "a"))
+    guides = Guides(tokens(), Inline(), limit=2 * size + 100)
+    running = []
     for number, letter in enumerate("abcd"):
         guides.take(peer, request(number, letter))
-        assert len(guides.admit()) == 1
+        (admitted,) = guides.admit()
+        assert isinstance(admitted.guide, Guide)
     assert guides.statistics().remembered == 2
-    monkeypatch.setattr(module, "MOST_CHARACTERS", 1)
+    assert size <= guides.statistics().bytes <= 2 * size + 100
+    for letter in "cd":
+        guides.take(peer, request(8, letter))
+        running += guides.admit()
     guides.take(peer, request(9, "e"))
-    assert len(guides.admit()) == 1
-    assert guides.statistics().remembered == 0
+    (admitted,) = guides.admit()
+    told = rejection(admitted)
+    assert (told.status, told.code) == (429, "overloaded")
+    assert told.retry_after
+    assert "--grammar-cache-bytes" in told.message
+    running.clear()
+    del admitted
+    guides.take(peer, request(10, "e"))
+    assert isinstance(guides.admit()[0].guide, Guide)
+    small = Guides(tokens(), Inline(), limit=100)
+    small.take(peer, request(1))
+    assert rejection(small.admit()[0]).status == 400
+
+
+def test_a_request_that_runs_holds_no_source(peer) -> None:
+    """Megabytes of it, for each of hundreds of requests, beside what the cache counts."""
+    guides = Guides(tokens(), Inline())
+    for number, pattern in enumerate(("a" * 3000, "a" * 3000, "b" * 3000)):
+        guides.take(peer, request(number, pattern))
+    one, two, three = [each.request.automaton for each in guides.admit()]
+    assert one is not None
+    assert len(one.source) < 20
+    assert one == two != three, "what failed with it is still known by it"
+
+
+@pytest.mark.skipif(not allocated(), reason="the C library doesn't tell what is allocated")
+@pytest.mark.parametrize("kind", ["json_schema", "choice"])
+def test_a_flood_of_long_grammars_takes_no_more_than_the_limit(peer, kind: str) -> None:
+    """Forty of them, which would take 80 MB; each request has ended when the next one comes."""
+    guides, limit = Guides(tokens(), Inline(), limit=16 << 20), 16 << 20
+    before = allocated()
+    for number in range(40):
+        words = [f"word {number} {place:06}" for place in range(900)]
+        keys = {"type": "object", "properties": {word: {"type": "string"} for word in words}, "required": words}
+        grammar = Grammar(kind=kind, source=json.dumps(keys if kind == "json_schema" else words * 3))
+        found = compile_grammar(grammar, tokens(), allocated)
+        made = Automaton(source=found.source, memory=found.memory)
+        guides.take(peer, SubmitTokens(id=number, token_ids=b"", sampling=Sampling(), automaton=made))
+        assert isinstance(guides.admit()[0].guide, Guide)
+        assert guides.statistics().bytes <= limit
+        assert allocated() - before < limit + (4 << 20)
+    assert guides.statistics().remembered > 2

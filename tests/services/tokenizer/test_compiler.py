@@ -146,6 +146,7 @@ async def test_memory_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.Monk
         for letter in "abcdef":
             await compiler.compile(regex(letter))
         assert compiler.statistics().remembered == 3
+        assert 3 * module.KEPT < compiler.statistics().bytes < 6 * module.KEPT
         monkeypatch.setattr(module, "MOST_BYTES", 1)
         await compiler.compile(regex("g"))
         assert compiler.statistics().remembered == 0

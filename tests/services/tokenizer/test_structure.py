@@ -6,7 +6,7 @@ from engine_core.text.columns import pack
 from engine_core.text.prompts import Prepared
 from engine_core.text.rendering import Rendered
 from protocol.errors import InvalidRequest, Overloaded
-from protocol.messages import Grammar, Rejected, Sampling, SubmitText, SubmitTokens
+from protocol.messages import Automaton, Grammar, Rejected, Sampling, SubmitText, SubmitTokens
 from services.tokenizer.orders import Done
 from services.tokenizer.structure import Structure
 
@@ -47,11 +47,11 @@ def made(*token_ids: int, after: bytes = b"") -> Prepared:
 
 
 async def test_the_automaton_travels_with_the_tokens() -> None:
-    structure = Structure(Told(Done("source", ("said",), 0.0, 0.0)), Prints())
+    structure = Structure(Told(Done("source", ("said",), 0.0, 0.0, 5)), Prints())
     found = await structure.complete(text(), made(1, 2))
     assert isinstance(found, Prepared)
     assert found.request.automaton is not None
-    assert (found.request.automaton.source, found.request.automaton.after) == ("source", b"")
+    assert found.request.automaton == Automaton(source="source", memory=5)
     assert found.approximations == ("said",)
     assert found.token_ids == (1, 2)
 

@@ -1,0 +1,125 @@
+"""Automata that requests start from, bounded in bytes.
+
+The automaton library doesn't tell what an automaton takes. A compile worker has made the same one before and measured
+what was allocated meanwhile; what it learns in use comes on top. An automaton counts as long as anything holds it: the
+cache, the build that makes it, or a request that runs by it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from weakref import WeakSet
+
+from engine_core.grammar.guide import Charge, Guide
+from protocol.errors import InvalidRequest, Overloaded
+from protocol.messages import Automaton
+
+Key = tuple[str, bytes]  # an automaton's source and what it begins after
+FAMILY = 16  # requests after which an automaton is made once more: masks of one's copies are filled one by one
+OPTION = "--grammar-cache-bytes"
+RETRY = 1.0  # seconds after which a request that ran may have ended
+
+# Measured with glibc's count of allocated bytes, see tests/engine_core/grammar/test_cache.py: outputs of hundreds of
+# tokens add up to 400 KiB to what was there after a worker's walk, and at most a sixteenth to large ones.
+LEARNED = 512 << 10  # bytes
+UNMEASURED = 640  # bytes for each of a source, where the C library tells nothing
+
+
+def cost(automaton: Automaton) -> int:
+    """Bytes that an automaton is taken to hold, its source included."""
+    source = len(automaton.source) * (1 if automaton.source.isascii() else 4)
+    built = automaton.memory or UNMEASURED * source
+    return source + built + built // 16 + LEARNED
+
+
+class Entry:
+    """An automaton that stands, once or several times, for requests to start from in turns."""
+
+    def __init__(self) -> None:
+        self.guides: list[Guide] = []
+        self.users: WeakSet[Guide] = WeakSet()
+        self.coming = 0  # further ones that are being made
+        self.uses = 0  # requests
+
+    @property
+    def size(self) -> int:
+        """Bytes that go with it where nobody uses it."""
+        return sum([guide.charge.size for guide in self.guides if guide.charge is not None])
+
+    def next(self) -> Guide:
+        """A guide of a request's own."""
+        self.uses += 1
+        found = self.guides[self.uses % len(self.guides)].copy()
+        self.users.add(found)
+        return found
+
+
+class GrammarCache:
+    """Owner of the automata. `families` is how often one automaton is made at most."""
+
+    def __init__(self, limit: int, families: int = 1) -> None:
+        self._limit = limit
+        self._families = families
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # least recently used first
+        self._charges: WeakSet[Charge] = WeakSet()
+
+    @property
+    def bytes(self) -> int:
+        """Of all automata that anything holds."""
+        return sum([charge.size for charge in self._charges])
+
+    @property
+    def entries(self) -> int:
+        return len(self._entries)
+
+    def find(self, key: Key) -> Guide | None:
+        """A guide for a request, if its automaton stands."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.next()
+
+    def reserve(self, automaton: Automaton) -> Charge:
+        """Room for an automaton that is to be made, what nobody uses given up for it.
+
+        Raises InvalidRequest for one that is larger than the cache, Overloaded where running requests hold the rest.
+        """
+        size = cost(automaton)
+        if size > self._limit:
+            message = f"the structure takes {size >> 20} MiB of memory; {OPTION} leaves {self._limit >> 20} MiB"
+            raise InvalidRequest(message, code="grammar_too_complex")
+        excess = self.bytes + size - self._limit
+        idle = [(key, entry.size) for key, entry in self._entries.items() if not (entry.users or entry.coming)]
+        if excess > sum([held for _, held in idle]):
+            message = f"the structures of running requests take all of {self._limit >> 20} MiB ({OPTION})"
+            raise Overloaded(message, retry_after=RETRY)
+        for key, held in idle:
+            if excess <= 0:
+                break
+            del self._entries[key]
+            excess -= held
+        return self._charged(size)
+
+    def wants(self, automaton: Automaton) -> Charge | None:
+        """Room for one more of an automaton that many requests start from."""
+        entry, size = self._entries.get((automaton.source, automaton.after)), cost(automaton)
+        if entry is None or self.bytes + size > self._limit:
+            return None
+        wanted = min(self._families, 1 + entry.uses // FAMILY)
+        if wanted <= len(entry.guides) + entry.coming:
+            return None
+        entry.coming += 1
+        return self._charged(size)
+
+    def put(self, key: Key, guide: Guide, charge: Charge) -> None:
+        """Keep an automaton that was made."""
+        guide.charge = charge
+        entry = self._entries.setdefault(key, Entry())
+        entry.guides.append(guide)
+        entry.coming = max(0, entry.coming - 1)
+
+    def _charged(self, size: int) -> Charge:
+        charge = Charge(size)
+        self._charges.add(charge)
+        return charge
