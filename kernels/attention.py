@@ -39,8 +39,8 @@ class AttentionBatch:
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
     # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by
-    # block size, and the tiles of chunks, by their queries and the fewest of a row.
-    schedules: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    # block size and rows of a tile, and the tiles of chunks, by their queries and the fewest of a row.
+    schedules: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
     tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
 

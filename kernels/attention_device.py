@@ -104,9 +104,9 @@ def shared_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: 
 
 def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> Shape:
     tokens, heads, dim = q.shape
-    return Shape(
-        len(batch.context), tokens, batch.max_query, batch.max_context, heads, k_pages.shape[2], dim, q.dtype, window
-    )
+    longest = batch.block_tables.shape[1] * k_pages.shape[1]
+    rows, kv_heads = len(batch.context), k_pages.shape[2]
+    return Shape(rows, tokens, batch.max_query, batch.max_context, heads, kv_heads, dim, q.dtype, window, longest)
 
 
 def arrival_counters(device: torch.device) -> Tensor:

@@ -66,10 +66,12 @@ def serves(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> bo
 
 
 def schedule_of(batch: AttentionBatch, size: int, group: int) -> Tensor:
-    """The schedule of a step over blocks of that size, launched when it is asked for first."""
-    found = batch.schedules.get(size)
+    """The schedule of a step over blocks of `size` tokens for groups of `group` heads, launched when it is asked for
+    first. A model whose layers differ in either has a schedule of each kind."""
+    key = size, LINES // group
+    found = batch.schedules.get(key)
     if found is None:
-        found = batch.schedules[size] = schedule_units(batch, size, KEYS, LINES // group)
+        found = batch.schedules[key] = schedule_units(batch, size, KEYS, LINES // group)
     return found
 
 
@@ -87,7 +89,7 @@ def attend_stream(
     assert q.stride(2) == 1 and q.stride(1) == dim  # noqa: PT018
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and out.is_contiguous()  # noqa: PT018
     together = LINES // group
-    early = size in batch.schedules
+    early = (size, together) in batch.schedules
     schedule = schedule_of(batch, size, group)
     programs = RESIDENT * processors(q.device)
     groups = -(-rows // together)

@@ -19,7 +19,8 @@ TALL_WAVES = 2  # tall tiles per processor up to which their keys are cut
 WAVES = 4  # tiles of whole rows per processor up to which their keys are cut
 SHARE_KEYS = 128  # fewest keys that are worth a program
 MAX_SPLITS = 64
-INVARIANT_SHARE = 512  # keys of a share whose bounds may not depend on the batch
+INVARIANT_SHARE = 512  # fewest keys of a share whose bounds may not depend on the batch
+MAX_SHARES = 128  # of them that the longest sequence has: partial results take memory for each
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Shape:
     dim: int
     dtype: torch.dtype
     window: int = 0
+    longest: int = 0  # keys that the block tables have room for: the same for every batch of a server
 
     @property
     def group(self) -> int:
@@ -101,8 +103,17 @@ def invariant_tiling(shape: Shape, processors: int) -> Tiling:
     lines = max(PACKED, power_of_2(shape.group))
     by_row = shape.max_query * shape.group <= lines
     tiles = shape.rows if by_row else min(shape.tokens, shape.tokens // (lines // shape.group) + shape.rows)
-    splits = min(cuts(shape, tiles, WAVES, processors), -(-shape.reach // INVARIANT_SHARE))
-    return fitted(Tiling(lines, 64, splits, 4, 3, by_row, INVARIANT_SHARE), shape)
+    share = invariant_share(shape.longest)
+    splits = min(cuts(shape, tiles, WAVES, processors), -(-shape.reach // share))
+    return fitted(Tiling(lines, 64, splits, 4, 3, by_row, share), shape)
+
+
+def invariant_share(longest: int) -> int:
+    """Keys of a share where the longest sequence has so many: a power of 2 that depends on nothing else.
+
+    The bits of a result are the same for every server with up to 65,536 keys, and for all of one length beyond.
+    """
+    return max(INVARIANT_SHARE, power_of_2(-(-longest // MAX_SHARES)))
 
 
 def cuts(shape: Shape, tiles: int, waves: int, processors: int) -> int:

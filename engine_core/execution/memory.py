@@ -12,7 +12,7 @@ from engine_core.execution.drafting import Draft
 from engine_core.execution.forward import Network
 from engine_core.execution.graph_sizes import kept_tokens
 from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import worst_step
+from engine_core.execution.trial import late_steps, worst_step
 from engine_core.models.spec import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
@@ -45,10 +45,10 @@ def reclaimable(stat: Path) -> int:
 
 
 def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None) -> int:
-    """Bytes of GPU memory that slot tables, a worst-case step of `tokens`, drafting behind it and graphs take beyond
-    what is allocated now.
+    """Bytes of GPU memory that slot tables, worst-case steps, drafting behind them and graphs take beyond what is
+    allocated now. The steps are one of `tokens` and some at the end of the longest sequence.
 
-    It is measured by running that step, and capturing the largest graphs, over a cache of the scratch block alone.
+    It is measured by running such steps, and capturing the largest graphs, over a cache of the scratch block alone.
     """
     device = options.device
     torch.cuda.synchronize(device)
@@ -56,8 +56,8 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     trial = Runner(model, spec, replace(options, blocks=0), draft)
-    (worst,) = trial.drafted([worst_step(trial.sizes, tokens)])
-    trial.collect(trial.launch(worst))
+    for plan in trial.drafted([worst_step(trial.sizes, tokens), *late_steps(trial.sizes)]):
+        trial.collect(trial.launch(plan))
     trial.prepare(largest=True)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before

@@ -41,8 +41,6 @@ class Upload:
 
     def __init__(self, device: torch.device, buffers: int = 32) -> None:
         self.device = device
-        # Asking for the current stream takes longer than what is done to it.
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._ring: list[Staging | None] = [None] * buffers
         self._turn = 0
 
@@ -61,7 +59,7 @@ class Upload:
         for start, array in zip(starts, arrays, strict=True):
             staging.bytes[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         packed = staging.memory[:end].to(self.device, non_blocking=True)
-        staging.copied.record(self._stream)
+        staging.copied.record()  # in the stream of the copy, whichever that is now
         tensors = []
         for start, array in zip(starts, arrays, strict=True):
             part = packed[start : start + array.nbytes].view(TYPES[array.dtype])
@@ -73,7 +71,7 @@ class Upload:
         staging = self._buffer(array.nbytes)
         staging.bytes[: array.nbytes] = array.view(np.uint8)
         target[: len(array)].copy_(staging.memory[: array.nbytes].view(target.dtype), non_blocking=True)
-        staging.copied.record(self._stream)
+        staging.copied.record()  # in the stream of the copy, whichever that is now
 
     def _buffer(self, size: int) -> Staging:
         self._turn = (self._turn + 1) % len(self._ring)
@@ -94,7 +92,6 @@ class Download:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._steps = torch.cuda.current_stream(device)
             self._made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done: torch.cuda.Event | None = None
 
@@ -105,7 +102,7 @@ class Download:
         """
         if self._stream is None:
             return list(tensors), None
-        self._made.record(self._steps)
+        self._made.record()
         self._stream.wait_event(self._made)
         fetched = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         with torch.cuda.stream(self._stream):
@@ -118,4 +115,4 @@ class Download:
     def guard(self) -> None:
         """Let the device's next work begin only when what was fetched last has left it."""
         if self._stream is not None and self._done is not None:
-            self._steps.wait_event(self._done)
+            torch.cuda.current_stream(self._stream.device).wait_event(self._done)

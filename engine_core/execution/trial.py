@@ -12,6 +12,7 @@ from protocol.steps import SlotStart, StepPlan
 WARM_TOKENS = 8
 FAR = 1024  # a context whose keys several programs of a GPU share
 SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: how high a tile they take depends on the heads that share keys
+LATE = (1, 8, 32)  # rows whose keys are cut into the most shares, by the number of key-value heads
 BESIDE = (1, 11)  # rows of one token beside a chunk: few and more; all others is the third number
 
 
@@ -62,6 +63,13 @@ def crowded_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     chunk = min(longest // 2, length)
     beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
     return [trial_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
+
+
+def late_steps(sizes: SlotSizes) -> list[StepPlan]:
+    """Few single tokens at the end of the longest sequence: attention cuts their keys, and partial results take memory
+    that no step of chunks takes."""
+    rows = sorted({min(count, sizes.max_num_seqs) for count in LATE})
+    return [trial_step(sizes, [1] * count, Sampling(temperature=0.0), sizes.max_model_len - 1) for count in rows]
 
 
 def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:

@@ -21,6 +21,7 @@ ARCHITECTURES: Mapping[str, int] = {
 }
 DEPTHS = 3  # of the target's residual stream
 # Keys that would change what the head computes.
+READ = ("draft_vocab_size", "target_hidden_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "bias")
 UNKNOWN = ("norm_before_residual", "norm_before_fc", "fc_norm", "parallel_drafting")
 
 
@@ -42,7 +43,7 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
     """
     file = read_json(folder / "config.json")
     version = read_version(file)
-    spec = decoder_spec(file, "llama")
+    spec = decoder_spec(file, "llama", (*UNKNOWN, *READ))
     for key, value, wanted in (
         ("hidden_size", spec.hidden, target.hidden),
         ("vocab_size", spec.vocab_size, target.vocab_size),

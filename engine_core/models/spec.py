@@ -7,13 +7,14 @@ JSON, in the spelling before transformers 5 (`rope_theta`, `rope_scaling`) and a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine_core.models.config_file import ConfigFile, read_json
+from engine_core.models.config_keys import refuse_unread
 from engine_core.models.expert_spec import ExpertSpec, read_experts, with_layout
 from engine_core.models.weight_names import read_names
 from protocol.errors import ModelError
@@ -144,10 +145,11 @@ def has_head(file: ConfigFile) -> bool:
     return not (isinstance(named, list) and named and all(name in BASES for name in named))
 
 
-def decoder_spec(file: ConfigFile, family: str) -> ModelSpec:
-    """The same of a file whose family is known."""
+def decoder_spec(file: ConfigFile, family: str, known: Collection[str] = ()) -> ModelSpec:
+    """The same of a file whose family is known. known: keys that the caller reads itself."""
     file = ConfigFile(file.path, file.values, FAMILY_DEFAULTS[family])
     refuse_unsupported(file)
+    refuse_unread(file, family, known)
     layers = file.integer("num_hidden_layers", high=4096)
     heads, hidden = file.integer("num_attention_heads"), file.integer("hidden_size")
     kv_heads = file.integer("num_key_value_heads", heads)
@@ -230,7 +232,10 @@ def read_dtype(file: ConfigFile) -> str:
 def read_windows(file: ConfigFile, family: str, layers: int) -> tuple[int, ...]:
     """Windows per layer: Mistral's, Mixtral's and Qwen3-MoE's is every layer's; that of Qwen's other models follows
     `layer_types` or starts at `max_window_layers`."""
-    if family == "llama" or file.get("sliding_window") is None:
+    if family == "llama":
+        refuse_windows(file)
+        return (0,) * layers
+    if file.get("sliding_window") is None:
         return (0,) * layers
     if family in ("mistral", "mixtral"):
         return (file.integer("sliding_window"),) * layers
@@ -247,6 +252,16 @@ def read_windows(file: ConfigFile, family: str, layers: int) -> tuple[int, ...]:
     if not isinstance(kinds, list) or len(kinds) != layers or not all(str(kind) in sizes for kind in kinds):
         raise file.error("layer_types", f"it must name {' or '.join(sizes)} for each of the {layers} layers")
     return tuple(sizes[kind] for kind in kinds)
+
+
+def refuse_windows(file: ConfigFile) -> None:
+    """Raise ModelError for a window that engines disagree about: Llama's code in transformers reads none."""
+    window, unused = file.get("sliding_window"), file.get("use_sliding_window") is False
+    if window is not None and not unused and file.integer("sliding_window") < file.integer("max_position_embeddings"):
+        raise file.error("sliding_window", "Llama models attend to all keys; null is expected")
+    kinds = file.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        raise file.error("layer_types", "layers of Llama models are full_attention")
 
 
 def read_rope(file: ConfigFile) -> RopeSpec:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import attention_stream
+from kernels.attention import AttentionBatch
 from kernels.attention_device import arrival_counters, attend_pages, shared_attention
 from tests.kernels.scene import Rows, Scene
 from tests.kernels.test_attention_device import error
@@ -79,3 +81,21 @@ def test_a_shared_prefix(
     scene = Scene([(1, keys + 1 + 37 * row % 200) for row in range(rows)], heads, kv_heads, dim, block_size, dtype)
     share(scene, keys // block_size)
     hold(scene)
+
+
+def test_layers_that_group_heads_differently_have_schedules_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of one size: the rows of a tile follow from the heads that share keys."""
+    made = []
+
+    def schedule_units(batch: AttentionBatch, size: int, keys: int, together: int) -> Tensor:
+        made.append((size, together))
+        return torch.tensor([size, together])
+
+    monkeypatch.setattr(attention_stream, "schedule_units", schedule_units)
+    batch = Scene([(1, 20)] * 2, 8, 2, 64, 16, torch.float32).batch
+    asked = [(16, 4), (16, 8), (32, 4), (16, 4), (16, 8)]
+    found = [attention_stream.schedule_of(batch, size, group) for size, group in asked]
+    assert made == [(16, 16), (16, 8), (32, 16)]
+    assert found[0] is found[3]
+    assert found[1] is found[4]
+    assert found[0] is not found[1]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.attention_tiling import (
     INVARIANT_SHARE,
+    MAX_SHARES,
     MAX_SPLITS,
     SHARE_KEYS,
     Shape,
     Tiling,
+    invariant_share,
     invariant_tiling,
     low_tiling,
     power_of_2,
@@ -85,6 +89,22 @@ def test_what_orders_the_arithmetic_of_the_invariant_form_follows_from_the_heads
     wide = invariant_tiling(shape([(1, 9000)], dtype=torch.float32), PROCESSORS)
     assert wide.share == INVARIANT_SHARE
     assert wide.keys < forms[0].keys
+
+
+def test_partial_results_of_the_invariant_form_are_bounded_whatever_the_longest_sequence() -> None:
+    """Of a million keys they were 16.6 GB. Shares follow from the server's longest sequence, never from the batch."""
+    assert [invariant_share(longest) for longest in (0, 4096, 65536)] == [INVARIANT_SHARE] * 3
+    assert invariant_share(65537) == 2 * INVARIANT_SHARE
+    for longest in (1 << 17, 1_000_000, 10_000_000):
+        batches = [[(1, context)] * rows for rows in (1, 8, 32, 33, 256) for context in (100, longest)]
+        forms = [invariant_tiling(replace(shape(rows), longest=longest), PROCESSORS) for rows in batches]
+        assert len({form.share for form in forms}) == 1
+        assert longest / forms[0].share <= MAX_SHARES
+        assert forms[0].share % forms[0].keys == 0
+        for rows, form in zip(batches, forms, strict=True):
+            places = longest // form.share + 2
+            floats = len(rows) * 8 * places * form.lines * 128 if form.splits > 1 else 0
+            assert 4 * floats < 1.2e9, (longest, len(rows))
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

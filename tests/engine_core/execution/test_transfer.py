@@ -42,6 +42,35 @@ def test_an_array_overwrites_the_first_of_a_tensor_in_stream_order() -> None:
     assert [tensor.tolist() for tensor in seen] == [[turn] * 4 + [0, 0] for turn in range(20)]
 
 
+@pytest.mark.gpu
+def test_a_buffer_is_kept_until_its_copy_has_ended_in_whichever_stream() -> None:
+    """The copies wait behind other work of a stream that was not current when the upload was made."""
+    upload = Upload(torch.device("cuda"), buffers=2)
+    upload.send([np.zeros(1 << 20, np.int32)])
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(200_000_000)  # cycles
+        sent = [upload.send([np.full(1 << 20, turn, np.int32)])[0] for turn in range(6)]
+        torch.cuda.synchronize()
+    for turn, tensor in enumerate(sent):
+        assert bool((tensor == turn).all()), turn
+
+
+@pytest.mark.gpu
+def test_results_of_another_stream_are_fetched_behind_it() -> None:
+    download = Download(torch.device("cuda"))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        made = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+        torch.cuda._sleep(200_000_000)
+        made += 7
+        (host,), done = download.fetch([made])
+        download.guard()
+        made += 1
+    assert done is not None
+    done.synchronize()
+    assert bool((host == 7).all())
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_are_there_after_the_event(device: str) -> None:
     download = Download(torch.device(device))

@@ -10,7 +10,7 @@ import torch
 
 from engine_core.execution.graph_sizes import MIXED_MOST
 from engine_core.execution.slots import SlotSizes, integers
-from engine_core.execution.trial import FAR, crowded_steps, warm_steps, worst_step
+from engine_core.execution.trial import FAR, crowded_steps, late_steps, warm_steps, worst_step
 from kernels.attention_device import launches
 from kernels.attention_tiling import Shape
 from tests.engine_core.execution.harness import (
@@ -36,6 +36,22 @@ def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int)
     assert chunks[:, 2].sum() == min(tokens, slots * length)
     assert chunks[:, 2].max() <= length
     assert len(integers(plan.starts[0].token_ids)) == chunks[:, 2].max()
+
+
+@pytest.mark.parametrize(("slots", "length"), [(256, 1 << 20), (8, 128), (1, 16)])
+def test_late_steps_reach_the_longest_context_with_keys_cut(slots: int, length: int) -> None:
+    """What few rows take at the end of the longest sequence is measured, too: partial results of its shares."""
+    plans = late_steps(SlotSizes(slots, length, 16, VOCABULARY))
+    for plan in plans:
+        chunks = integers(plan.chunks).reshape(-1, 4)
+        assert (chunks[:, 0] == slots).all()
+        assert (chunks[:, 1] == length - 1).all()
+        assert (chunks[:, 2] == 1).all()
+    rows = [len(integers(plan.chunks)) // 4 for plan in plans]
+    assert rows == sorted({min(count, slots) for count in (1, 8, 32)})
+    if slots == 256:
+        shapes = [Shape(count, count, 1, length, 32, 8, 128, torch.bfloat16, 0, length) for count in rows]
+        assert all(launches(shape, True, 132)[0].splits > 1 for shape in shapes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("slots", "length", "tokens"), [(256, 4096, 8192), (8, 128, 100), (1, 16, 8), (4, 2, 4)])
