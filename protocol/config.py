@@ -133,6 +133,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         int, Option("responses that an api process keeps for previous_response_id; 0: none", 0, 1 << 20)
     ] = 1000
     max_stored_bytes: Annotated[int, Option("bytes that these may take", 1024, 1 << 34)] = 64 << 20
+    response_dir: Annotated[str, Option("directory that keeps these beyond the server's end; empty: none does")] = ""
     max_queued_bytes: Annotated[
         int, Option("bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
     ] = 512 << 20

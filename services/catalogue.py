@@ -163,7 +163,13 @@ TOKENIZER: tuple[Metric, ...] = (
     gauge("template_workers", "Processes that render templates of requests"),
     gauge("template_cache_bytes", "Sources of requests' templates that are kept compiled"),
 )
-API: tuple[Metric, ...] = (gauge("api_ready", "1 when the process takes requests"),)
+API: tuple[Metric, ...] = (
+    gauge("api_ready", "1 when the process takes requests"),
+    gauge("stored_responses", "Responses that the process keeps"),
+    gauge("stored_response_bytes", "Bytes of these"),
+    counter("stored_response_evictions", "Responses that were let go of for later ones"),
+    counter("stored_response_losses", "Responses that were answered and could not be kept: the disk did not take them"),
+)
 EXECUTOR: tuple[Metric, ...] = (
     gauge("executor_weight_bytes", "Memory of the weights"),
     gauge("executor_cache_bytes", "Memory of the KV cache"),

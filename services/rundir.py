@@ -25,7 +25,6 @@ SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 # Of processes that could not remove them.
 LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new", "*.silent", "failures.*")
-RESPONSES = "responses"  # the folder of those that are kept as long as the server runs
 LOCK_SECONDS = 1.0  # that a launcher which was killed may take to let go of its lock
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
@@ -154,7 +153,6 @@ def clear(path: Path, *, temporary: bool) -> None:
     for pattern in LEFTOVERS:
         for name in path.glob(pattern):
             name.unlink(missing_ok=True)
-    shutil.rmtree(path / RESPONSES, ignore_errors=True)
 
 
 def await_end(pid: int, seconds: float) -> None:

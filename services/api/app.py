@@ -42,8 +42,8 @@ class Endpoint:
 class Routes:
     """The router; it raises HTTPException for an unknown path or a wrong method, which the gate answers."""
 
-    def __init__(self, service: Service) -> None:
-        background = BackgroundWork(service)
+    def __init__(self, service: Service, background: BackgroundWork | None = None) -> None:
+        background = background or BackgroundWork(service)
         endpoints: tuple[tuple[str, str, ASGIApp], ...] = (
             ("POST", "/v1/chat/completions", ChatCompletions(service)),
             ("POST", "/v1/completions", Completions(service)),
@@ -92,11 +92,11 @@ class Routes:
         return next((other for other in others if other in self._paths), "")
 
 
-def application(service: Service) -> Gate:
-    """The whole application."""
+def application(service: Service, background: BackgroundWork | None = None) -> Gate:
+    """The whole application; `background` is for whoever waits for it at the end."""
     options = service.config.api
     return Gate(
-        Routes(service),
+        Routes(service, background),
         service.keys,
         Hosts(options),
         Origins(options),

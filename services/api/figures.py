@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from protocol.figures import ProcessFigures
 from services.api.pipeline import PipelineStatistics
+from services.api.responses.store import ResponseStore
 from services.census import Vitals, add_link
 from services.watch import Watch
 
@@ -13,9 +14,10 @@ from services.watch import Watch
 class Figures:
     """The process's own. `watches` are its ends of the text link, one for each tokenizer."""
 
-    def __init__(self, vitals: Vitals, watches: Sequence[Watch]) -> None:
+    def __init__(self, vitals: Vitals, watches: Sequence[Watch], responses: ResponseStore | None = None) -> None:
         self._vitals = vitals
         self._watches = tuple(watches)
+        self._responses = responses
 
     def own(self, pipeline: PipelineStatistics, wall: float, *, ready: bool) -> ProcessFigures:
         """As of now, `wall` in unix seconds; `ready`: it takes requests."""
@@ -24,4 +26,10 @@ class Figures:
         add_link(sheet, "text", [watch.statistics() for watch in self._watches], queued)
         sheet.put("waiting_requests", pipeline.held, "tokenizer")
         sheet.put("api_ready", ready)
+        if self._responses is not None:
+            stored = self._responses.statistics()
+            sheet.put("stored_responses", stored.responses)
+            sheet.put("stored_response_bytes", stored.bytes)
+            sheet.put("stored_response_evictions", stored.evicted)
+            sheet.put("stored_response_losses", stored.lost)
         return sheet.figures(self._vitals.me, wall)

@@ -34,6 +34,7 @@ from services.api.ledger import Ledger
 from services.api.listening import Socket, leave, listen, tls, url_of
 from services.api.metrics import Traffic
 from services.api.pipeline import Pipeline
+from services.api.responses.endpoint import BackgroundWork
 from services.api.responses.store import ResponseStore
 from services.api.served import served_model
 from services.api.service import Service
@@ -113,7 +114,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     ledger = Ledger(run_dir, index, config.api.api_processes)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
     lag = Histogram(LAG)
-    figures = Figures(Vitals(me, run_dir, lag, tracer), watches)
+    figures = Figures(Vitals(me, run_dir, lag, tracer), watches, responses)
     service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
@@ -142,9 +143,10 @@ async def answer(
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
     options = service.config.api
     limits = ConnectionLimits.of(options)
+    background = BackgroundWork(service)
     server = Server(
         uvicorn.Config(
-            application(service),
+            application(service, background),
             http=cast(type[asyncio.Protocol], functools.partial(Connection, limits=limits)),
             ws="none",
             lifespan="off",
@@ -186,6 +188,8 @@ async def answer(
     duties = [begin(duty, fail) for duty in (attendance, beating(heartbeat), lagging(lag))]
     try:
         await server.serve(sockets=[listener])
+        # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
+        await background.ended(service.config.run.drain_timeout + LAST_WORDS)
     finally:
         for duty in duties:
             duty.cancel()

@@ -42,8 +42,6 @@ def test_a_named_directory_is_made_and_stays(tmp_path):
     assert mode(directory.path) == 0o700
     for name in ("tokens-0.sock", "api-0.entry", "executor-0.starts", "failures.json", "failures.new", "mine.txt"):
         (directory.path / name).touch()
-    (directory.path / "responses").mkdir()
-    (directory.path / "responses" / "resp_1").touch()
     assert directory.environment() == {}
     directory.close()
     assert {path.name for path in directory.path.iterdir()} == {"mine.txt", "lock"}

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from protocol.config import CLAMP_ALL
 from protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
@@ -29,7 +29,7 @@ from services.api.reply import Choice, Reply
 from services.api.responses.events import ResponseEvents
 from services.api.responses.output import Deleted, ItemList, ResponseAnswer, shaped
 from services.api.responses.request import REASONS, REFUSALS, ResponseRequest
-from services.api.responses.turn import Turn
+from services.api.responses.turn import Turn, earlier_messages
 from services.api.segments import Segment
 from services.api.service import Service
 from services.api.session import session_of
@@ -60,20 +60,25 @@ class Responses:
         current = exchange.of(scope)
         current.bound(request.timeout, "timeout")
         refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
-        turn = Turn(request, service.responses, service.model.name)
+        earlier = await earlier_messages(request.previous_response_id, service.responses)
+        turn = Turn(request, service.responses, service.model.name, earlier)
         now, timings = time.monotonic(), service.traffic.timings
         reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=turn.id)
         try:
             self._submit(turn, reply, trace_context(scope), session_of(scope, request.user))
             if request.background:
-                await send_json(send, msgspec.json.encode(self._work.begin(turn, reply, current)))
+                begun = self._work.begin(turn, reply, current)
+                await turn.saved()
+                await send_json(send, msgspec.json.encode(begun))
                 return
             async with attended(reply, service.pipeline, receive, current):
                 if request.stream:
-                    await stream(reply, ResponseEvents(turn), send, outlet_of(scope), current)
+                    await stream(reply, ResponseEvents(turn), Kept(turn, send), outlet_of(scope), current)
                     return
                 await whole(reply)
-                await send_json(send, msgspec.json.encode(completed(turn, reply)))
+                answer = completed(turn, reply)
+                await turn.saved()
+                await send_json(send, msgspec.json.encode(answer))
         except RequestError as error:
             told_in(error, turn.terms)
             raise
@@ -86,6 +91,19 @@ class Responses:
         submit: SubmitText = chat_submission(turn.chat, number, service.model, 1, trace, session, clamp=clamp)
         turn.open(submit.sampling)
         service.pipeline.submit([submit], reply, time.monotonic())
+
+
+class Kept:
+    """`send` of a stream whose end is told when the response has been kept."""
+
+    def __init__(self, turn: Turn, send: Send) -> None:
+        self._turn = turn
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            await self._turn.saved()
+        await self._send(message)
 
 
 class BackgroundWork:
@@ -113,6 +131,11 @@ class BackgroundWork:
         reply.leave()
         await asyncio.shield(task)
 
+    async def ended(self, seconds: float) -> None:
+        """Wait so long for all of them to end, and to be kept."""
+        if tasks := [task for _, task in self._running.values()]:
+            await asyncio.wait(tasks, timeout=seconds)
+
     async def _finish(self, turn: Turn, reply: Reply, current: Exchange) -> None:
         status = "failed"
         try:
@@ -131,6 +154,7 @@ class BackgroundWork:
             current.rejection = exchange.reason_of(bug)
             turn.failed(bug)
         finally:
+            await turn.saved()
             del self._running[turn.id]
             self._service.pipeline.drop(reply)
             self._account(turn, reply, current, status)
@@ -163,12 +187,12 @@ class StoredResponse:
         store = self._service.responses
         if scope["method"] == "DELETE":
             await self._work.end(name)
-            store.delete(name)
+            await store.delete(name)
             await send_json(send, msgspec.json.encode(Deleted(id=name)))
             return
         if stream_asked(scope):
             raise NotBuilt("a response that was made cannot be streamed again", param="stream")
-        await send_json(send, store.get(name).answer)
+        await send_json(send, (await store.get(name)).answer)
 
 
 class CancelledResponse:
@@ -181,11 +205,11 @@ class CancelledResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope["path_params"]["id"]
         store = self._service.responses
-        if not msgspec.json.decode(store.get(name).answer)["background"]:
+        if not msgspec.json.decode((await store.get(name)).answer)["background"]:
             message = "only responses that were created with background can be cancelled"
             raise InvalidRequest(message, code="not_cancellable")
         await self._work.end(name)
-        await send_json(send, store.get(name).answer)
+        await send_json(send, (await store.get(name)).answer)
 
 
 class InputItems:
@@ -195,7 +219,7 @@ class InputItems:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        items = ITEMS.decode(self._service.responses.get(scope["path_params"]["id"]).input)
+        items = ITEMS.decode((await self._service.responses.get(scope["path_params"]["id"])).input)
         await send_json(
             send, msgspec.json.encode(page(items, dict(parse_qsl(scope["query_string"].decode("latin-1")))))
         )

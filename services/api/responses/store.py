@@ -1,13 +1,17 @@
-"""The responses that are kept, for `previous_response_id` and for whoever retrieves them: the latest, within bounds.
+"""Responses that are kept, for `previous_response_id` and for clients that retrieve them: the latest, within bounds.
 
 One api process keeps its own in memory. Where several share a port a client reaches any of them, so each writes its own
-into the run directory, which all of them read; the process that made a response counts it against its bounds. A
-process that is started again goes on with what it finds there of its own.
+to a directory that all of them read; with --response-dir one process does so too, and what is there outlives it. The
+process that made a response counts it against its bounds. A process that is started again goes on with what it finds.
+
+Files are read and written by threads: the event loop waits for no disk. What waits to be written is bounded as what is
+kept is, and is found meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import functools
 import logging
 import re
 import secrets
@@ -19,11 +23,12 @@ import msgspec
 from protocol.config import ApiConfig
 from protocol.errors import NotFound
 from services import journal
-from services.rundir import RESPONSES
+from services.api.responses.disk import Disk, interrupted
 
 log = logging.getLogger(__name__)
 
-ID = re.compile(r"resp_[0-9a-f]{4}[0-9a-f]{40}")
+ID = re.compile(r"resp_([0-9a-f]{4})[0-9a-f]{40}")
+RUNNING = ("in_progress", "queued")
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -40,25 +45,29 @@ class StoreStatistics(msgspec.Struct, frozen=True):
 
     responses: int
     bytes: int
+    waiting_bytes: int  # that are still to be written
     evicted: int
+    lost: int  # that the disk did not take
 
 
 class ResponseStore:
     """Owned by the api process `index` of `processes`."""
 
     def __init__(self, run_dir: Path, index: int, processes: int, options: ApiConfig) -> None:
+        """Raises ConfigError for a directory that cannot be used."""
         self._most = options.max_stored_responses
         self._most_bytes = options.max_stored_bytes
         self._prefix = f"resp_{index:04x}"
-        self._folder = run_dir / RESPONSES if processes > 1 else None
         self._kept: OrderedDict[str, int] = OrderedDict()  # bytes by id, the oldest first
         self._memory: dict[str, Stored] = {}
+        self._waiting: dict[str, Stored] = {}  # the latest state of each that is still to be written
         self._decoder = msgspec.msgpack.Decoder(Stored)
-        self._bytes = self._evicted = 0
+        self._bytes = self._waiting_bytes = self._evicted = self._lost = 0
         self.shared = processes > 1
-        if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._adopt(self._folder)
+        on_disk = self.keeps and (processes > 1 or bool(options.response_dir))
+        self._disk = Disk.open(options.response_dir, run_dir) if on_disk else None
+        if self._disk is not None:
+            self._adopt(self._disk.folder, index, processes)
 
     @property
     def keeps(self) -> bool:
@@ -68,36 +77,48 @@ class ResponseStore:
     def new_id(self) -> str:
         return self._prefix + secrets.token_hex(20)
 
-    def put(self, name: str, stored: Stored) -> None:
+    def put(self, name: str, stored: Stored) -> asyncio.Future[str] | None:
         """Keep a response of this process, or its new state, and let the oldest go where they are too many. One that
-        the disk does not take is answered all the same and not kept, as the log says."""
+        the disk does not take is answered all the same and not kept, as the log says. None: nothing to wait for."""
         if not self.keeps:
-            return
-        if self._folder is not None and not self._write(self._folder, name, stored):
-            return
+            return None
         size = len(stored.answer) + len(stored.input) + len(stored.messages)
-        self._bytes += size - self._kept.pop(name, 0)
-        self._kept[name] = size
-        if self._folder is None:
+        if self._disk is None:
             self._memory[name] = stored
-        while len(self._kept) > self._most or self._bytes > self._most_bytes:
-            self._drop(next(iter(self._kept)))
-            self._evicted += 1
+            self._count(name, size)
+            return None
+        if self._waiting_bytes + size > self._most_bytes:
+            self._waiting.pop(name, None)
+            self._disk.remove(name)
+            self._lose(name, "too much waits to be written")
+            return None
+        self._waiting[name] = stored
+        self._waiting_bytes += size
+        writing = self._disk.write(name, msgspec.msgpack.encode(stored))
+        writing.add_done_callback(functools.partial(self._written, name, stored, size))
+        return writing
 
-    def get(self, name: str) -> Stored:
+    async def get(self, name: str) -> Stored:
         """Raises NotFound for a response that no process of this server keeps."""
-        found = self._memory.get(name) if self._folder is None else self._read(self._folder, name)
+        found = self._memory.get(name) or self._waiting.get(name)
+        gone = name.startswith(self._prefix) and name not in self._kept  # its file may still wait to be removed
+        if found is None and self._disk is not None and not gone and ID.fullmatch(name):
+            data = await self._disk.read(name)
+            try:
+                found = None if data is None else self._decoder.decode(data)
+            except msgspec.DecodeError:
+                found = None  # of another release
         if found is None:
             raise self.absent(name)
         return found
 
-    def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         """Raises NotFound as `get` does."""
-        self.get(name)
-        if name in self._kept:
-            self._drop(name)
-        elif self._folder is not None:
-            (self._folder / name).unlink(missing_ok=True)  # its own process counts it until it lets it go
+        await self.get(name)
+        if self._disk is not None:
+            await self._disk.remove(name)  # behind what waits; where it is another process's, that one counts it on
+        self._waiting.pop(name, None)
+        self._forget(name)
 
     def absent(self, name: str) -> NotFound:
         kept = f"the latest {self._most:,} of each api process are (--max-stored-responses, --max-stored-bytes)"
@@ -105,42 +126,69 @@ class ResponseStore:
         return NotFound(f"no response {name[:64]!r} is kept; {reason}", code="response_not_found")
 
     def statistics(self) -> StoreStatistics:
-        return StoreStatistics(len(self._kept), self._bytes, self._evicted)
+        return StoreStatistics(len(self._kept), self._bytes, self._waiting_bytes, self._evicted, self._lost)
 
     def close(self) -> None:
-        """The process ends in order, and with it what it keeps."""
-        for name in list(self._kept):
-            self._drop(name)
+        """The process ends in order, and with it what it keeps, unless that is in --response-dir."""
+        own, self._kept, self._memory, self._bytes = list(self._kept), OrderedDict(), {}, 0
+        if self._disk is not None:
+            self._disk.close(own)
 
-    def _adopt(self, folder: Path) -> None:
-        """Count what an earlier life of this process has left."""
-        own = [path for path in folder.glob(f"{self._prefix}*") if ID.fullmatch(path.name)]
-        for path in sorted(own, key=lambda path: path.stat().st_mtime_ns):
-            self._kept[path.name] = path.stat().st_size
-            self._bytes += path.stat().st_size
+    def _written(self, name: str, stored: Stored, size: int, writing: asyncio.Future[str]) -> None:
+        self._waiting_bytes -= size
+        if self._waiting.get(name) is stored:
+            del self._waiting[name]
+        reason = "cancelled" if writing.cancelled() else writing.result()
+        if reason:
+            self._lose(name, reason)
+        else:
+            self._count(name, size)
 
-    def _write(self, folder: Path, name: str, stored: Stored) -> bool:
-        fresh = folder / f"{name}.new"
-        try:
-            fresh.write_bytes(msgspec.msgpack.encode(stored))
-            fresh.replace(folder / name)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            journal.error(log, "response_not_kept", response=name, reason=error.strerror)
-            return False
-        return True
+    def _lose(self, name: str, reason: str) -> None:
+        self._lost += 1
+        self._forget(name)
+        journal.error(log, "response_not_kept", response=name, reason=reason)
 
-    def _read(self, folder: Path, name: str) -> Stored | None:
-        if not ID.fullmatch(name):
-            return None
-        try:
-            return self._decoder.decode((folder / name).read_bytes())
-        except (OSError, msgspec.DecodeError):
-            return None  # never was, is gone, or is of another release
+    def _count(self, name: str, size: int) -> None:
+        """It is kept, and the oldest are not where they are too many."""
+        self._bytes += size - self._kept.pop(name, 0)
+        self._kept[name] = size
+        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+            oldest = next(iter(self._kept))
+            self._forget(oldest)
+            self._evicted += 1
+            if self._disk is not None:
+                self._disk.remove(oldest)
 
-    def _drop(self, name: str) -> None:
-        self._bytes -= self._kept.pop(name)
+    def _forget(self, name: str) -> None:
+        self._bytes -= self._kept.pop(name, 0)
         self._memory.pop(name, None)
-        if self._folder is not None:
-            (self._folder / name).unlink(missing_ok=True)
+
+    def _adopt(self, folder: Path, index: int, processes: int) -> None:
+        """Count what an earlier life of this process has left; the first one also takes those of processes that are no
+        more. The oldest go first. What was being made ends here."""
+        found = []
+        for path in folder.iterdir():
+            match = ID.fullmatch(path.name)
+            if match is None or (int(match[1], 16) != index and (index or int(match[1], 16) < processes)):
+                continue
+            state = path.stat()
+            found.append((state.st_mtime_ns, path, state.st_size))
+        for _, path, size in sorted(found):
+            self._kept[path.name] = size
+            self._bytes += size
+            with path.open("rb") as file:
+                if interrupted(file.read(32), RUNNING):
+                    self._end(path)
+        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+            oldest = next(iter(self._kept))
+            self._forget(oldest)
+            (folder / oldest).unlink(missing_ok=True)
+
+    def _end(self, path: Path) -> None:
+        """A response that was being made when its process ended has failed."""
+        stored = self._decoder.decode(path.read_bytes())
+        error = {"code": "server_error", "message": "the server ended before the response did"}
+        answer = msgspec.json.decode(stored.answer) | {"status": "failed", "error": error}
+        ended = msgspec.structs.replace(stored, status="failed", answer=msgspec.json.encode(answer))
+        path.write_bytes(msgspec.msgpack.encode(ended))

@@ -5,6 +5,7 @@ Source: OpenAI API reference, "Create a model response".
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Any
@@ -49,14 +50,17 @@ TERMS = (
     Term(re.compile(r"reasoning_effort\b"), "reasoning.effort"),
 )
 CONTINUED = ("completed", "incomplete")
+PATIENCE = 1.0  # seconds that an answer waits for the disk
 MESSAGES = msgspec.json.Decoder(Messages)
 
 
 class Turn:
     """`chat` is what the engine is asked; `opening` what is told at first, once the sampling is known."""
 
-    def __init__(self, request: ResponseRequest, store: ResponseStore, name: str) -> None:
-        """Raises InvalidRequest and NotBuilt naming the field."""
+    def __init__(
+        self, request: ResponseRequest, store: ResponseStore, name: str, earlier: Messages | None = None
+    ) -> None:
+        """`earlier` is the conversation that it goes on from. Raises InvalidRequest and NotBuilt naming the field."""
         check_options(request, store)
         self.request = request
         self.id = store.new_id()
@@ -64,11 +68,9 @@ class Turn:
         self._name = name
         self._created = int(time.time())
         self._items = items_of(request.input)
-        earlier: Messages = []
-        if request.previous_response_id is not None:
-            earlier = MESSAGES.decode(previous(request.previous_response_id, store).messages)
         history = History(self._items)
-        self._messages = [*earlier, *history.messages]
+        self._saving: asyncio.Future[str] | None = None
+        self._messages = [*(earlier or ()), *history.messages]
         self._opening: ResponseAnswer | None = None
         asked = [(f"tools[{number}]", tool) for number, tool in enumerate(request.tools or ())]
         self._tools = toolbox([*asked, *tools_within(self._items)])
@@ -151,7 +153,12 @@ class Turn:
             messages = [*self._messages, *said(answer.output)]
             items = msgspec.json.encode(listed(self._items))
             stored = Stored(answer.status, msgspec.json.encode(answer), items, encoded(messages))
-            self._store.put(self.id, stored)
+            self._saving = self._store.put(self.id, stored)
+
+    async def saved(self) -> None:
+        """Wait until whatever is kept can be found by every process; a disk that takes long is not waited for."""
+        if self._saving is not None:
+            await asyncio.wait([self._saving], timeout=PATIENCE)
 
 
 def check_options(request: ResponseRequest, store: ResponseStore) -> None:
@@ -177,17 +184,20 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
         raise InvalidRequest(message, param="background", code="invalid_value")
 
 
-def previous(name: str, store: ResponseStore) -> Stored:
-    """The response that this one goes on from. Raises InvalidRequest where it is not kept or has not come to an end."""
+async def earlier_messages(name: str | None, store: ResponseStore) -> Messages:
+    """The conversation until the response that this one goes on from. Raises InvalidRequest where that is not kept or
+    has not come to an end."""
+    if name is None:
+        return []
     param = "previous_response_id"
     try:
-        found = store.get(name)
+        found = await store.get(name)
     except NotFound as error:
         raise InvalidRequest(error.message, param=param, code="previous_response_not_found") from error
     if found.status not in CONTINUED:
         message = f"{param}: that response is {found.status}; only one that was completed can be gone on from"
         raise InvalidRequest(message, param=param, code="invalid_value")
-    return found
+    return MESSAGES.decode(found.messages)
 
 
 def without_effect(request: ResponseRequest) -> tuple[str, ...]:

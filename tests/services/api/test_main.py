@@ -12,8 +12,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -127,6 +129,52 @@ async def test_what_outlasts_the_drain_limit_ends_with_a_reason(tmp_path: Path, 
         assert end == "data: [DONE]"
         await tokenizer.until(lambda: Abort(number) in tokenizer.sent)
         assert await process.ended() == ExitCode.ORDERLY
+
+
+async def in_background(process: Api, tokenizer: Tokenizer, http: httpx.AsyncClient) -> tuple[int, str]:
+    """A response in the background that has begun: its request's number and its id."""
+    begun = await http.post(process.url + "/v1/responses", json={"input": "hi", "background": True})
+    assert begun.status_code == 200, begun.text
+    await tokenizer.until(lambda: bool(tokenizer.of(SubmitText)))
+    asked = tokenizer.of(SubmitText)[-1]
+    assert isinstance(asked, SubmitText)
+    tokenizer.arrive(batch([(asked.id, Row(text="Hi", extra={"prompt_tokens": 3}))]))
+    return asked.id, begun.json()["id"]
+
+
+def kept(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(msgspec.msgpack.decode((folder / name).read_bytes())[1])
+    return found
+
+
+async def test_sigterm_lets_responses_in_the_background_finish(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    own = tmp_path / "responses"
+    async with api(tmp_path, "--response-dir", str(own)) as process, httpx.AsyncClient(timeout=LIMIT) as http:
+        number, name = await in_background(process, tokenizer, http)
+        process.signal()
+        await refused(process.url)
+        assert process.process.returncode is None
+        assert kept(own, name)["status"] == "in_progress"
+        tokenizer.arrive(batch([(number, Row(text=" there", finish=Finish.STOP))]))
+        assert await process.ended() == ExitCode.ORDERLY
+    told = kept(own, name)
+    assert told["status"] == "completed"
+    assert told["output"][0]["content"][0]["text"] == "Hi there"
+    async with api(tmp_path, "--response-dir", str(own)) as process, httpx.AsyncClient(timeout=LIMIT) as http:
+        assert (await http.get(f"{process.url}/v1/responses/{name}")).json() == told
+
+
+async def test_a_response_in_the_background_fails_at_the_drain_limit(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    own = tmp_path / "responses"
+    arguments = ("--response-dir", str(own), "--drain-timeout", "0")
+    async with api(tmp_path, *arguments) as process, httpx.AsyncClient(timeout=LIMIT) as http:
+        number, name = await in_background(process, tokenizer, http)
+        process.signal()
+        assert await process.ended() == ExitCode.ORDERLY
+        await tokenizer.until(lambda: Abort(number) in tokenizer.sent)
+    told = kept(own, name)
+    assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
+    assert "shutting down" in told["error"]["message"]
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path, tokenizer: Tokenizer) -> None:
