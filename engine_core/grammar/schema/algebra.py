@@ -18,6 +18,7 @@ from engine_core.grammar.schema.cells import (
     Every,
     Inverse,
     Number,
+    Other,
     Place,
     Record,
     Series,
@@ -237,14 +238,23 @@ class Algebra:
                 return True
             if cell.names and any(self.empty(named(cell, name)) for name in cell.required):
                 return True
-            if cell.fewest > len(cell.required) and self._closed(cell):
+            if cell.fewest > len(cell.required) and self.closed(cell):
                 known = records.terms_of(cell, records.known_names(cell))
-                return sum(not self.empty(term) for term in known.values()) < cell.fewest
+                if sum(not self.empty(term) for term in known.values()) < cell.fewest:
+                    return True
+            return any(self._lacking(cell, other) for other in cell.others)
         except PatternError:
             return False
         return False
 
-    def _closed(self, cell: Record) -> bool:
+    def _lacking(self, cell: Record, other: Other) -> bool:
+        """Whether no key can be the other that the cell must have."""
+        if not self.closed(cell):
+            return False
+        known = records.terms_of(cell, records.meant(other, records.known_names(cell)))
+        return all(self.disjoint(term, other.term) for term in known.values())
+
+    def closed(self, cell: Record) -> bool:
         """Whether no key that the cell does not name can have a value."""
         patterns = [term for layer in cell.layers for _, term in layer.patterns]
         return self.empty(every(*(layer.rest for layer in cell.layers))) and all(map(self.empty, patterns))

@@ -142,6 +142,17 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Other:
+    """Some key has a value of the term: one that is not among the names, matches none of the patterns, and is found by
+    `inside`, where that is given."""
+
+    term: Term
+    names: tuple[str, ...] = ()
+    patterns: tuple[Node, ...] = ()
+    inside: Node | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Record:
     """Objects: every layer has its word on every key; `names` are terms that all keys obey as strings."""
 
@@ -151,6 +162,7 @@ class Record:
     most: int | None = None
     names: tuple[Term, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
+    others: tuple[Other, ...] = ()
 
 
 Cell: TypeAlias = Null | Truth | Number | Text | Series | Record

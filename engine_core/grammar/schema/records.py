@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from engine_core.grammar.schema import languages
-from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Obstacle, Record, Term, every, inverse
+from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Obstacle, Other, Record, Term, every, inverse
 
 
 def absent(name: str) -> Record:
@@ -24,6 +24,7 @@ def intersect(a: Record, b: Record) -> Record | None:
         most,
         a.names if not b.names else tuple(dict.fromkeys(a.names + b.names)),
         a.obstacles if not b.obstacles else tuple(dict.fromkeys(a.obstacles + b.obstacles)),
+        a.others if not b.others else tuple(dict.fromkeys(a.others + b.others)),
     )
     if most is not None and max(cell.fewest, len(cell.required)) > most:
         return None
@@ -67,21 +68,39 @@ def complement(cell: Record) -> list[Record]:
             if term != ANY:
                 known = Layer(((name, inverse(term)),), annotates=False)
                 out.append(Record((known,), (name,)))
-        if any(term != ANY for _, term in layer.patterns):
-            out.append(Record(fewest=1, obstacles=(Obstacle("not", "", "of patternProperties has no exact form"),)))
+        out.extend(_some(Other(inverse(term), inside=node)) for node, term in layer.patterns if term != ANY)
         if layer.rest != ANY:
-            out.append(_another_key(layer))
+            names = tuple(name for name, _ in layer.properties)
+            out.append(_some(Other(inverse(layer.rest), names, tuple(node for node, _ in layer.patterns))))
     if cell.names:
         out.append(Record(fewest=1, obstacles=(Obstacle("not", "", "of propertyNames has no exact form"),)))
+    out.extend(map(none_of, cell.others))
     out.extend(Record(obstacles=(obstacle,)) for obstacle in cell.obstacles)
     return out
 
 
-def _another_key(layer: Layer) -> Record:
-    """Objects with a key that the layer does not name, whose value is not what the layer wants."""
-    if not layer.properties and not layer.patterns and layer.rest == NEVER:
+def _some(other: Other) -> Record:
+    """Objects with such a key."""
+    if other == Other(ANY):
         return Record(fewest=1)
-    return Record(fewest=1, obstacles=(Obstacle("not", "", "of additionalProperties has no exact form"),))
+    return Record(fewest=1, others=(other,))
+
+
+def none_of(other: Other) -> Record:
+    """Objects without such a key."""
+    term = inverse(other.term)
+    if other.inside is not None:
+        return Record((Layer((), ((other.inside, term),), annotates=False),))
+    named = tuple((name, ANY) for name in other.names)
+    return Record((Layer(named, tuple((node, ANY) for node in other.patterns), term, annotates=False),))
+
+
+def meant(other: Other, names: Iterable[str]) -> list[str]:
+    """Those of the names that may be the key. Raises PatternError where a pattern cannot be told to match one."""
+    out = [name for name in names if name not in set(other.names)]
+    if other.inside is not None:
+        out = [name for name in out if languages.matches(other.inside, name)]
+    return [name for name in out if not any(languages.matches(node, name) for node in other.patterns)]
 
 
 def unannotated(cell: Record) -> Record:

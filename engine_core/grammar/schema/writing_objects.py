@@ -47,7 +47,51 @@ def write(writer: Writer, cell: Record) -> list[Json]:
 
 def _alternatives(writer: Writer, cell: Record) -> list[Json]:
     """Raises PatternError where a pattern of keys has no form."""
-    return [_written(writer, one) for one in sized(writer, _resolved(writer, cell))]
+    cells = with_others(writer, cell) if cell.others else [cell]
+    return [_written(writer, one) for found in cells for one in sized(writer, _resolved(writer, found))]
+
+
+def with_others(writer: Writer, cell: Record) -> Iterator[Record]:
+    """Alternatives by which key is the other that the cell must have: each that the cell knows, or one it does not."""
+    if not cell.others:
+        yield cell
+        return
+    other = cell.others[0]
+    known = Layer(tuple((name, ANY) for name in other.names), annotates=False)
+    made = records.intersect(dataclasses.replace(cell, others=cell.others[1:]), Record((known,)))
+    assert made is not None, "names alone rule nothing out"
+    for name in records.meant(other, records.known_names(made)):
+        named_so = Record((Layer(((name, other.term),), annotates=False),), (name,))
+        found = records.intersect(made, named_so)
+        if found is not None and not writer.algebra.hollow(found):
+            yield from with_others(writer, found)
+    if writer.algebra.closed(made):
+        return
+    if other.patterns or other.inside is not None or any(layer.patterns for layer in made.layers):
+        writer.left_out("not", "of keys by pattern has no exact form")
+        yield from with_others(writer, made)
+    elif not writer.algebra.covers(other.term, every(*(layer.rest for layer in made.layers))):
+        writer.left_out("not", "of additionalProperties has no exact form")
+        yield from with_others(writer, made)
+    else:
+        yield from _one_unnamed(writer, made)
+
+
+def _one_unnamed(writer: Writer, cell: Record) -> Iterator[Record]:
+    """Objects with at least one key that the cell does not name, by which of the named ones are there too: llguidance
+    counts them all."""
+    terms = records.terms_of(cell, records.known_names(cell))
+    optional = [n for n, term in terms.items() if n not in cell.required and not writer.algebra.empty(term)]
+    if 2 ** len(optional) > MAX_PRESENCE:
+        writer.left_out("not", f"of additionalProperties, with more than {MAX_PRESENCE} ways to choose keys")
+        yield from with_others(writer, cell)
+        return
+    for size in range(len(optional) + 1):
+        for chosen in itertools.combinations(optional, size):
+            gone = Layer(tuple((name, NEVER) for name in optional if name not in chosen), annotates=False)
+            found = records.intersect(cell, Record((gone,), chosen, len(cell.required) + size + 1))
+            if found is not None and not writer.algebra.hollow(found):
+                yield from with_others(writer, found)
 
 
 def _without_patterns(cell: Record) -> tuple[Layer, ...]:

@@ -25,6 +25,7 @@ from engine_core.grammar.schema.cells import (
     Layer,
     Null,
     Number,
+    Other,
     Place,
     Record,
     Series,
@@ -270,7 +271,9 @@ def test_the_complement_of_records() -> None:
     assert Record(fewest=4) in rest
     assert Record((Layer((("a", inverse(INTEGER)),), annotates=False),), ("a",)) in rest
     assert records.complement(Record((Layer(rest=NEVER),))) == [Record(fewest=1)]
-    assert records.complement(Record((Layer(rest=INTEGER),)))[0].obstacles
+    unlike = Other(inverse(INTEGER))
+    assert records.complement(Record((Layer(rest=INTEGER),))) == [Record(fewest=1, others=(unlike,))]
+    assert records.complement(Record(fewest=0, others=(unlike,))) == [Record((Layer(rest=INTEGER, annotates=False),))]
     assert records.complement(Record(names=(STRING,)))[0].obstacles
 
 

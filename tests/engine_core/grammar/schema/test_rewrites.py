@@ -458,3 +458,38 @@ def test_gemini_writes_types_in_capitals_and_counts_as_strings() -> None:
 
 def test_null_is_no_value_of_an_enum_in_other_dialects() -> None:
     assert not accepts_value(made({"type": "string", "enum": ["a"], "nullable": True}), None)
+
+
+def closed(*names: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
+    properties = {name: {"type": "boolean"} for name in names}
+    out: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**out, "required": list(required)} if required else out
+
+
+RECORDS = [dict.fromkeys(keys, True) for keys in ([], "a", "b", "c", "ab", "ac", "bc", "abc", "x", "ax", "bx", "xy")]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [closed("a", "b"), closed("a", "c")]},
+        {"oneOf": [closed("a", "b", required=("a",)), closed("a", "c"), closed("x")]},
+        {"oneOf": [closed("a", "b"), {"type": "object", "required": ["a"]}]},
+        {"type": "object", "not": closed("a", "b")},
+        {**closed("a", "b", "c"), "not": closed("a")},
+        {"type": "object", "properties": {"a": {}}, "not": {"properties": {"b": {}}, "additionalProperties": False}},
+        {"type": "object", "propertyNames": {"maxLength": 1}, "not": closed("a", "x")},
+        {**closed("a", "b", "x"), "not": {"patternProperties": {"[ab]": {"const": False}}}},
+        {**closed("a", "b", "x"), "not": {"additionalProperties": {"const": False}, "properties": {"x": {}}}},
+        {"not": {"not": closed("a", "b")}, "type": "object"},
+    ],
+)
+def test_the_negation_of_closed_objects(schema: dict[str, Any]) -> None:
+    values = [*RECORDS, *(dict.fromkeys(record, "s") for record in RECORDS), {"a": False, "b": True}, {"a": False}, 3]
+    assert same(schema, *values)
+
+
+def test_a_key_that_must_be_unlike_the_rest_has_no_exact_form() -> None:
+    schema = {"type": "object", "not": {"properties": {"a": {}}, "additionalProperties": {"type": "boolean"}}}
+    assert refusal(schema).message == "not at /: of additionalProperties has no exact form"
+    assert refusal({"type": "object", "not": {"patternProperties": {"^a": {"type": "null"}}}}).keyword == "not"
