@@ -191,9 +191,10 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     trust_request_chat_template: Annotated[
         bool, Option("take a request's own chat_template; it is rendered in a process of its own, within limits")
     ] = False
-    template_workers: Annotated[
-        int, Option("processes that render requests' own templates, per tokenizer process", 1, 64)
-    ] = 2
+    split_special_tokens: Annotated[
+        bool, Option("control tokens that users, tools and documents of chats spell are text; the template's are not")
+    ] = True
+    template_workers: Annotated[int, Option("processes that render requests' templates, per tokenizer", 1, 64)] = 2
     template_timeout: Annotated[
         float, Option("CPU seconds that rendering one request's own template may take; beyond it 400", 0.1, 60.0)
     ] = 2.0

@@ -12,6 +12,8 @@ from protocol.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from engine_core.text.plain import PlainTokenizer
+
 
 class Codec(Protocol):
     """What a vocabulary needs of a tokenizer library."""
@@ -23,6 +25,10 @@ class Codec(Protocol):
     names: Mapping[str, str]  # bos_token and its like, where the library knows them by itself
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
+        """Ids of plain text and control tokens in turn, the first and the last plain. Nothing in plain text is taken
+        for one of `controls`, which are the same at every call."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of all ids, special ones included."""
@@ -43,6 +49,7 @@ class FastCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._plain: PlainTokenizer | None = None  # made when it is first needed
         self.names = names or {}
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else b"{}"
         self.decoder: dict[str, Any] = json.loads(state)
@@ -54,6 +61,14 @@ class FastCodec:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
+        """As `Codec.encode_pieces`."""
+        from engine_core.text.plain import PlainTokenizer
+
+        if self._plain is None:
+            self._plain = PlainTokenizer(self._tokenizer, controls)
+        return self._plain.encode(pieces, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
@@ -93,6 +108,18 @@ class SlowCodec:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+
+    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
+        """As `Codec.encode_pieces`; plain text has no added token at all, since these classes know no other way."""
+        del controls
+        found: list[int] = []
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                found += self.encode(piece, False)
+            elif piece:
+                plain = self._tokenizer.tokenize(piece, split_special_tokens=True)
+                found += [int(i) for i in self._tokenizer.convert_tokens_to_ids(plain)]
+        return list(self._tokenizer.build_inputs_with_special_tokens(found)) if add_special_tokens else found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(

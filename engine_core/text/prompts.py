@@ -9,6 +9,7 @@ import msgspec
 from engine_core.grammar.answers import Bound, Opening, answer_bound
 from engine_core.grammar.calls import read_functions
 from engine_core.text.columns import pack, unpack, unpack_token_ids
+from engine_core.text.controls import Controls
 from engine_core.text.detokenizer import detokenizer
 from engine_core.text.parsers.dialect import UNTYPED, Dialect, Parsing
 from engine_core.text.parsers.values import parameter_kinds
@@ -56,12 +57,19 @@ class Prompter:
     """Makes prompts of one model. Holds no state of requests, so it may be used from several threads."""
 
     def __init__(
-        self, vocabulary: Vocabulary, template: ChatTemplate, limits: PromptLimits, dialect: Dialect | None = None
+        self,
+        vocabulary: Vocabulary,
+        template: ChatTemplate,
+        limits: PromptLimits,
+        dialect: Dialect | None = None,
+        controls: Controls | None = None,
     ) -> None:
+        """`controls`: those that contents of chats must not spell; None: they may."""
         self._vocabulary = vocabulary
         self._limits = limits
         self._dialect = dialect or Dialect()
-        self._renderer = Renderer(template, self._dialect)
+        self._controls = controls
+        self._renderer = Renderer(template, self._dialect, controls)
 
     def prepare(self, request: SubmitText, now: float, rendered: Rendered | None = None) -> Prepared:
         """`now` in unix seconds is what a template knows as the time. `rendered`: of a request with a template of its
@@ -176,9 +184,19 @@ class Prompter:
 
     def _chat_ids(self, request: SubmitText | Tokenize, rendered: Rendered) -> list[int]:
         """A template writes the special tokens itself, so requests of chats come without `add_special_tokens`."""
-        return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens)
+        if not rendered.pieces:
+            return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens)
+        self._check_length(rendered.text, "messages")
+        assert self._controls is not None
+        return self._vocabulary.encode_pieces(
+            rendered.pieces, self._controls.texts, add_special_tokens=request.add_special_tokens
+        )
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        self._check_length(text, param)
+        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_length(self, text: str, param: str) -> None:
         longest = self._limits.max_model_len * self._vocabulary.longest
         if len(text) > longest:
             raise ContextExceeded(
@@ -189,7 +207,6 @@ class Prompter:
                 wanted=0,
                 limit=self._limits.max_model_len,
             )
-        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
 
     def _max_tokens(self, wanted: int | None, prompt: int, param: str, *, clamp: bool) -> int:
         """Tokens that may be generated. A generation_config's max_new_tokens is a habit of a library, not a limit.

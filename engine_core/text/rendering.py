@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from engine_core.text.chat import read_json, read_messages
+from engine_core.text.controls import Controls, Splitter
 from engine_core.text.parsers.dialect import CallFormat, Dialect
 from engine_core.text.template import ChatTemplate, Conversation
 from engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
@@ -23,6 +24,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """A chat's prompt, and what its answer needs of it."""
 
     text: str
+    pieces: tuple[str, ...] = ()  # plain text and control tokens in turn; empty: all control tokens of `text` are meant
     tools: list[Any] | None = None
     inside: bool = False  # the answer begins within the reasoning
     closed: bool = False  # the prompt has ended the reasoning
@@ -32,9 +34,13 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 class Renderer:
     """Renders chats of one model by one template. Safe in threads."""
 
-    def __init__(self, template: ChatTemplate, dialect: Dialect) -> None:
+    def __init__(self, template: ChatTemplate, dialect: Dialect, controls: Controls | None = None) -> None:
+        """`controls`: those that contents must not spell; None: they may."""
         self._template = template
         self._dialect = dialect
+        self._splitter = (
+            None if controls is None else Splitter(controls, dialect, template.source, template.literals)
+        )
 
     def render(self, request: SubmitText | Tokenize, now: float) -> Rendered:
         """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""
@@ -55,9 +61,18 @@ class Renderer:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        text = template.render(conversation, datetime.fromtimestamp(now))
+        moment = datetime.fromtimestamp(now)
+        text = template.render(conversation, moment)
+        split = None
+        if self._splitter is not None:
+            raw = (request.messages, request.tools, request.template_arguments)
+            if not self._splitter.idle(raw):
+                split = self._splitter.split(conversation, text, lambda marked: template.render(marked, moment))
         final = messages[-1].get("content") or "" if request.continue_final_message else None
-        return self._judged(text, tools, final, thinks=asks_to_think(arguments))
+        judged = self._judged(split.marked if split else text, tools, final, thinks=asks_to_think(arguments))
+        if split is None:
+            return judged
+        return msgspec.structs.replace(judged, text="".join(split.pieces), pieces=split.pieces)
 
     def _judged(self, text: str, tools: list[Any] | None, final: str | None, *, thinks: bool) -> Rendered:
         markers = self._dialect.reasoning

@@ -60,6 +60,7 @@ class ChatTemplate:
         self.source = "\n".join(sources.values())
         trees = [sandbox.parse(source) for source in sources.values()]
         self.variables = frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees))  # names that it reads
+        self.literals = frozenset().union(*map(literal_texts, trees))
         self._knows_silence = any(map(asks_for_content, trees))
 
     def __bool__(self) -> bool:
@@ -119,6 +120,12 @@ class ChatTemplate:
 def told(error: Exception) -> str:
     """What a template's error says, or its name where it says nothing."""
     return str(error)[:MAX_COMPLAINT] or type(error).__name__
+
+
+def literal_texts(tree: jinja2.nodes.Template) -> frozenset[str]:
+    """The texts that a template writes, as far as they stand in it."""
+    data = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+    return frozenset(data | {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)})
 
 
 def asks_for_content(tree: jinja2.nodes.Template) -> bool:

@@ -21,9 +21,10 @@ from engine_core import folder
 from engine_core.histogram import Histogram
 from engine_core.models.spec import read_spec
 from engine_core.placement.placement import Placement
+from engine_core.text.controls import read_controls
 from engine_core.text.ends import end_tokens
 from engine_core.text.frontend import Frontend
-from engine_core.text.parsers.dialect import Dialect, read_dialect
+from engine_core.text.parsers.dialect import read_dialect
 from engine_core.text.prompts import Prompter, PromptLimits
 from engine_core.text.template import read_template
 from engine_core.text.vocabulary import Vocabulary, read_vocabulary
@@ -42,6 +43,7 @@ from services.tokenizer.compiler import Compiler
 from services.tokenizer.figures import Figures
 from services.tokenizer.relay import Relay
 from services.tokenizer.structure import Structure
+from services.tokenizer.template_orders import Setting
 from services.tokenizer.templates import Templates
 from services.tracing.startup import OwnStart
 from services.tracing.texts import TextTraces
@@ -78,9 +80,9 @@ async def serve(config: Config, index: int) -> int:
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
     vocabulary = read_vocabulary(path)
-    frontend, dialect = read_frontend(config, path, vocabulary)
+    frontend, setting = read_frontend(config, path, vocabulary)
     compiler = Compiler(path, config.tokenizer)
-    templates = Templates(vocabulary.names, dialect, config.tokenizer)
+    templates = Templates(setting, config.tokenizer)
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
@@ -129,8 +131,11 @@ async def serve(config: Config, index: int) -> int:
     return ExitCode.ORDERLY
 
 
-def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[Frontend, Dialect]:
-    """What the model folder says about text, beside its vocabulary. Raises ModelError and ConfigError."""
+def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[Frontend, Setting]:
+    """What the model folder says about text, beside its vocabulary, and what template workers need of that.
+
+    Raises ModelError and ConfigError.
+    """
     spec = read_spec(path)
     template = read_template(path, vocabulary.names, config.tokenizer.chat_template)
     limits = PromptLimits(
@@ -141,7 +146,13 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
     )
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
-    return Frontend(vocabulary, Prompter(vocabulary, template, limits, dialect), placement_of(config)), dialect
+    controls = read_controls(vocabulary, template.source, dialect) if options.split_special_tokens else None
+    setting = Setting(
+        vocabulary.names, dialect, None if controls is None else controls.texts,
+        options.template_timeout, options.template_memory,
+    )  # fmt: skip
+    prompter = Prompter(vocabulary, template, limits, dialect, controls)
+    return Frontend(vocabulary, prompter, placement_of(config)), setting
 
 
 def placement_of(config: Config) -> Placement:

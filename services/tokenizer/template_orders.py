@@ -14,6 +14,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     names: dict[str, str]  # the special tokens that templates can name
     dialect: Dialect
+    controls: frozenset[str] | None  # control tokens that contents must not spell; None: they may
     seconds: float  # of CPU
     memory: int  # bytes
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import jinja2
 import msgspec
 
+from engine_core.text.controls import Controls
 from engine_core.text.rendering import Renderer
 from engine_core.text.template import DEFAULT, ChatTemplate
 from protocol.errors import InvalidRequest
@@ -56,6 +57,7 @@ class TemplateWorker:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
+        self._controls = None if setting.controls is None else Controls(setting.controls)
         self._known: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._bytes = 0
 
@@ -124,7 +126,7 @@ class TemplateWorker:
 
     def _outcome(self, template: ChatTemplate, order: Order) -> Printed | Complaint:
         try:
-            found = Renderer(template, self._setting.dialect).render(order.request, order.now)
+            found = Renderer(template, self._setting.dialect, self._controls).render(order.request, order.now)
         except InvalidRequest as error:
             return complaint(error)
         except MemoryError:

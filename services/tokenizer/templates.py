@@ -13,7 +13,6 @@ import sys
 
 import msgspec
 
-from engine_core.text.parsers.dialect import Dialect
 from engine_core.text.rendering import Rendered, read_list
 from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded
@@ -43,9 +42,8 @@ class TemplateStatistics(msgspec.Struct, frozen=True):
 class Templates:
     """Owner of the workers. Lives on one asyncio loop."""
 
-    def __init__(self, names: dict[str, str], dialect: Dialect, options: TokenizerConfig) -> None:
+    def __init__(self, setting: Setting, options: TokenizerConfig) -> None:
         self._options = options
-        setting = Setting(names, dialect, options.template_timeout, options.template_memory)
         self._setting = msgspec.msgpack.encode(setting)
         self._idle: list[Worker] = []
         self._remembered: dict[Worker, int] = {}  # of all workers: bytes

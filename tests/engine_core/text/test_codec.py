@@ -84,6 +84,10 @@ def test_a_tokenizer_that_runs_in_python(tmp_path: Path) -> None:
         assert stream(found, token_ids, skip=False) == text + "</s>"
     assert found.token(found.size + 5) == ""
     assert found._codec.token_id("nowhere at all") is None
+    for framed in (False, True):
+        ids = found.encode_pieces(["a</s>b", "</s>", "c"], frozenset(("</s>",)), add_special_tokens=framed)
+        assert ids.count(found.eos) == 1 + framed
+        assert found.decode(ids, skip_special_tokens=False) == "a</s>b</s>c" + "</s>" * framed
 
 
 @pytest.mark.parametrize(

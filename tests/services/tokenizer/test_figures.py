@@ -17,6 +17,7 @@ from services.census import LAG, Vitals
 from services.tokenizer.compiler import Compiler
 from services.tokenizer.figures import Figures
 from services.tokenizer.relay import Relay
+from services.tokenizer.template_orders import Setting
 from services.tokenizer.templates import Templates
 from services.wire import Joined, PortStatistics, Self
 from tests.engine_core.text.streams import make_frontend
@@ -50,7 +51,7 @@ async def test_everything_in_the_catalogue_is_told_with_what_schedulers_told(tmp
         relay.from_scheduler(0, [scheduler.arrival(told)])  # type: ignore[arg-type]
         vitals = Vitals(Self(Role.TOKENIZER, 1, 5, 7), tmp_path, Histogram(LAG))
         options = TokenizerConfig()
-        templates = Templates({}, Dialect(), options)
+        templates = Templates(Setting({}, Dialect(), None, 2.0, 1 << 30), options)
         figures = Figures(vitals, relay, Compiler(tmp_path, options), templates, watches[0], [watches[1]])
         figures.tell()
         ((to, census),) = text.sent

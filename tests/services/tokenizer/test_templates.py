@@ -27,6 +27,7 @@ from services.tokenizer.templates import Templates
 
 NAMES = {"bos_token": "<s>"}
 DIALECT = Dialect(calls=CallFormat.HERMES, reasoning=THINK, reasoning_marks=frozenset({7}))
+CONTROLS = frozenset(("<s>", "<|end|>"))
 MESSAGES = [{"role": "user", "content": "hello world " * 8}]
 LIMITS: dict[str, Any] = {"template_workers": 1, "template_timeout": 0.3, "template_memory": 48 << 20}
 DOUBLING = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x @ ns.x %}{% endfor %}"
@@ -82,7 +83,8 @@ BOMBS = [
 
 @asynccontextmanager
 async def rendering(**options: Any) -> AsyncIterator[Templates]:
-    templates = Templates(NAMES, DIALECT, TokenizerConfig(**{**LIMITS, **options}))
+    chosen = TokenizerConfig(**{**LIMITS, **options})
+    templates = Templates(Setting(NAMES, DIALECT, CONTROLS, chosen.template_timeout, chosen.template_memory), chosen)
     try:
         yield templates
     finally:
@@ -116,6 +118,13 @@ async def test_it_renders_what_the_models_own_template_would() -> None:
         statistics = templates.statistics()
         assert (statistics.rendered, statistics.refused, statistics.ended) == (1, 4, 0)
         assert (statistics.workers, statistics.waiting) == (1, 0)
+
+
+async def test_contents_spell_no_control_tokens_in_a_requests_template_either() -> None:
+    messages = [{"role": "user", "content": "a<|end|>b"}]
+    async with rendering() as templates:
+        found = await templates.render(chat("{{ messages[0].content }}<|end|>", messages), 0.0)
+        assert found.pieces == ("a<|end|>b", "<|end|>", "")
 
 
 async def test_no_bomb_takes_more_than_its_limits() -> None:
@@ -196,7 +205,7 @@ async def test_memory_of_worker_and_owner_stays_flat() -> None:
 
 def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_worker, "MOST_SOURCE", 300)
-    worker = TemplateWorker(Setting(NAMES, DIALECT, 5.0, 1 << 30))
+    worker = TemplateWorker(Setting(NAMES, DIALECT, None, 5.0, 1 << 30))
     sources = [letter * 100 for letter in "abcd"]
     for source in (*sources[:3], sources[0], sources[3]):
         worker.answer(Order(chat(source), 0.0))
@@ -249,7 +258,7 @@ async def test_random_nestings_end_within_their_limits() -> None:
 
 
 def test_how_a_child_ended_is_told() -> None:
-    setting = Setting({}, DIALECT, 2.0, 64 << 20)
+    setting = Setting({}, DIALECT, None, 2.0, 64 << 20)
     for code, text in (
         (-signal.SIGPROF, "2 s (--template-timeout)"),
         (-signal.SIGXCPU, "2 s (--template-timeout)"),
