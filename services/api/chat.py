@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from protocol.config import CLAMP_ALL
 from protocol.errors import InvalidRequest
-from protocol.messages import Reasoning, SubmitText, TraceContext
+from protocol.messages import Grammar, Reasoning, SubmitText, ToolUse, TraceContext
 from services.api import bounds, exchange, refusals
 from services.api.answers import Identity, Told, chat_answer
 from services.api.connection import outlet_of
@@ -88,8 +88,10 @@ def chat_submission(
     chat = conversation(request)
     asked = tools_asked(request)
     length = msgspec.structs.replace(lengths(request), clamp=clamp, late=late)
+    found = submission(request, length, model, n, trace)
+    check_structure(asked.use, found.grammar)
     return msgspec.structs.replace(
-        submission(request, length, model, n, trace),
+        found,
         id=number,
         session=session,
         messages=chat.messages,
@@ -102,6 +104,15 @@ def chat_submission(
         continue_final_message=chat.continue_final_message,
         add_special_tokens=bool(request.add_special_tokens),  # the template writes its own unless told otherwise
     )
+
+
+def check_structure(use: ToolUse | None, grammar: Grammar | None) -> None:
+    """Raise InvalidRequest for an answer that must be a call and must follow a grammar. A `response_format` is for
+    answers that are no calls, so it goes with every `tool_choice`."""
+    if use is None or not use.required or grammar is None or grammar.param.partition(".")[0] == "response_format":
+        return
+    message = f"{grammar.param} and tool_choice: the choice makes every answer a call, which follows no grammar"
+    raise InvalidRequest(message, param=grammar.param, code="invalid_value")
 
 
 def check_template(request: ChatRequest, *, trusted: bool) -> None:

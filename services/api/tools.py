@@ -19,7 +19,9 @@ from protocol.messages import CustomInput, ToolUse
 from services.api.decoding import check_depth, decode, given
 from services.api.requests import ChatRequest, OptionalJson
 
-FunctionName = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOOL_NAME, pattern=r"^[a-zA-Z0-9_.-]+$")]
+# In Python `$` matches before a last line break too; the pattern is also told to clients, whose `$` does not.
+NAME = r"^[a-zA-Z0-9_.-]+$(?!\n)"
+FunctionName = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOOL_NAME, pattern=NAME)]
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):

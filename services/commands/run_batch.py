@@ -41,7 +41,7 @@ class Line(msgspec.Struct, frozen=True):
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
-    url: Annotated[str, Meta(pattern=r"^/v1/[\x21-\x7e]+$", max_length=256)]
+    url: Annotated[str, Meta(pattern=r"^/v1/[\x21-\x7e]+$(?!\n)", max_length=256)]
     body: dict[str, Any]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from protocol import limits
 from protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
+from services.api.grammar import FORMS
 from tests.services.api.pipe import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check, check_chat_chunks, check_error, events
 
@@ -60,6 +61,69 @@ async def test_choices(choice: Any, use: ToolUse) -> None:
     found = await sent(tools=[F, G], tool_choice=choice)
     assert found.tool_use == use
     assert json.loads(found.tools or b"") == [F, G]
+
+
+STRUCTURES: dict[str, Any] = {
+    "structured_outputs": {"regex": "a"}, "guided_json": {"type": "object"}, "guided_regex": "a",
+    "guided_grammar": 'start: "a"', "guided_choice": ["a"], "guided_json_object": True, "json_schema": {"type": "null"},
+    "regex": "a", "ebnf": 'root ::= "a"', "grammar": 'start: "a"',
+    "structural_tag": {"format": {"type": "const_string", "value": "a"}},
+}  # fmt: skip
+FORMATS: list[Any] = [
+    {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+    {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}},
+]  # fmt: skip
+
+
+def allowed_tools(mode: str) -> Any:
+    named = {"type": "function", "function": {"name": "f"}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+
+
+FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "f"}}, allowed_tools("required")]
+
+
+def test_every_structure_field_is_tried() -> None:
+    assert {*STRUCTURES, "response_format"} == set(FORMS)
+
+
+@pytest.mark.parametrize("field", STRUCTURES)
+@pytest.mark.parametrize("choice", FORCED, ids=["required", "named", "allowed"])
+async def test_a_call_that_must_be_follows_no_structure(field: str, choice: Any) -> None:
+    body = {"messages": ASK, "tools": [F, G], "tool_choice": choice, field: STRUCTURES[field]}
+    async with client(service(FakePort(silent))) as http:
+        answer = await http.post(CHAT, json=body)
+    assert answer.status_code == 400
+    param = "structured_outputs.regex" if field == "structured_outputs" else field
+    check_error(answer.json(), "invalid_request_error", param)
+    assert f"{param} and tool_choice" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", STRUCTURES)
+@pytest.mark.parametrize("choice", ["none", "auto", allowed_tools("auto")], ids=["none", "auto", "allowed"])
+async def test_a_call_that_may_be_stands_beside_a_structure(field: str, choice: Any) -> None:
+    found = await sent(tools=[F, G], tool_choice=choice, **{field: STRUCTURES[field]})
+    assert found.grammar is not None
+    assert (found.tool_use is None) == (choice == "none")
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=["json_object", "json_schema", "structural_tag"])
+@pytest.mark.parametrize("choice", ["none", "auto", *FORCED], ids=["none", "auto", "required", "named", "allowed"])
+async def test_a_response_format_goes_with_every_choice(form: Any, choice: Any) -> None:
+    found = await sent(tools=[F, G], tool_choice=choice, response_format=form)
+    assert found.grammar is not None
+    assert (found.tool_use is not None and found.tool_use.required) == (choice in FORCED)
+
+
+@pytest.mark.parametrize("name", ["f\n", "\nf", "f\n\n", "a b", "f\r"])
+async def test_a_name_holds_no_line_break(name: str) -> None:
+    bodies: list[Any] = [
+        {"tools": [tool(name)]}, {"tools": [custom(name)]},
+        {"tools": [F], "tool_choice": {"type": "function", "function": {"name": name}}},
+    ]  # fmt: skip
+    async with client(service(FakePort(silent))) as http:
+        for body in bodies:
+            assert (await http.post(CHAT, json={"messages": ASK, **body})).status_code == 400
 
 
 async def test_no_tools_no_use() -> None:
