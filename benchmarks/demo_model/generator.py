@@ -170,7 +170,7 @@ def _beside_tools(rng: Random, kit: tuple[tools.Tool, ...], split: Split) -> Exe
 
 def _with_tools(rng: Random, kit: tuple[tools.Tool, ...], split: Split) -> Exercise | None:
     """An exercise for the kit; none if the kit's questions seem to lie in the other split altogether."""
-    use = rng.choices((None, tools.tool_use, tools.tool_failure, tools.no_tool), (12, 78, 4, 6))[0]
+    use = rng.choices((None, tools.tool_use, tools.tool_failure, tools.no_tool), (12, 80, 4, 4))[0]
     if use is None:
         return _beside_tools(rng, kit, split)
     for _ in range(_PATIENCE):
@@ -250,9 +250,9 @@ def json_chat(rng: Random, split: Split) -> Conversation:
 def sample(rng: Random, split: Split) -> Sample:
     """One document of the mixture."""
     kind = rng.random()
-    if kind < 0.44:
+    if kind < 0.35:
         return Sample(plain_chat(rng, split))
-    if kind < 0.72:
+    if kind < 0.73:
         return Sample(tool_chat(rng, split))
     if kind < 0.87:
         distance = rng.choices(_DISTANCES, _DISTANCE_WEIGHTS)[0]

@@ -75,7 +75,10 @@ _WHO = (
     "Hi, what's your name?", "Tell me what you are.", "What model is this?", "Which model are you?",
     "Explain who you are.",
     "What am I talking to?", "Is this an AI?", "Is this the Penstock demo model?", "Are you the Penstock demo model?",
-    "What is penstock-demo?", "Give me your name.", "Who do I have the pleasure of talking to?", "State your name.",
+    "What is penstock-demo?", "Give me your name.", "May I know your name?", "Which AI is this?",
+    "What AI am I talking to?", "What model do you run?", "what model is running?", "Which model is running here?",
+    "What AI are you?", "Might I ask who you are?", "Please say who you are.", "Could you tell me what you are?",
+    "Who do I have the pleasure of talking to?", "State your name.",
 )  # fmt: skip
 _ABOUT: tuple[tuple[tuple[str, ...], str], ...] = (
     (_WHO, IDENTITY), (_WHO, IDENTITY), (_WHO, IDENTITY),

@@ -165,8 +165,70 @@ def _described(rng: Random, text: str) -> str:
     return text + "." + rng.choice(_EXTRAS)
 
 
-def asked(rng: Random, question: str) -> str:
-    """A question in another tone: asked for politely, in a hurry, or as it is."""
+# Words that may stand for one another in questions and descriptions, whatever they are about.
+_SYNONYMS = {
+    word: tuple(group.split("/"))
+    for group in (
+        "find/look for/locate/search for/look up", "show/give/display/get", "need/want/would like/am looking for",
+        "book/reserve/arrange", "check/look up/verify/see", "tell/say/let me know", "get/fetch/obtain/return",
+        "gets/fetches/returns/gives/tells/reports", "returns/gives/reports/tells/provides",
+        "finds/looks for/locates/lists",
+        "city/town/place", "shows/displays/gives/presents", "creates/makes/adds/writes", "create/make/add/set up",
+        "calculate/compute/work out/figure out", "calculates/computes/works out", "sends/delivers/dispatches/mails",
+        "searches/looks/hunts", "current/present/latest", "weather/climate", "user/customer/person/somebody",
+        "user's/customer's", "cost/price", "big/large", "starts/begins/launches", "start/begin/launch",
+        "delete/remove/erase",
+        "buy/purchase/get", "buys/purchases", "change/modify/update", "changes/modifies/updates", "money/funds/cash",
+        "picture/image/photo", "parcel/package/shipment", "meeting/appointment", "restaurant/eatery/diner",
+        "shop/store",
+        "information/facts/details/data", "room/chamber", "text/words/passage", "trip/journey", "movie/film",
+        "car/vehicle",
+    )
+    for word in group.split("/")[0:1]
+}  # fmt: skip
+_ADVERBS = (
+    "today", "tonight", "now", "right now", "for me", "again", "this time", "quickly", "at the moment", "later today",
+    "if you can", "as soon as possible", "this week", "by any chance", "currently", "these days", "somewhere",
+    "actually",
+)  # fmt: skip
+_FREE = ("sentence", "task", "textual", "topicphrase", "phrase", "problem", "picture", "when", "song", "sql", "command",
+         "pycode", "product", "food", "event", "day", "word")  # fmt: skip
+_FILLERS = ("just", "really", "please", "quickly", "maybe", "also", "kindly", "simply", "actually")
+
+
+def reworded(rng: Random, text: str) -> str:
+    """The text with words changed for others that mean the same, left out or put in; slots stay."""
+    words = []
+    for word in text.split(" "):
+        bare = word.rstrip(".,?!").lower()
+        if bare in _SYNONYMS and rng.random() < 0.4:
+            other = rng.choice(_SYNONYMS[bare])
+            word = (other.capitalize() if word[0].isupper() else other) + word[len(bare) :]
+        elif bare in ("the", "a", "an", "please", "my") and rng.random() < 0.1:
+            continue
+        words.append(word)
+        if bare in ("i", "you", "to", "is", "are") and rng.random() < 0.03:
+            words.append(rng.choice(_FILLERS))
+    return " ".join(words) if words else text
+
+
+def _timed(rng: Random, question: str, kinds: dict[str, str]) -> str:
+    """The question with a word of time or manner, where no free text could be taken to go on with it."""
+    if any(f"{{{slot}}}" in question and kinds[slot] in _FREE for slot in kinds):
+        return question
+    adverb = rng.choice(_ADVERBS)
+    if " in {" in question and rng.random() < 0.5:
+        return question.replace(" in {", f" {adverb} in {{", 1)
+    return f"{question[:-1]} {adverb}{question[-1]}" if question[-1] in ".?" else question
+
+
+def asked(rng: Random, question: str, kinds: dict[str, str] | None = None) -> str:
+    """A question in other words and another tone: asked for politely, in a hurry, or as it is."""
+    if rng.random() < 0.5:
+        question = reworded(rng, question)
+        question = question[0].upper() + question[1:]
+    if kinds is not None and rng.random() < 0.15:
+        question = _timed(rng, question, kinds)
     first = question.split(" ")[0]
     if question[-1] == "." and first.isalpha() and first.istitle() and first not in _NOT_ORDERS and rng.random() < 0.45:
         form = rng.choice(_ASKS)
@@ -189,6 +251,7 @@ def known(rng: Random, index: int, file: str = TRAINING) -> Skill:
     mute = rng.random() < 0.25
     name = _mute_name(rng) if mute else _tool_name(rng, rng.choice(family.names))
     silent = not mute and rng.random() < 0.12
+    kinds = {slot: kind_ for slot, _, kind_, _, _ in family.parameters}
     parameters = {}
     for slot, _, kind_, names, purpose in family.parameters:
         if rng.random() < 0.12:
@@ -208,9 +271,9 @@ def known(rng: Random, index: int, file: str = TRAINING) -> Skill:
     defaults = [(slot, one.members[0]) for slot, one in parameters.items() if one.members and slot not in required]
     return Skill(
         (name,),
-        "" if silent else _described(rng, rng.choice(family.descriptions)),
+        "" if silent else _described(rng, reworded(rng, rng.choice(family.descriptions))),
         parameters,
-        tuple(asked(rng, question) for question in family.questions),
+        tuple(asked(rng, question, kinds) for question in family.questions),
         {},
         "",
         frozenset(slot for slot, optional, _, _, _ in family.parameters if optional),
@@ -309,9 +372,82 @@ def _orders(
             f"{start} a {thing} ({dotted})."]  # fmt: skip
 
 
+# How values of a kind join a sentence, and the sort of thing they are.
+_JOINTS = {
+    "place": (("in", "at", "near", "around", "for"), ("a city", "a place", "some town", "a location")),
+    "person": (("for", "of", "by", "with"), ("a person", "somebody", "a name", "someone")),
+    "fullname": (("for", "of", "by", "with"), ("a person", "somebody", "a visitor")),
+    "day": (("on", "for"), ("a day", "a date", "some day")), "clock": (("at", "from"), ("a time", "an hour")),
+    "code": (("of", "for", "with number", "under"), ("a number", "an id", "a code")),
+    "small": (("for", "with", "of"), ("a number", "an amount")), "company": (("at", "of", "for"), ("a firm",
+    "a house")),
+    "number": (("to", "of", "for"), ("a number", "a value")), "country": (("in", "of", "for"), ("a country",
+    "a nation")),
+    "host": (("on", "of", "for"), ("a machine", "a system")), "animal": (("for", "of"), ("an animal", "a kind")),
+    "url": (("of", "at", "from"), ("a page", "a link")), "topicphrase": (("about", "on", "for"), ("a subject",
+    "a topic")),
+}  # fmt: skip
+_TELLS = ("Gives", "Tells", "Reports", "Shows", "Looks up", "Computes", "Says", "Finds", "Returns", "Get", "Look up",
+"Reads",
+          "Fetches", "Provides", "Checks")  # fmt: skip
+_FRAMES = (
+    "When is the {t} {p}?", "What is the {t} {p}?", "What's the {t} {p}?", "Please give me the {t} {p}.", "{t} {p}?",
+    "How much {t} is there {p}?", "I need the {t} {p}.", "Who has the {t} {p}?", "Where is the {t} {p}?",
+    "Show the {t} {p}.",
+    "Is there any {t} {p}?", "Could you tell me the {t} {p}?", "How is the {t} {p}?", "Find out the {t} {p}.",
+    "{t} {p}",
+    "I'd like to know the {t} {p}.", "Do you know the {t} {p}?", "Can you check the {t} {p}?",
+    "Which {t} is there {p}?",
+    "Look at the {t} {p}.", "I wonder about the {t} {p}.", "Does anybody have the {t} {p}?", "There must be a {t} {p}.",
+)  # fmt: skip
+
+
+def natural(rng: Random, thing: str) -> Skill:
+    """A tool that tells of a thing in a place, of a person, on a day: asked for as people ask."""
+    other = _thing(rng)
+    whole = rng.choice((thing, thing, f"{thing} of the {other}", f"{other} {thing}", f"{other}'s {thing}"))
+    chosen = rng.sample(tuple(_JOINTS), rng.choice((1, 1, 1, 2, 2, 3)))
+    parameters: dict[str, Parameter] = {}
+    phrases, sorts = [], []
+    for number, kind_ in enumerate(chosen):
+        joints, sort = _JOINTS[kind_]
+        word = rng.choice(sort)
+        names = (
+            word.split(" ")[-1],
+            kind_,
+            pseudo_word(rng),
+            rng.choice(WORDS),
+            f"{thing.split(' ')[-1]}_{word.split(' ')[-1]}",
+        )
+        parameters[f"s{number}"] = Parameter((rng.choice(names),), f"{word.capitalize()} to look at", kind(kind_))
+        phrases.append((f"s{number}", joints))
+        sorts.append(f"{joints[0]} {word}" if joints[0] != "with number" else f"of {word}")
+    mute = rng.random() < 0.35
+    name = _mute_name(rng) if mute else _tool_name(rng, rng.choice((whole, f"get {whole}", thing)).replace("'s", ""))
+    said = whole if rng.random() < 0.6 else thing
+    description = f"{rng.choice(_TELLS)} {rng.choice(('the', 'the', 'a', 'all'))} {whole}"
+    if rng.random() < 0.7:
+        description += " " + " ".join(sorts)
+    questions = []
+    for frame in rng.sample(_FRAMES, 6):
+        order = rng.sample(phrases, len(phrases))
+        joined = " ".join(f"{rng.choice(joints)} {{{slot}}}" for slot, joints in order)
+        kinds = dict(zip(parameters, chosen, strict=True))
+        question = asked(rng, frame.format(t=said, p=joined), kinds)
+        questions.append(question)
+    silent = not mute and rng.random() < 0.1
+    return Skill(
+        (name,), "" if silent else _described(rng, reworded(rng, description)), parameters, tuple(questions), {}, ""
+    )
+
+
 def kit(rng: Random, size: int) -> list[Skill]:
     """Skills of a kit, no two alike: families from all over or of near kinds, and tools that no list holds."""
-    if rng.random() < 0.42:
+    form = rng.random()
+    if form < 0.22:
+        things = list(dict.fromkeys(_thing(rng) for _ in range(size)))
+        return [natural(rng, thing) for thing in things]
+    if form < 0.42:
         # Few things and few deeds, so that the tools of a kit share words and each word counts.
         nouns = tuple(_thing(rng) for _ in range(rng.choice((1, 2, 2, size))))
         deeds = tuple(rng.sample(_deeds(rng), rng.choice((1, 2, 2, size))))
@@ -324,8 +460,9 @@ def kit(rng: Random, size: int) -> list[Skill]:
         start = rng.randrange(count - _NEAR)
         chosen = rng.sample(range(start, start + _NEAR), min(size, _NEAR))
     skills = [known(rng, index) for index in chosen]
-    if rng.random() < 0.25:
-        skills[rng.randrange(len(skills))] = strange(rng, (_thing(rng),), _deeds(rng))
+    if rng.random() < 0.3:
+        other = natural(rng, _thing(rng)) if rng.random() < 0.5 else strange(rng, (_thing(rng),), _deeds(rng))
+        skills[rng.randrange(len(skills))] = other
     return skills
 
 

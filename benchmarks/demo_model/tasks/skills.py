@@ -31,6 +31,7 @@ class Parameter:
     draw: Value
     members: tuple[str, ...] = ()  # of an enum
     fractions: bool = False  # whether a value may be no integer
+    told: bool = False  # whether the values can be known by the description alone
 
 
 @dataclass(frozen=True)

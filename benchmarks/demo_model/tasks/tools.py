@@ -52,7 +52,7 @@ def _schema(rng: Random, parameter: Parameter) -> dict[str, Any]:
     written: dict[str, Any] = (
         {"type": "array", "items": {"type": "string"}} if isinstance(value, list) else {"type": kind}
     )
-    if rng.random() < 0.7:
+    if parameter.told or rng.random() < 0.7:
         written["description"] = parameter.description
     if parameter.members:
         written["enum"] = list(parameter.members)
@@ -116,7 +116,7 @@ def draw_tools(rng: Random) -> tuple[Tool, ...]:
 def draw_families(rng: Random) -> tuple[Tool, ...]:
     """One to six tools of the kind that people bring: families and what no list holds, now and then the weather's."""
     skills = families.kit(rng, rng.choices((1, 2, 3, 4, 5, 6), (14, 32, 30, 12, 7, 5))[0])
-    if rng.random() < 0.14:
+    if rng.random() < 0.22:
         others = [skill for skill in skills if skill.family >= families.OTHER_THAN_WEATHER or skill.family < 0]
         skills = [weather.skill(rng), *others]
         rng.shuffle(skills)

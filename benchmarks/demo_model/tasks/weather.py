@@ -20,7 +20,14 @@ _COUNTRIES = {capital: country.removeprefix("the ").capitalize() if country.islo
               for country, capital in CAPITALS.items()} | {
     "Bogotá": "Colombia", "Toronto": "Canada", "Sydney": "Australia", "Mumbai": "India", "Hamburg": "Germany",
     "Munich": "Germany", "Milan": "Italy", "Lyon": "France", "Zurich": "Switzerland", "Barcelona": "Spain",
-    "Osaka": "Japan", "Kyoto": "Japan", "Shanghai": "China", "Rio de Janeiro": "Brazil", "São Paulo": "Brazil",
+    "Montreal": "Canada", "Melbourne": "Australia", "Naples": "Italy", "Turin": "Italy", "Venice": "Italy",
+    "Florence": "Italy", "Porto": "Portugal", "Seville": "Spain", "Nice": "France", "Geneva": "Switzerland",
+    "Basel": "Switzerland", "Bergen": "Norway", "Malmo": "Sweden", "Krakow": "Poland", "Leeds": "United Kingdom",
+    "Bristol": "United Kingdom", "Glasgow": "United Kingdom", "Cork": "Ireland", "Utrecht": "Netherlands",
+    "Ghent": "Belgium", "Graz": "Austria", "Split": "Croatia", "Cusco": "Peru", "Salvador": "Brazil",
+    "Recife": "Brazil", "Lagos": "Nigeria", "Casablanca": "Morocco", "Dubai": "United Arab Emirates",
+    "Singapore": "Singapore", "Osaka": "Japan", "Kyoto": "Japan", "Shanghai": "China",
+    "Rio de Janeiro": "Brazil", "São Paulo": "Brazil",
 }  # fmt: skip
 _COORDINATES = {
     "Paris": (48.8566, 2.3522), "London": (51.5074, -0.1278), "Berlin": (52.52, 13.405), "Tokyo": (35.6762, 139.6503),
@@ -63,7 +70,7 @@ def _anywhere(rng: Random) -> str:
     pool = rng.random()
     if pool < 0.3:
         return rng.choice(tuple(_STATES))
-    if pool < 0.65:
+    if pool < 0.85:
         return rng.choice(tuple(_COUNTRIES))
     return place(rng)
 
@@ -108,15 +115,15 @@ def skill(rng: Random) -> Skill:
     if rng.random() < 0.12:
         return _by_coordinates(rng, name, questions)
     names = rng.choice((("location",), ("location",), ("location",), ("city",), ("city",), ("place",), ("city_name",)))
-    form = rng.randrange(3)
+    form = rng.choice((0, 0, 1, 1, 2))
     if form == 0:
         purpose = rng.choice(("The city and state, e.g. San Francisco, CA", "The city and state e.g. San Francisco, CA",
                               "City and state, for example Boston, MA",
                               "The city and state, e.g. San Francisco, CA"))  # fmt: skip
-        city = Parameter(names, purpose, _with_state)
+        city = Parameter(names, purpose, _with_state, told=True)
     elif form == 1:
         purpose = rng.choice(("City and country e.g. Bogotá, Colombia", "City and country, e.g. Paris, France"))
-        city = Parameter(names, purpose, _with_state)
+        city = Parameter(names, purpose, _with_state, told=True)
     else:
         purpose = rng.choice(("Name of the city", "The city", "City name", "The location to look up", "e.g. Paris"))
         city = Parameter(names, purpose, _anywhere)
@@ -156,12 +163,12 @@ def documented(rng: Random, questions: tuple[str, ...]) -> Skill:
     asked_ = tuple(question.format("{city}") for question in questions)
     units = Parameter(("unit", "units"), "Units the temperature will be returned in.", lambda rng: "celsius", _UNITS)
     if rng.random() < 0.5:
-        city = Parameter(("location",), "City and country e.g. Bogotá, Colombia", _known_place)
+        city = Parameter(("location",), "City and country e.g. Bogotá, Colombia", _known_place, told=True)
         required = rng.random() < 0.5
         return Skill(("get_weather",), "Get current temperature for a given location.",
                      {"city": city, "scale": units} if required else {"city": city}, asked_, {}, "",
                      frozenset({"scale"}), (("scale", "celsius"),) if required else (), "", 0)  # fmt: skip
-    city = Parameter(("location",), "The city and state, e.g. San Francisco, CA", _known_place)
+    city = Parameter(("location",), "The city and state, e.g. San Francisco, CA", _known_place, told=True)
     return Skill(("get_current_weather",), "Get the current weather in a given location",
     {"city": city, "scale": units},
                  asked_, {}, "", frozenset({"scale"}), (), "", 0)  # fmt: skip
