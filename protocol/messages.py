@@ -179,7 +179,8 @@ class SubmitText(Message, frozen=True, kw_only=True):
     echo: bool = False  # the prompt's text comes first in every choice
     stream: bool = False  # false: text may be held back and sent in one piece
     priority: int = 0  # larger goes first under the priority policy
-    truncate: int = 0  # keep so many of the prompt's last tokens; -1: as many as leave room for the output; 0: all
+    truncate: int = 0  # keep so many of the prompt's tokens; -1: as many as leave room for the output; 0: all
+    keep_first: bool = False  # of a prompt that is truncated the first tokens stay, not the last
     clamp: bool = False  # an output longer than the prompt leaves room for takes that room
     cache_salt: str = ""
     trace: TraceContext = TraceContext()

@@ -1,4 +1,4 @@
-"""Prompts of requests that pool. They are truncated at their ends, as encoders are trained, not at their beginnings."""
+"""Prompts of requests that pool. Truncated they keep their beginnings, as encoders are trained, or their ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def pooled_submission(
 ) -> SubmitTokens:
     """The request as token ids. Raises InvalidRequest naming `pooling.param`: empty, too long, unknown ids.
 
-    `request.truncate` keeps so many of the prompt's first tokens; what the tokenizer puts around a text and what
-    `pooling.closing` puts behind it stay.
+    `request.truncate` keeps so many of the prompt's first tokens, or of its last without `request.keep_first`; what the
+    tokenizer puts around a text and what `pooling.closing` puts behind it stay.
     """
     closing = vocabulary.encode(pooling.closing, add_special_tokens=False) if pooling.closing else []
     keep = kept(request.truncate, max_model_len) - len(closing)
     if request.prompt is None:
         ids = unpack_token_ids(request.prompt_ids or b"", pooling.param)
         check_ids(ids, vocab_size, pooling.param)
-        ids = ids[:keep] if request.truncate else ids
+        ids = part(ids, keep, request) if request.truncate else ids
     else:
         ids = text_ids(request, request.prompt, vocabulary, keep, max_model_len)
     ids = ids + closing
@@ -63,7 +63,7 @@ def text_ids(request: SubmitText, text: str, vocabulary: Vocabulary, keep: int, 
     if len(text) > longest:
         if not request.truncate:
             raise too_long(pooling.param, max_model_len, f"{len(text)} characters, more than that many tokens can hold")
-        text = text[:longest]  # nothing beyond can be among the first tokens
+        text = text[:longest] if request.keep_first else text[-longest:]  # nothing beyond can be among the kept tokens
     ids = vocabulary.encode(text, add_special_tokens=request.add_special_tokens)
     if not request.truncate or len(ids) <= keep:
         return ids
@@ -74,8 +74,15 @@ def text_ids(request: SubmitText, text: str, vocabulary: Vocabulary, keep: int, 
         raise InvalidRequest(message, param="truncate_prompt_tokens")
     before = next((at for at in range(around + 1) if ids[at : at + len(bare)] == bare), None)
     if before is None:
-        return ids[:keep]
-    return ids[:before] + bare[: keep - around] + ids[before + len(bare) :]
+        return part(ids, keep, request)
+    return ids[:before] + part(bare, keep - around, request) + ids[before + len(bare) :]
+
+
+def part(ids: list[int], length: int, request: SubmitText) -> list[int]:
+    """So many of the ids, the first or the last."""
+    if length <= 0:
+        return []
+    return ids[:length] if request.keep_first else ids[-length:]
 
 
 def chosen(pooling: Pooling, vocabulary: Vocabulary) -> tuple[int, ...]:

@@ -268,7 +268,7 @@ class Prompter:
                 raise InvalidRequest(message, param=param)
 
     def _truncated(self, request: SubmitText, token_ids: list[int]) -> list[int]:
-        """The last of the prompt's tokens, as far as the request says how many."""
+        """The last of the prompt's tokens, or the first, as far as the request says how many."""
         keep = request.truncate
         if keep == 0:
             return token_ids
@@ -278,7 +278,8 @@ class Prompter:
                 f"truncate_prompt_tokens is {keep}; the model's context holds {longest} tokens (--max-model-len)",
                 param="truncate_prompt_tokens",
             )
-        return token_ids[-(keep if keep > 0 else max(1, longest - (request.sampling.max_tokens or 1))) :]
+        length = keep if keep > 0 else max(1, longest - (request.sampling.max_tokens or 1))
+        return token_ids[:length] if request.keep_first else token_ids[-length:]
 
     def _echo(self, request: SubmitText, token_ids: Sequence[int], whole: int) -> str:
         """A text prompt as it came, anything else decoded; `whole` is how many tokens it had before its truncation."""

@@ -50,7 +50,9 @@ class Completions:
         service.model.check_name(request.model)
         exchange.of(scope).bound(request.timeout, "timeout")
         bounds.check(request, service.config.api)
-        prompts = prompts_of(request.prompt, service.model, any_length=bool(request.truncate_prompt_tokens))
+        first = request.truncation_side == "right"
+        cut = bool(request.truncate_prompt_tokens)
+        prompts = prompts_of(request.prompt, service.model, any_length=cut, keep_first=first)
         n = choices(request, len(prompts))
         refusals.check(members.fields, refusals.REFUSED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
@@ -88,16 +90,20 @@ def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int
 
 
 def prompts_of(
-    prompt: str | list[int | str | list[int]], model: ServedModel, *, any_length: bool = False
+    prompt: str | list[int | str | list[int]],
+    model: ServedModel,
+    *,
+    any_length: bool = False,
+    keep_first: bool = False,
 ) -> list[Prompt]:
     """The prompts of a request: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest.
 
-    `any_length`: they are yet to be truncated.
+    `any_length`: they are yet to be truncated, to their first tokens with `keep_first`.
     """
     if isinstance(prompt, str):
         return [prompt]
     if any_length:
-        prompt = part_of(prompt, slice(-model.max_model_len, None))
+        prompt = part_of(prompt, span(model.max_model_len, keep_first=keep_first))
     kinds = {type(item) for item in prompt}
     if len(kinds) != 1:
         raise InvalidRequest(
@@ -112,6 +118,11 @@ def prompts_of(
         if not isinstance(ids, str):
             check_ids(ids, path, model, any_length=any_length)
     return prompts
+
+
+def span(length: int, *, keep_first: bool) -> slice:
+    """The first or the last `length` items."""
+    return slice(length) if keep_first else slice(-length, None)
 
 
 def part_of(given: list[int | str | list[int]], kept: slice) -> list[int | str | list[int]]:

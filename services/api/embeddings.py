@@ -90,7 +90,7 @@ def submissions(request: EmbeddingRequest, model: ServedModel, trace: TraceConte
     """A message for each text, without ids. Raises InvalidRequest naming the field."""
     check_pooler(model)
     check_dimensions(request.dimensions, model)
-    texts = texts_of(request.input, "input", model, cut=bool(request.truncate_prompt_tokens))
+    texts = texts_of(request.input, "input", model, request)
     single = isinstance(request.input, str) or isinstance(request.input[0], int)
     special = request.add_special_tokens is not False
     return [

@@ -18,11 +18,11 @@ from protocol import limits
 from protocol.errors import InvalidRequest, NotBuilt
 from protocol.messages import Pooling, Sampling, SubmitText, TraceContext
 from services.api import decoding, exchange
-from services.api.completions import check_ids, part_of
+from services.api.completions import check_ids, part_of, span
 from services.api.delivery import attended, whole
 from services.api.refusals import FIELDS
 from services.api.reply import Reply
-from services.api.requests import Timeout, TokenId
+from services.api.requests import Side, Timeout, TokenId
 from services.api.served import ServedModel
 from services.api.service import Service
 
@@ -32,6 +32,7 @@ Texts = str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)]
 
 SLICE = 512  # texts of one request that are open at once: half of what a link takes
 TRUNCATE = "keep so many of the first tokens of each text; -1: as many as the model's context holds"
+TRUNCATION_SIDE = "where truncate_prompt_tokens cuts: right, the default, keeps a text's first tokens, left its last"
 
 # What clients of other servers may send, and why it is refused unless it is null.
 REFUSED: Mapping[str, str] = {
@@ -58,9 +59,15 @@ class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     user: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID, description=TRUNCATE)] | None = None
+    truncation_side: Annotated[Side, Meta(description=TRUNCATION_SIDE)] | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
     timeout: Timeout | None = None
+
+    @property
+    def keep_first(self) -> bool:
+        """Which of a text's tokens stay where it is truncated: encoders are trained on beginnings."""
+        return self.truncation_side != "left"
 
 
 class VectorUsage(msgspec.Struct, frozen=True):
@@ -88,13 +95,16 @@ def check_fields(body: bytes) -> None:
             raise NotBuilt(f"{name} is not built: {REFUSED[name]}", param=name)
 
 
-def texts_of(given: str | Sequence[int | str | list[int]], param: str, model: ServedModel, *, cut: bool) -> list[Text]:
-    """The texts of a field: one text, texts, one list of token ids, or lists of them; `cut`: they are yet to be
-    truncated. Raises InvalidRequest naming the one that is wrong."""
+def texts_of(
+    given: str | Sequence[int | str | list[int]], param: str, model: ServedModel, request: VectorRequest
+) -> list[Text]:
+    """The texts of a field: one text, texts, one list of token ids, or lists of them, yet to be truncated as `request`
+    says. Raises InvalidRequest naming the one that is wrong."""
+    cut = bool(request.truncate_prompt_tokens)
     if isinstance(given, str):
         return [given]
     if cut:
-        given = part_of(list(given), slice(model.max_model_len))
+        given = part_of(list(given), span(model.max_model_len, keep_first=request.keep_first))
     kinds = {type(item) for item in given}
     if len(kinds) != 1:
         message = f"{param} mixes texts, token ids and lists of token ids" if kinds else f"{param} is empty"
@@ -128,6 +138,7 @@ def vector_submission(
         detokenize=False,
         priority=request.priority or 0,
         truncate=request.truncate_prompt_tokens or 0,
+        keep_first=request.keep_first,
         cache_salt=request.cache_salt or "",
         trace=trace,
         arrival=time.time(),

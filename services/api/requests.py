@@ -26,6 +26,8 @@ Timeout = Annotated[float, Meta(ge=limits.MIN_TIMEOUT, le=limits.MAX_TIMEOUT, de
 Whitespace = Annotated[str, Meta(min_length=1, max_length=limits.MAX_WHITESPACE)]
 SPECULATIVE = "false: no drafts for this request but those that its grammar forces; the output is the same"
 TRUNCATE = "keep so many of the prompt's last tokens; -1: as many as leave room for max_tokens"
+TRUNCATION_SIDE = "where truncate_prompt_tokens cuts: left, the default, keeps the last tokens, right the first"
+Side = Literal["left", "right"]
 RETURN_IDS = "answer with the token ids of the prompt and of the output as well"
 AS_IDS = "name the tokens of log-probabilities token_id:N, so that tokens that read the same can be told apart"
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]  # names that vLLM has for the same, of a whole server
@@ -95,6 +97,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID, description=TRUNCATE)] | None = None
+    truncation_side: Annotated[Side, Meta(description=TRUNCATION_SIDE)] | None = None
     return_token_ids: Annotated[bool, Meta(description=RETURN_IDS)] | None = None
     return_tokens_as_token_ids: Annotated[bool, Meta(description=AS_IDS)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None

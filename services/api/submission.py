@@ -33,6 +33,7 @@ def submission(
         stream=bool(request.stream),
         priority=request.priority or 0,
         truncate=kept_prompt(request),
+        keep_first=request.truncation_side == "right",
         clamp=lengths.clamp,
         with_token_ids=bool(request.return_token_ids or request.return_tokens_as_token_ids),
         cache_salt=request.cache_salt or "",

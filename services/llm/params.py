@@ -73,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     logprobs_mode: str | None = None  # raw_logprobs or processed_logprobs
     truncate_prompt_tokens: int | None = None  # keep so many of the prompt's last tokens; -1: what leaves room
+    truncation_side: str | None = None  # left; right keeps the first ones
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
@@ -91,6 +92,7 @@ ALIKE = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
     "logit_bias", "allowed_token_ids", "prompt_logprobs", "logprobs_mode", "truncate_prompt_tokens",
+    "truncation_side",
     "skip_special_tokens", "structured_outputs", "whitespace", "lenient", "speculative",
 )  # fmt: skip
 

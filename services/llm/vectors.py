@@ -85,7 +85,7 @@ def prompt_submissions(
         assert content is not None
         if prompt.prediction is not None:
             raise InvalidRequest(f"{path}: a vector has no prediction", param=path, code="invalid_value")
-        (text,) = texts_of(content, path, model, cut=bool(request.truncate_prompt_tokens))
+        (text,) = texts_of(content, path, model, request)
         trace = context.given(prompt.traceparent, prompt.tracestate)
         submit = text_submission(request, model, text, path, trace)
         found.append(msgspec.structs.replace(submit, cache_salt=prompt.cache_salt or ""))

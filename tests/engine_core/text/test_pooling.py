@@ -38,6 +38,7 @@ def vocabulary() -> Vocabulary:
 
 def ids(vocabulary: Any, text: str | None = TEXT, **fields: Any) -> list[int]:
     pooling = fields.pop("pooling", Pooling(kind="mean", param="input[2]"))
+    fields.setdefault("keep_first", True)
     request = SubmitText(id=1, prompt=text, sampling=Sampling(), pooling=pooling, **fields)
     found = pooled_submission(request, pooling, vocabulary, 4000, LENGTH)
     return list(struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids))
@@ -58,6 +59,21 @@ def test_truncation_keeps_the_beginning_and_what_stands_around(vocabulary: Vocab
     assert len(ids(Wrapped(vocabulary), TEXT * 20, truncate=-1)) == LENGTH
     assert len(ids(Wrapped(vocabulary), TEXT * 2000, truncate=-1)) == LENGTH
     assert ids(vocabulary, None, prompt_ids=struct.pack("<4i", 9, 8, 7, 6), truncate=2) == [9, 8]
+
+
+def test_truncation_may_keep_the_end(vocabulary: Vocabulary) -> None:
+    bare = vocabulary.encode(TEXT, add_special_tokens=False)
+    assert ids(Wrapped(vocabulary), truncate=6, keep_first=False) == [1, *bare[-4:], 2]
+    assert ids(vocabulary, truncate=6, add_special_tokens=False, keep_first=False) == bare[-6:]
+    packed = struct.pack("<4i", 9, 8, 7, 6)
+    assert ids(vocabulary, None, prompt_ids=packed, truncate=2, keep_first=False) == [7, 6]
+    long = ids(Wrapped(vocabulary), TEXT * 2000, truncate=-1, keep_first=False)
+    assert long[1:-1] == vocabulary.encode(TEXT * 20, add_special_tokens=False)[-len(long) + 2 :]
+    closing = Pooling(kind="last", closing="The end.", param="input")
+    length = len(vocabulary.encode("The end.", add_special_tokens=False))
+    for first in (True, False):
+        found = ids(vocabulary, None, prompt_ids=packed, truncate=length, keep_first=first, pooling=closing)
+        assert len(found) == length, "the closing alone"
 
 
 def test_a_closing_stays_whatever_is_cut(vocabulary: Vocabulary) -> None:

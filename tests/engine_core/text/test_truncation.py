@@ -12,8 +12,9 @@ from tests.engine_core.text.test_prompts import LENGTH, prepare
 IDS = list(range(5, 45))
 
 
-def kept(truncate: int, max_tokens: int | None = None) -> list[int]:
-    made = prepare(prompt_ids=pack("i", IDS), truncate=truncate, sampling=Sampling(max_tokens=max_tokens))
+def kept(truncate: int, max_tokens: int | None = None, *, first: bool = False) -> list[int]:
+    sampling = Sampling(max_tokens=max_tokens)
+    made = prepare(prompt_ids=pack("i", IDS), truncate=truncate, sampling=sampling, keep_first=first)
     assert unpack("i", made.request.token_ids) == list(made.token_ids)
     return list(made.token_ids)
 
@@ -21,6 +22,7 @@ def kept(truncate: int, max_tokens: int | None = None) -> list[int]:
 @pytest.mark.parametrize("truncate", [1, 7, 39, 40])
 def test_the_last_tokens_are_kept(truncate: int) -> None:
     assert kept(truncate) == IDS[-truncate:]
+    assert kept(truncate, first=True) == IDS[:truncate]
 
 
 @pytest.mark.parametrize("truncate", [0, 41, LENGTH])
@@ -31,6 +33,7 @@ def test_a_prompt_that_is_short_enough_is_kept_whole(truncate: int) -> None:
 @pytest.mark.parametrize(("max_tokens", "length"), [(None, 40), (24, 40), (25, 39), (60, 4), (LENGTH - 1, 1)])
 def test_room_for_the_output(max_tokens: int | None, length: int) -> None:
     assert kept(-1, max_tokens) == IDS[-length:]
+    assert kept(-1, max_tokens, first=True) == IDS[:length]
 
 
 def test_more_than_the_context_holds() -> None:

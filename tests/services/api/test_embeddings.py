@@ -193,3 +193,15 @@ async def test_ids_that_no_truncation_keeps_are_not_sent() -> None:
             answer = await http.post(PATH, json={"input": given, "truncate_prompt_tokens": -1})
             assert answer.status_code == 200, answer.text
     assert [text_of(request) for request in port.of(SubmitText)] == ["/".join(map(str, range(512)))] * 2 + ["3/4"]
+
+
+@pytest.mark.parametrize(("side", "first", "kept"), [("left", False, 4), ("right", True, 3), (None, True, 3)])
+async def test_the_side_of_a_truncation(side: str | None, first: bool, kept: int) -> None:
+    port = FakePort(answering(pooled))
+    body = {"input": [3] * 600 + [4] * 600, "truncate_prompt_tokens": 7, "truncation_side": side}
+    code, _ = await post(body, port)
+    assert code == 200
+    (sent,) = port.of(SubmitText)
+    assert (sent.truncate, sent.keep_first, set(struct.unpack(f"<{len(sent.prompt_ids) // 4}i", sent.prompt_ids))) == (
+        7, first, {kept}
+    )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Finish, SubmitText
+from services.api.answers import unpacked
 from tests.services.api.pipe import MAX_MODEL_LEN, FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check_error, events
 
@@ -180,3 +181,24 @@ async def test_ids_that_are_to_be_truncated_may_be_many() -> None:
     port = FakePort(answering(words("ok")))
     await ask(port, "/v1/completions", {"prompt": [1] * 600, "truncate_prompt_tokens": 5})
     assert len(port.of(SubmitText)[0].prompt_ids) == 4 * MAX_MODEL_LEN  # as many as any truncation keeps
+
+
+@BOTH
+@pytest.mark.parametrize(("side", "first"), [("left", False), ("right", True), (None, False)])
+async def test_the_side_of_a_truncation(path: str, body: dict[str, Any], side: str | None, first: bool) -> None:
+    port = FakePort(answering(words("a")))
+    await ask(port, path, body | {"truncate_prompt_tokens": 5, "truncation_side": side})
+    assert (port.of(SubmitText)[0].truncate, port.of(SubmitText)[0].keep_first) == (5, first)
+    async with client(service(FakePort(silent))) as http:
+        answer = await http.post(path, json=body | {"truncation_side": "middle"})
+    assert answer.status_code == 400
+    check_error(answer.json(), "invalid_request_error", "truncation_side")
+
+
+async def test_many_ids_are_cut_on_the_side_that_is_asked_for() -> None:
+    port = FakePort(answering(words("a")))
+    given = [1] * 600 + [2] * 600
+    await ask(port, "/v1/completions", {"prompt": given, "truncate_prompt_tokens": 5, "truncation_side": "right"})
+    assert set(unpacked(port.of(SubmitText)[0].prompt_ids)) == {1}
+    await ask(port, "/v1/completions", {"prompt": given, "truncate_prompt_tokens": 5})
+    assert set(unpacked(port.of(SubmitText)[1].prompt_ids)) == {2}
