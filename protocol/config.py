@@ -45,6 +45,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     load_format: Annotated[
         str, Option("dummy makes random weights for speed work", choices=("auto", "safetensors", "dummy"))
     ] = "auto"
+    allow_wrong_output: Annotated[
+        bool, Option("serve although the output is known to be wrong, for benchmarks: synthetic_acceptance needs it")
+    ] = False
     max_model_len: Annotated[int, Option("longest prompt plus output in tokens; 0: the model's own", 0, 1 << 24)] = 0
     block_size: Annotated[int, Option("tokens per KV block", 1, 256)] = 16
     max_num_seqs: Annotated[int, Option("most sequences running at once (executor slots)", 1, 4096)] = 256
@@ -384,9 +387,22 @@ def check(config: Config) -> Config:
     check_groups(model)
     check_links(config)
     check_parts(config)
-    read_speculative(config.scheduler.speculative_config)
+    drafting = read_speculative(config.scheduler.speculative_config)
+    if drafting.synthetic_acceptance is not None and not model.allow_wrong_output:
+        why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
+        raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_listening(config.api)
     return config
+
+
+def wrong_output(config: Config) -> tuple[str, ...]:
+    """Why what the server says is wrong, in words for its users; empty for a server that can be relied on."""
+    reasons = []
+    if config.model.load_format == "dummy":
+        reasons.append("random weights (--load-format dummy)")
+    if read_speculative(config.scheduler.speculative_config).synthetic_acceptance is not None:
+        reasons.append("drafts that are kept whatever the model says (synthetic_acceptance)")
+    return tuple(reasons)
 
 
 def check_links(config: Config) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.config import Config
+from protocol.config import Config, wrong_output
 from protocol.messages import EngineStatus
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # from the launcher's start to readiness
     chat: bool  # the model has a chat template
     locked: bool  # clients need a key
+    wrong_output: tuple[str, ...] = ()  # why what the server says is wrong
     replicas: int = 1  # each with a cache and slots of its own, which blocks and max_num_seqs are of one
 
     @property
@@ -79,6 +80,7 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         chat=chat,
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
+        wrong_output=wrong_output(config),
     )
 
 
@@ -106,6 +108,8 @@ def banner(facts: Serving) -> list[str]:
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }
+    if facts.wrong_output:
+        rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
     if facts.replicas > 1:
         rows["replicas"] = f"{facts.replicas}, each with as large a cache and as many requests"
     lines = ["", f"Penstock listens on {facts.url}"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,6 +39,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange.of(scope).endpoint = self._name
         await self._app(scope, receive, send)
+
+
+WRONG_OUTPUT = b"x-penstock-wrong-output"
 
 
 class Routes:
@@ -103,5 +108,11 @@ def application(service: Service, background: BackgroundWork | None = None) -> G
         service.traffic,
         request_timeout=options.request_timeout,
         max_queued_bytes=options.max_queued_bytes,
+        always=warnings(service.model.wrong_output),
         tracer=service.tracer,
     )
+
+
+def warnings(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """The header that every answer of a server carries whose output is wrong."""
+    return [(WRONG_OUTPUT, "; ".join(reasons).encode())] if reasons else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -60,6 +61,7 @@ class Gate:
         *,
         request_timeout: float,
         max_queued_bytes: int,
+        always: Sequence[tuple[bytes, bytes]] = (),
         tracer: Tracer | None = None,
     ) -> None:
         self._app = app
@@ -69,6 +71,7 @@ class Gate:
         self._traffic = traffic
         self._timeout = request_timeout or None  # seconds that every request has
         self._bodies = Bodies(max_queued_bytes)
+        self._always = always  # headers of every answer
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +79,7 @@ class Gate:
         current = Exchange(exchange.request_id(scope), time.monotonic(), self._bodies)
         current.bound(self._timeout, "--request-timeout")
         scope[exchange.KEY] = current
-        shared = self._origins.headers(scope)
+        shared = [*self._always, *self._origins.headers(scope)]
         current.context = client_context(scope)
         span = self._span(scope, current)
         if span is not None:

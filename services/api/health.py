@@ -66,6 +66,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     engine: dict[str, Any] | None
     replicas: tuple[ReplicaHealth, ...]
     degraded: str = ""  # which replicas do not serve while others do, and why
+    wrong_output: tuple[str, ...] = ()  # why what the server says is wrong: benchmarks' options
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):
@@ -202,6 +203,7 @@ def health_of(service: Service, now: float) -> Health:
         engine=None if status is None else msgspec.structs.asdict(status),
         replicas=engines.each(now, lost),
         degraded="" if trouble else engines.degraded(now, lost),
+        wrong_output=service.model.wrong_output,
     )
 
 

@@ -36,6 +36,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     max_tokens: int
+    wrong_output: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # why what it says is wrong; ours
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +84,7 @@ def model_answer(model: ServedModel, name: str) -> ModelAnswer:
         created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=model.max_model_len,
         max_tokens=model.max_model_len,
+        wrong_output=model.wrong_output or msgspec.UNSET,
     )
 
 

@@ -10,7 +10,7 @@ from engine_core import folder
 from engine_core.folder import Generation
 from engine_core.models.pooler import Pooler, read_pooler
 from engine_core.models.spec import read_spec
-from protocol.config import Config
+from protocol.config import Config, wrong_output
 from protocol.errors import NotFound
 
 
@@ -24,6 +24,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation = Generation()
     hidden: int = 0  # numbers of a vector
     pooler: Pooler = Pooler()
+    wrong_output: tuple[str, ...] = ()  # why what it says is wrong, as protocol.config.wrong_output tells
 
     @property
     def name(self) -> str:
@@ -47,4 +48,5 @@ def served_model(config: Config) -> ServedModel:
         generation=folder.read_generation(path),
         hidden=spec.hidden,
         pooler=read_pooler(path, config.model.pooler, config.model.scorer),
+        wrong_output=wrong_output(config),
     )

@@ -36,7 +36,7 @@ from engine_core.models.shares import check_ranks, rank_spec
 from engine_core.models.spec import ModelSpec, read_spec
 from engine_core.models.stages import stage_layers
 from protocol import groups
-from protocol.config import Config, ExecutorConfig, ModelConfig
+from protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from protocol.errors import ConfigError
 from protocol.links import Role
 from protocol.parts import parts_of
@@ -124,6 +124,8 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
         load_seconds=time.monotonic() - began,
     )
     log_loaded(ready, options, shape, draft)
+    for reason in wrong_output(config):
+        journal.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)
 
 
@@ -153,10 +155,7 @@ def take_device(config: Config, index: int) -> torch.device:
 
 
 def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:
-    """One line with what the memory went to, and a warning where what comes out will be wrong."""
-    if options.synthetic_acceptance is not None:
-        reason = "drafts are kept at this rate whatever the model says: for benchmarks alone"
-        journal.warning(log, "output_is_wrong", synthetic_acceptance=options.synthetic_acceptance, reason=reason)
+    """One line with what the memory went to."""
     journal.info(
         log,
         "loaded",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import Config
+from protocol.config import Config, ModelConfig, wrong_output
 from protocol.messages import EngineStatus
 from services import banner
 from services.banner import Serving, curl
@@ -49,6 +49,16 @@ def test_it_says_where_what_and_how_much():
     assert "142 requests of full length (100 tokens), 256 of any length" in text
     assert "3.2 s" in text
     assert curl(FACTS) in text
+
+
+def test_wrong_output_is_told():
+    assert "WRONG" not in "\n".join(banner.banner(FACTS))
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, wrong_output=("random weights", "drafts"))))
+    assert "  WRONG OUTPUT random weights; drafts" in text
+    fields = {"URL": "u", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "1", "BLOCK_SIZE": "1", "MAX_MODEL_LEN": "1"}
+    child = Told({f"X_PENSTOCK_{name}": value for name, value in fields.items()})
+    dummy = Config(model=ModelConfig(load_format="dummy"))
+    assert banner.serving(dummy, [child], "model", chat=False, seconds=1.0).wrong_output == wrong_output(dummy)
 
 
 def test_replicas_are_told_of_where_there_are_several():

@@ -188,7 +188,13 @@ def position(token: str, token_id: int, offset: int, top: int = 0, value: float 
     return PositionLogprobs(chosen, 1, (chosen, *rivals)[:top], offset)
 
 
-def service(port: FakePort | Sequence[FakePort], *, generation: Generation | None = None, **options: Any) -> Service:
+def service(
+    port: FakePort | Sequence[FakePort],
+    *,
+    generation: Generation | None = None,
+    wrong_output: tuple[str, ...] = (),
+    **options: Any,
+) -> Service:
     """An api's parts over fake ports, with an engine that is ready."""
     ports = [port] if isinstance(port, FakePort) else list(port)
     options.setdefault("allowed_hosts", "*")
@@ -197,7 +203,7 @@ def service(port: FakePort | Sequence[FakePort], *, generation: Generation | Non
     for each in ports:
         each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
-    model = msgspec.structs.replace(MODEL, generation=generation or Generation())
+    model = msgspec.structs.replace(MODEL, generation=generation or Generation(), wrong_output=wrong_output)
     ledger = Ledger(Path(config.run.run_dir), 0, 1)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     figures = Figures(Vitals(Self(Role.API, 0, 1, 7), Path(config.run.run_dir), Histogram(LAG)), ports)

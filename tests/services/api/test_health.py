@@ -55,6 +55,7 @@ async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Pat
         assert (await http.get("/health/live")).status_code == 200
         restarts.recovered(Role.TOKENIZER, 1)
         assert (await http.get("/health/ready")).status_code == 200
+    restarts.close()
 
 
 async def test_a_replica_that_is_missing_degrades_the_server(tmp_path: Path) -> None:
@@ -81,6 +82,7 @@ async def test_a_replica_that_is_missing_degrades_the_server(tmp_path: Path) -> 
         for _ in range(LIMIT):
             restarts.died(Role.SCHEDULER, 1, "signal SIGKILL", 100.0)
         body = (answer := await http.get("/health")).json()
+    restarts.close()
     assert (answer.status_code, body["degraded"]) == (503, "")
     assert "executor-1 failed" in body["status"]
     assert "scheduler-1 failed" in body["status"]

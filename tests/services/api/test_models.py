@@ -31,6 +31,22 @@ async def test_models() -> None:
     check_error(nobody.json(), "not_found_error", "model")
 
 
+async def test_a_server_whose_output_is_wrong_says_so_everywhere() -> None:
+    reasons = ("random weights (--load-format dummy)", "drafts")
+    async with client(service(FakePort(silent), wrong_output=reasons)) as http:
+        listed = (await http.get("/v1/models")).json()
+        health = (await http.get("/health")).json()
+        answers = [await http.get("/version"), await http.get("/nowhere"), await http.get("/health/live")]
+    assert all(model["wrong_output"] == list(reasons) for model in listed["data"])
+    assert health["wrong_output"] == list(reasons)
+    assert {answer.headers["x-penstock-wrong-output"] for answer in answers} == {"; ".join(reasons)}
+    async with client(service(FakePort(silent))) as http:
+        assert "wrong_output" not in (await http.get("/v1/models")).json()["data"][0]
+        answer = await http.get("/health")
+        assert answer.json()["wrong_output"] == []
+        assert "x-penstock-wrong-output" not in answer.headers
+
+
 async def test_models_as_anthropics_clients_ask() -> None:
     async with client(service(FakePort(silent)), headers=ANTHROPIC) as http:
         listed = await http.get("/v1/models")

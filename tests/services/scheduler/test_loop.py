@@ -316,6 +316,7 @@ def test_an_executor_that_is_beyond_hope_is_not_waited_for(tmp_path):
     bench.turn()
     assert [one.status for one in bench.tokens.take(Rejected)] == [503]
     restarts.recovered(Role.EXECUTOR, 0)
+    restarts.close()
     bench.executor = FakeExecutor(bench.steps)
     bench.ready()
     bench.submit(3)
