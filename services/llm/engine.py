@@ -123,9 +123,11 @@ class Engine:
                 reply.told(time.monotonic())
 
     def gathering(self, reply: Reply, order: Order, name: str, kind: RequestOutputKind) -> Gathering:
+        use = order.submit.tool_use
         return Gathering(
-            reply, name, order.prompt, kind, logprobs=order.params.logprobs is not None, arrival=order.submit.arrival
-        )
+            reply, name, order.prompt, kind, logprobs=order.params.logprobs is not None, arrival=order.submit.arrival,
+            customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
+        )  # fmt: skip
 
     async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """As `Pipeline.ask`; the question's id is filled here."""

@@ -35,7 +35,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     index: int  # among the choice's calls
     id: str = ""
     name: str = ""
-    arguments: str = ""  # JSON as the model wrote it, perhaps cut off
+    arguments: str = ""  # JSON as the model wrote it, perhaps cut off; of a custom tool its input
+    type: str = "function"  # or custom
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +63,10 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
             found["reasoning_content"] = self.reasoning
         if self.tool_calls:
             found["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {"id": call.id, "type": call.type,
+                 call.type: {"name": call.name, "input" if call.type == "custom" else "arguments": call.arguments}}
                 for call in self.tool_calls
-            ]
+            ]  # fmt: skip
         return found
 
 
@@ -96,9 +98,10 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 class Growth:
     """One choice so far."""
 
-    __slots__ = ("calls", "logprobs", "reasoning", "text", "token_ids", "total")
+    __slots__ = ("_customs", "calls", "logprobs", "reasoning", "text", "token_ids", "total")
 
-    def __init__(self) -> None:
+    def __init__(self, customs: frozenset[str]) -> None:
+        self._customs = customs  # names of custom tools
         self.total = 0.0
         self.begin()
 
@@ -115,20 +118,25 @@ class Growth:
             case PieceKind.REASONING:
                 self.reasoning += segment.text
             case PieceKind.CALL:
-                self.calls[segment.call] = ToolCall(index=segment.call, id=segment.id, name=segment.text)
+                kind = self._kind(segment.text)
+                self.calls[segment.call] = ToolCall(index=segment.call, id=segment.id, name=segment.text, type=kind)
             case PieceKind.ARGUMENTS:
-                call = self.calls.get(segment.call) or ToolCall(index=segment.call)
+                call = self.calls.get(segment.call) or ToolCall(index=segment.call, type=self._kind(segment.name))
                 self.calls[segment.call] = msgspec.structs.replace(call, arguments=call.arguments + segment.text)
             case _:
                 self.text += segment.text
+
+    def _kind(self, name: str) -> str:
+        return "custom" if name in self._customs else "function"
 
 
 class Gathering:
     """Turns a reply into outputs. Owned by the one coroutine that waits for the reply."""
 
     def __init__(
-        self, reply: Reply, name: str, prompt: str | None, kind: RequestOutputKind, *, logprobs: bool, arrival: float
-    ) -> None:
+        self, reply: Reply, name: str, prompt: str | None, kind: RequestOutputKind, *, logprobs: bool, arrival: float,
+        customs: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
         self._reply = reply
         self._name = name
         self._prompt = prompt
@@ -136,7 +144,7 @@ class Gathering:
         self._logprobs = logprobs
         self._arrival = arrival
         self._began = time.monotonic()
-        self._growths = [Growth() for _ in reply.choices]
+        self._growths = [Growth(customs) for _ in reply.choices]
 
     def take(self, news: Sequence[Choice]) -> RequestOutput:
         """The output with what `news` brought: of those choices alone where deltas are wanted, else of all."""

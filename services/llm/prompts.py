@@ -20,6 +20,7 @@ from services.api.requests import TokenId
 from services.api.sampling import choices
 from services.api.served import ServedModel
 from services.api.submission import submission, with_own_seed
+from services.api.tools import as_functions
 from services.llm.params import SamplingParams, chat_request, completion_request, encoded
 from services.tracing import context
 
@@ -183,7 +184,11 @@ def chat_order(
     request = chat_request(params, messages, separate_reasoning=split, **more)
     submit = chat_submission(request, 0, model, choices(request, 1), TraceContext())
     if tools:
-        submit = msgspec.structs.replace(submit, tools=tools_of(msgspec.Raw(encoded(tools))))
+        given = tools_of(msgspec.Raw(encoded(tools)))
+        assert given is not None, "they are not empty"
+        if any(isinstance(tool, Mapping) and tool.get("type") == "custom" for tool in tools):
+            given = as_functions(msgspec.Raw(given))
+        submit = msgspec.structs.replace(submit, tools=given)
     if request.seed is None:
         submit = with_own_seed(submit)
     return Order(finished(submit, params), None, params or SamplingParams(n=submit.n))

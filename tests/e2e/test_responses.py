@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -83,6 +84,45 @@ def test_a_call_and_its_result(client: openai.OpenAI) -> None:
     assert "sunny" in kept.output_text
     named = respond(client, input=SUM, tools=[TOOL], tool_choice={"type": "function", "name": "get_weather"})
     assert [item.name for item in named.output] == ["get_weather"]
+
+
+LINES: Any = {
+    "type": "custom", "name": "lines", "description": "Write lines.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "say \\"" WORD "\\"" LF\nWORD: /[a-z]{1,9}/\n'
+                                                                  "%import common.LF"},
+}  # fmt: skip
+SPACE: Any = {"type": "namespace", "name": "weather", "description": "Weather.", "tools": [TOOL]}
+
+
+def test_custom_tools_and_namespaces(client: openai.OpenAI) -> None:
+    tools: Any = [LINES, SPACE, {"type": "web_search"}]
+    said = respond(client, input="Say hello.", tools=tools, tool_choice={"type": "custom", "name": "lines"})
+    (call,) = said.output
+    assert (call.type, call.name) == ("custom_tool_call", "lines")
+    assert re.fullmatch(r'say "[a-z]{1,9}"\n', call.input)
+    result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    choice: Any = {"type": "function", "name": "get_weather", "namespace": "weather"}
+    told = respond(client, previous_response_id=said.id, input=[result, *TOM], tools=tools, tool_choice=choice)
+    (asked,) = told.output
+    assert (asked.type, asked.name, asked.namespace) == ("function_call", "get_weather", "weather")
+    listed: Any = [*TOM, call.model_dump(exclude_none=True), result, asked.model_dump(exclude_none=True)]
+    listed.append({"type": "function_call_output", "call_id": asked.call_id, "output": "{}"})
+    assert respond(client, input=listed, tools=tools).status == "completed"
+
+
+def test_a_custom_tool_of_a_chat(client: openai.OpenAI) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": r'[a-z]{1,9}: "\d"\n?'}}
+    tool: Any = {"type": "custom", "custom": {"name": "lines", "format": form}}
+    words: Any = {"model": MODEL, "messages": TOM, "tools": [tool], "tool_choice": "required", "seed": 1}
+    whole = client.chat.completions.create(**words, parallel_tool_calls=False).choices[0].message.tool_calls
+    assert whole is not None
+    (call,) = whole
+    assert call.type == "custom"
+    assert re.fullmatch(r'[a-z]{1,9}: "\d"\n?', call.custom.input)
+    stream = client.chat.completions.create(**words, parallel_tool_calls=False, stream=True)
+    deltas = [delta.model_dump() for chunk in stream for delta in chunk.choices[0].delta.tool_calls or ()]
+    assert deltas[0]["type"] == "custom"
+    assert "".join(delta["custom"]["input"] for delta in deltas) == call.custom.input
 
 
 def test_reasoning_is_an_item(client: openai.OpenAI) -> None:

@@ -32,6 +32,21 @@ def push(reply: Reply, choice: int, text: str, token: int, finish: Finish = Fini
     reply.push(choice, text, 1, finish, extra, 1.0, token_ids=pack("i", [token]))
 
 
+def test_calls_of_custom_tools() -> None:
+    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
+    kind = RequestOutputKind.DELTA
+    gathering = Gathering(reply, "7", "p", kind, logprobs=False, arrival=0.0, customs=frozenset("c"))
+    calls = [Piece(PieceKind.CALL, "c"), Piece(PieceKind.ARGUMENTS, "a "), Piece(PieceKind.CALL, "f")]
+    reply.push(0, "", 1, Finish.NONE, None, 1.0, pieces=tuple(calls[:2]))
+    (first,) = gathering.take(reply.take_news()).outputs
+    reply.push(0, "", 1, Finish.NONE, None, 1.0, pieces=(Piece(PieceKind.ARGUMENTS, "b"), calls[2]))
+    (more,) = gathering.take(reply.take_news()).outputs
+    custom, function = first.message()["tool_calls"][0], more.message()["tool_calls"][1]
+    assert (custom["type"], custom["custom"]) == ("custom", {"name": "c", "input": "a "})
+    assert [(call.type, call.arguments) for call in more.tool_calls] == [("custom", "b"), ("function", "")]
+    assert function["function"] == {"name": "f", "arguments": ""}
+
+
 def test_a_whole_output() -> None:
     reply, gathering = growing(RequestOutputKind.FINAL_ONLY)
     push(reply, 0, "a", 5)

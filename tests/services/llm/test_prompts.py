@@ -109,6 +109,9 @@ def test_a_chat_carries_its_template_arguments() -> None:
     assert not order.submit.reasoning.split
     assert order.submit.tool_use is None
     tools = [{"type": "function", "function": {"name": "f"}}]
+    custom = [{"type": "custom", "custom": {"name": "c"}}]
+    (shown,) = json.loads(chat_order(MESSAGES, None, MODEL, tools=custom, split=False).submit.tools or b"")
+    assert shown["function"]["parameters"]["required"] == ["input"]
     split = chat_order(MESSAGES, None, MODEL, tools=tools, tool_choice="required").submit
     assert split.reasoning.split
     assert split.tool_use is not None
