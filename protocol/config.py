@@ -132,6 +132,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
+    max_connections: Annotated[
+        int, Option("open connections per api process, beyond which the next ones wait to be accepted; 0: as many as "
+                    "the limit of open files (ulimit -n) leaves room for", 0, 1 << 20)
+    ] = 0
     max_stored_responses: Annotated[
         int, Option("responses that an api process keeps for previous_response_id; 0: none", 0, 1 << 20)
     ] = 1000

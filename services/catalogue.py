@@ -169,6 +169,10 @@ API: tuple[Metric, ...] = (
     gauge("stored_response_bytes", "Bytes of these"),
     counter("stored_response_evictions", "Responses that were let go of for later ones"),
     counter("stored_response_losses", "Responses that were answered and could not be kept: the disk did not take them"),
+    gauge("connections", "Open connections of clients"),
+    gauge("connections_limit", "Most connections that are open at once; the next ones wait to be accepted"),
+    counter("accept_waits", "Times that accepting has waited for a connection to close"),
+    counter("accept_failures", "Times that accepting failed for want of a descriptor, and was tried again"),
 )
 EXECUTOR: tuple[Metric, ...] = (
     gauge("executor_weight_bytes", "Memory of the weights"),

@@ -27,6 +27,7 @@ from protocol.config import ApiConfig
 from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
 from services import journal
 from services.api import errors, exchange
+from services.api.accepting import Room
 from services.api.parser import RequestParser, check_head, name_host
 from services.tracing.context import trace_of, unsampled
 
@@ -109,6 +110,7 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits | None = None,
+        room: Room | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._requests = RequestParser(self)
@@ -116,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self.logger = logging.getLogger(UVICORN)
         self.logger.setLevel(logging.ERROR)
         self._limits = limits or ConnectionLimits()
+        self._room = room
         self._phase = Phase.IDLE
         self._head = 0  # bytes of the head that the parser has given us
         self._fruitless = 0  # bytes that went into the parser and have not come out
@@ -140,6 +143,8 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._requests.close()
+        if self._room is not None:
+            self._room.left()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

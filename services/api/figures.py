@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol.figures import ProcessFigures
+from services.api.accepting import RoomStatistics
 from services.api.pipeline import PipelineStatistics
 from services.api.responses.store import ResponseStore
 from services.census import Vitals, add_link
@@ -19,7 +20,7 @@ class Figures:
         self._watches = tuple(watches)
         self._responses = responses
 
-    def own(self, pipeline: PipelineStatistics, wall: float, *, ready: bool) -> ProcessFigures:
+    def own(self, pipeline: PipelineStatistics, room: RoomStatistics, wall: float, *, ready: bool) -> ProcessFigures:
         """As of now, `wall` in unix seconds; `ready`: it takes requests."""
         sheet = self._vitals.sheet()
         queued = pipeline.held + pipeline.aborts_owed
@@ -32,4 +33,8 @@ class Figures:
             sheet.put("stored_response_bytes", stored.bytes)
             sheet.put("stored_response_evictions", stored.evicted)
             sheet.put("stored_response_losses", stored.lost)
+        sheet.put("connections", room.open)
+        sheet.put("connections_limit", room.limit)
+        sheet.put("accept_waits", room.waits)
+        sheet.put("accept_failures", room.failures)
         return sheet.figures(self._vitals.me, wall)

@@ -141,7 +141,8 @@ def entry_of(service: Service) -> Entry:
     """This process's numbers, as of now."""
     pipeline = service.pipeline.statistics()
     ready = service.pipeline.ready(time.monotonic())
-    return Entry.of(service.index, service.traffic, pipeline, service.figures.own(pipeline, time.time(), ready=ready))
+    process = service.figures.own(pipeline, service.room.statistics(), time.time(), ready=ready)
+    return Entry.of(service.index, service.traffic, pipeline, process)
 
 
 def trouble_of(service: Service, now: float) -> str:

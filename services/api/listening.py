@@ -31,6 +31,7 @@ def listen_at_address(options: ApiConfig) -> Socket:
         if options.api_processes > 1:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # every connection inherits these
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for name, value in KEEP_ALIVE:
             listener.setsockopt(socket.IPPROTO_TCP, name, value)
         listener.bind(target)

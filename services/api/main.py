@@ -8,7 +8,6 @@ import functools
 import gc
 import logging
 import math
-import resource
 import signal
 import ssl
 import time
@@ -25,6 +24,7 @@ from protocol.config import PRIORITY, Config
 from protocol.errors import PenstockError, Unavailable
 from protocol.links import TEXT, Role, new_incarnation, shared_hash
 from services import journal, process
+from services.api.accepting import Room, accept, allow_descriptors, room_for
 from services.api.app import application
 from services.api.connection import Connection, ConnectionLimits
 from services.api.figures import Figures
@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 WAITING = "waiting for the engine"
 LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
 BACKLOG = 2048
-DESCRIPTORS = 1 << 16
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
 LEDGER_TICK = 1.0  # seconds between entries into the ledger
@@ -115,7 +114,8 @@ async def serve(config: Config, index: int) -> ExitCode:
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
     lag = Histogram(LAG)
     figures = Figures(Vitals(me, run_dir, lag, tracer), watches, responses)
-    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer)
+    room = Room(room_for(config.api.max_connections, len(watches)))
+    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer, room)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
@@ -147,19 +147,21 @@ async def answer(
     server = Server(
         uvicorn.Config(
             application(service, background),
-            http=cast(type[asyncio.Protocol], functools.partial(Connection, limits=limits)),
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
             timeout_graceful_shutdown=math.ceil(service.config.run.drain_timeout + LAST_WORDS),
         ),
-        encryption,
         options.keep_alive_timeout,
     )
+    make = functools.partial(
+        Connection, server.config, server.server_state, {}, limits=limits, room=service.room
+    )
+    listener.listen(BACKLOG)
     url = url_of(listener, options)
     journal.info(log, "listening", url=url, model=service.model.name)
     heartbeat = Heartbeat()
@@ -186,12 +188,13 @@ async def answer(
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
     attendance = attend(service, server, start, heartbeat)
     duties = [begin(duty, fail) for duty in (attendance, beating(heartbeat), lagging(lag))]
+    server.accepting = begin(accept(listener, service.room, make, encryption, limits.head_seconds), fail)
     try:
         await server.serve(sockets=[listener])
         # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
         await background.ended(service.config.run.drain_timeout + LAST_WORDS)
     finally:
-        for duty in duties:
+        for duty in (*duties, server.accepting):
             duty.cancel()
         for number, old in previous.items():
             signal.signal(number, old)
@@ -202,15 +205,26 @@ async def answer(
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; idle, it turns once a second instead of ten times, and a signal wakes it."""
+    """uvicorn's server; idle, it turns once a second instead of ten times, and a signal wakes it. It accepts nothing
+    itself: `accepting` does, until the end begins."""
 
-    def __init__(self, config: uvicorn.Config, encryption: ssl.SSLContext | None, idle: float) -> None:
+    accepting: asyncio.Task[None]
+
+    def __init__(self, config: uvicorn.Config, idle: float) -> None:
         config.load()
-        config.ssl = encryption
         config.timeout_keep_alive = cast(int, idle)  # it goes to call_later, which takes fractions
         super().__init__(config)
         self._asked = asyncio.Event()
         self._forced = asyncio.Event()
+
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
+        self.servers = []
+        self.started = True
+
+    async def shutdown(self, sockets: list[Socket] | None = None) -> None:
+        self.accepting.cancel()
+        await asyncio.wait((self.accepting,))  # then nobody reads from the listener, which is closed next
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
@@ -266,12 +280,3 @@ async def attend(service: Service, server: Server, start: OwnStart, heartbeat: H
     if server.force_exit:
         journal.warning(log, "ending_at_once")
     pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
-
-
-def allow_descriptors() -> None:
-    """As many open files as we can use and the system lets us have: a connection is one. Some refuse what they name."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.config import Config
+from services.api.accepting import Room
 from services.api.figures import Figures
 from services.api.keys import Keys
 from services.api.ledger import Ledger
@@ -29,3 +30,4 @@ class Service:
     responses: ResponseStore
     figures: Figures
     tracer: Tracer | None = None  # None: no traces are told
+    room: Room = field(default_factory=Room)
