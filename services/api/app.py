@@ -11,12 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from protocol.errors import NotFound
 from services.api import exchange
 from services.api.chat import ChatCompletions
+from services.api.cohere import Embed
 from services.api.completions import Completions
 from services.api.embeddings import Embeddings
 from services.api.files import FILES, StaticFile
 from services.api.gate import Gate
 from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
 from services.api.hosts import Hosts
+from services.api.invocations import Invocations
 from services.api.messages.endpoint import Messages, MessageTokens
 from services.api.models import Models
 from services.api.openapi import Description
@@ -24,7 +26,7 @@ from services.api.origins import Origins
 from services.api.responses.endpoint import BackgroundWork, CancelledResponse, InputItems, Responses, StoredResponse
 from services.api.scoring import Reranks, Scores
 from services.api.service import Service
-from services.api.tokenization import DetokenizeText, TokenizeText
+from services.api.tokenization import DetokenizeText, TokenizerInfo, TokenizeText
 
 MOST_SHOWN = 200  # characters of a path
 
@@ -49,13 +51,19 @@ class Routes:
 
     def __init__(self, service: Service, background: BackgroundWork | None = None) -> None:
         background = background or BackgroundWork(service)
+        invoked: dict[str, ASGIApp] = {
+            "/v1/chat/completions": ChatCompletions(service),
+            "/v1/completions": Completions(service),
+            "/v1/embeddings": Embeddings(service),
+            "/v1/score": Scores(service),
+            "/v1/rerank": Reranks(service, documents=True),
+        }
         endpoints: tuple[tuple[str, str, ASGIApp], ...] = (
-            ("POST", "/v1/chat/completions", ChatCompletions(service)),
-            ("POST", "/v1/completions", Completions(service)),
-            ("POST", "/v1/embeddings", Embeddings(service)),
-            ("POST", "/v1/score", Scores(service)),
-            ("POST", "/v1/rerank", Reranks(service, documents=True)),
-            ("POST", "/rerank", Reranks(service, documents=True)),
+            *(("POST", path, app) for path, app in invoked.items()),
+            ("POST", "/invocations", Invocations(service, invoked)),
+            ("POST", "/score", invoked["/v1/score"]),
+            ("POST", "/rerank", invoked["/v1/rerank"]),
+            ("POST", "/v2/embed", Embed(service)),
             ("POST", "/v2/rerank", Reranks(service, documents=False)),
             ("POST", "/v1/responses", Responses(service, background)),
             ("GET DELETE", "/v1/responses/{id}", StoredResponse(service, background)),
@@ -67,6 +75,8 @@ class Routes:
             ("GET", "/v1/models/{name:path}", Models(service)),
             ("POST", "/tokenize", TokenizeText(service)),
             ("POST", "/detokenize", DetokenizeText(service)),
+            ("GET", "/tokenizer_info", TokenizerInfo(service)),
+            ("GET POST", "/ping", Readiness(service)),
             ("GET", "/health", HealthReport(service)),
             ("GET", "/health/live", Liveness()),
             ("GET", "/health/ready", Readiness(service)),

@@ -41,6 +41,10 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
     PayloadTooLarge past --max-body-bytes, announced or counted, InvalidRequest past --max-json-depth, ClientLeft when
     the client goes away before the end.
     """
+    current = exchange.of(scope)
+    if (read := current.body) is not None:
+        current.body = None
+        return read
     limit, levels = options.max_body_bytes, options.max_json_depth
     for name, value in scope["headers"]:
         if name == b"content-type":
@@ -62,7 +66,7 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
         size += len(piece)
         if size > limit:
             raise too_large(limit)
-        exchange.of(scope).grow(len(piece))
+        current.grow(len(piece))
         pieces.append(piece)
         opened += openings(piece)
         if opened > levels:
@@ -77,7 +81,6 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
     body = b"".join(pieces)
     if options.log_prompts:
         shown = body[:LOGGED].decode(errors="replace")
-        current = exchange.of(scope)
         trace = trace_of(current.context)
         journal.info(log, "body", id=current.id.decode(), trace_id=trace, size=len(body), body=shown)
     return body

@@ -33,8 +33,8 @@ class Exchange:
     """`id` is the client's X-Request-Id or one of ours; it names the exchange in the log and nothing inside."""
 
     __slots__ = (
-        "_bodies", "completion_tokens", "context", "endpoint", "first_token", "headers", "id", "lasting",
-        "prompt_tokens", "rejection", "size", "source", "started", "status", "timeout",
+        "_bodies", "body", "completion_tokens", "context", "endpoint", "first_token", "headers", "id",
+        "lasting", "prompt_tokens", "rejection", "size", "source", "started", "status", "timeout",
     )  # fmt: skip
 
     def __init__(self, id: bytes, started: float, bodies: Bodies | None = None) -> None:
@@ -51,6 +51,7 @@ class Exchange:
         self.size = 0  # bytes of its body so far
         self.context = TraceContext()  # what its requests carry on
         self.headers: list[tuple[bytes, bytes]] = []  # of the response, beside those that all have
+        self.body: bytes | None = None  # what was read of it by who hands it on
         self.lasting = False  # its request goes on behind its answer: whoever sees to that calls `end`
         self._bodies = bodies
 

@@ -41,7 +41,7 @@ from services.tracing.tracer import Tracer
 log = logging.getLogger(__name__)
 
 # Asked without a key: the probes, which say yes or no and no more, and files that are the same on every server.
-PROBES = frozenset(("/health/live", "/health/ready"))  # asked by any name
+PROBES = frozenset(("/health/live", "/health/ready", "/ping"))  # asked by any name
 OPEN_PATHS = frozenset((*PROBES, *FILES))
 QUIET = frozenset((*OPEN_PATHS, "/health", "/metrics"))  # logged at debug
 BEARER = b"bearer "

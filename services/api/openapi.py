@@ -18,6 +18,7 @@ from protocol.config import ApiConfig
 from protocol.version import VERSION
 from services.api import bounds, query, refusals
 from services.api.answers import ChatAnswer, CompletionAnswer
+from services.api.cohere import EmbedAnswer, EmbedRequest
 from services.api.embeddings import EmbeddingAnswer, EmbeddingRequest
 from services.api.errors import ErrorResponse, send_json
 from services.api.grammar import ResponseFormat, StructuredOutputs
@@ -42,7 +43,7 @@ from services.api.responses.request import WITHOUT_EFFECT as RESPONSE_WITHOUT_EF
 from services.api.responses.request import ResponseRequest
 from services.api.scoring import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
 from services.api.service import Service
-from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer
+from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer, TokenizerInfoAnswer
 from services.api.tools import Tool, ToolChoice
 
 JSON = "application/json"
@@ -111,12 +112,21 @@ OPERATIONS = (
               statuses=GENERATION_STATUSES),
     Operation("post", "/v2/rerank", "Rank documents, by Cohere's path", RerankAnswer, RerankRequest,
               statuses=GENERATION_STATUSES),
+    Operation("post", "/score", "Score pairs of texts, by vLLM's path", ScoreAnswer, ScoreRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/v2/embed", "Vectors of texts, as Cohere's clients ask", EmbedAnswer, EmbedRequest,
+              statuses=GENERATION_STATUSES),
+    Operation("post", "/invocations", "Answer what the body is for, as SageMaker asks", ChatAnswer, ChatRequest, True,
+              False, GENERATION_STATUSES),
     Operation("get", "/v1/models", "List the served names", ModelList),
     Operation("get", "/v1/models/{name}", "One served name", ModelAnswer, statuses=(404,)),
     Operation("post", "/tokenize", "Token ids of a text or a chat", TokenizeAnswer, TokenizeRequest,
               statuses=GENERATION_STATUSES),
     Operation("post", "/detokenize", "Text of token ids", DetokenizeAnswer, DetokenizeRequest,
               statuses=GENERATION_STATUSES),
+    Operation("get", "/tokenizer_info", "The tokenizer's configuration", TokenizerInfoAnswer),
+    Operation("get", "/ping", "Requests are taken, by SageMaker's path", StatusAnswer, open=True, statuses=(503,)),
+    Operation("post", "/ping", "Requests are taken, asked with POST", StatusAnswer, open=True, statuses=(503,)),
     Operation("get", "/health", "State of every part", Health, statuses=(503,)),
     Operation("get", "/health/live", "The process runs", StatusAnswer, open=True),
     Operation("get", "/health/ready", "Requests are taken", StatusAnswer, open=True, statuses=(503,)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -39,6 +39,7 @@ REFUSED: Mapping[str, str] = {
     "messages": "vectors are made of texts and token ids",
     "chat_template": "vectors are made of texts and token ids",
     "images": "only text and token ids are read",
+    "inputs": "only text and token ids are read: give texts, or input",
     "input_type": "put the model's instruction before the text; /v1/rerank does so by itself",
     "task": "put the model's instruction before the text; /v1/rerank does so by itself",
     "prompt_name": "put the model's instruction before the text; /v1/rerank does so by itself",
@@ -88,10 +89,11 @@ class Pooled(msgspec.Struct, frozen=True):
         return VectorUsage(self.prompt_tokens, self.prompt_tokens)
 
 
-def check_fields(body: bytes) -> None:
-    """Raise NotBuilt for a field that is refused and asks for something. `body` is a JSON object."""
+def check_fields(body: bytes, served: Collection[str] = ()) -> None:
+    """Raise NotBuilt for a field that is refused, unless it is one of `served`, and asks for something. `body` is a
+    JSON object."""
     for name, raw in decoding.decode(body, FIELDS).items():
-        if name in REFUSED and bytes(raw).strip() != b"null":
+        if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
             raise NotBuilt(f"{name} is not built: {REFUSED[name]}", param=name)
 
 
@@ -186,11 +188,11 @@ def shaped(vector: Vector, dimensions: int | None, *, normalize: bool) -> Vector
     return (cut / length).astype(np.float32) if normalize and length > 0.0 else cut
 
 
-def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
+def check_dimensions(dimensions: int | None, model: ServedModel, param: str = "dimensions") -> None:
     """Raise InvalidRequest unless a vector of the model can be cut to so many numbers."""
     if dimensions is not None and dimensions > model.hidden:
-        message = f"dimensions is {dimensions}; the model's vectors have {model.hidden}"
-        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+        message = f"{param} is {dimensions}; the model's vectors have {model.hidden}"
+        raise InvalidRequest(message, param=param, code="invalid_value")
 
 
 def cosines(pairs: Iterable[tuple[Vector, Vector]]) -> list[float]:

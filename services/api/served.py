@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from engine_core import folder
 from engine_core.folder import Generation
+from engine_core.models.config_file import read_json
 from engine_core.models.pooler import Pooler, read_pooler
 from engine_core.models.spec import read_spec
 from protocol.config import Config, wrong_output
-from protocol.errors import NotFound
+from protocol.errors import ConfigError, NotFound
+
+DEFAULT_TOKENIZER = "PreTrainedTokenizerFast"  # where the folder names no class: its tokenizer.json is one
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +28,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     generation: Generation = Generation()
     hidden: int = 0  # numbers of a vector
+    tokenizer: bytes = b"{}"  # JSON of what /tokenizer_info tells
     pooler: Pooler = Pooler()
     wrong_output: tuple[str, ...] = ()  # why what it says is wrong, as protocol.config.wrong_output tells
 
@@ -47,6 +53,23 @@ def served_model(config: Config) -> ServedModel:
         created=int(time.time()),
         generation=folder.read_generation(path),
         hidden=spec.hidden,
+        tokenizer=tokenizer_info(path, config.tokenizer.chat_template),
         pooler=read_pooler(path, config.model.pooler, config.model.scorer),
         wrong_output=wrong_output(config),
     )
+
+
+def tokenizer_info(folder: Path, override: str) -> bytes:
+    """JSON of the folder's tokenizer_config.json, with its class and the chat template that is used, if there is one;
+    `override` is the file of --chat-template. Raises ModelError and ConfigError."""
+    path = folder / "tokenizer_config.json"
+    info: dict[str, Any] = {"tokenizer_class": DEFAULT_TOKENIZER}
+    if path.is_file():
+        info |= read_json(path).values
+    template = Path(override).expanduser() if override else folder / "chat_template.jinja"
+    if override or template.is_file():
+        try:
+            info["chat_template"] = template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("--chat-template", override, f"a file with a jinja template: {error}") from None
+    return msgspec.json.encode(info)

@@ -36,6 +36,13 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class TokenizerInfoAnswer(msgspec.Struct, frozen=True):
+    """Body of GET /tokenizer_info: what the model's tokenizer_config.json holds, with these two."""
+
+    tokenizer_class: str
+    chat_template: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class TokenizeText:
     """Token ids of a text or of a chat."""
 
@@ -73,6 +80,16 @@ class DetokenizeText:
         found = await answered(service.pipeline.ask(question), receive)
         assert isinstance(found, Detokenized)
         await send_json(send, msgspec.json.encode(DetokenizeAnswer(found.text)))
+
+
+class TokenizerInfo:
+    """The tokenizer's own configuration."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._service.model.tokenizer)
 
 
 def tokenize(request: TokenizeRequest, number: int) -> Tokenize:

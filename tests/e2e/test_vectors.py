@@ -118,3 +118,27 @@ def test_scores_are_cosines_and_ranks_follow_them(server: Server, client: openai
         ranked = httpx.post(server.url + path, json=body, timeout=LIMIT).json()
         order = sorted(range(3), key=lambda place: -expected[place])[:2]
         assert [result["index"] for result in ranked["results"]] == order
+
+
+def test_coheres_words_for_vectors(client: openai.OpenAI, server: Server) -> None:
+    texts = ["a small fox", "word " * 6000 + "fox"]
+    asked = {"texts": texts, "input_type": "search_document", "embedding_types": ["float", "base64"]}
+    plain = client.embeddings.create(model=MODEL, input=texts[0]).data[0].embedding
+    found = {}
+    for side in ("START", "END"):
+        answer = httpx.post(server.url + "/v2/embed", json={**asked, "truncate": side}, timeout=LIMIT)
+        assert answer.status_code == 200, answer.text
+        found[side] = answer.json()["embeddings"]["float"]
+        assert np.allclose(found[side][0], plain, atol=1e-5)
+    assert not np.allclose(found["START"][1], found["END"][1], atol=1e-3)
+    refused = httpx.post(server.url + "/v2/embed", json={**asked, "truncate": "NONE"}, timeout=LIMIT)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "texts[1]"
+
+
+def test_sagemakers_paths_and_the_tokenizers_configuration(server: Server) -> None:
+    assert httpx.get(server.url + "/ping", timeout=LIMIT).status_code == 200
+    body = {"messages": [{"role": "user", "content": "What is 128 + 457?"}], "temperature": 0}
+    said = httpx.post(server.url + "/invocations", json=body, timeout=LIMIT).json()
+    assert "585" in said["choices"][0]["message"]["content"]
+    assert "chat_template" in httpx.get(server.url + "/tokenizer_info", timeout=LIMIT).json()

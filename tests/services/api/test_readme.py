@@ -12,6 +12,7 @@ from protocol.config import ApiConfig, SchedulerConfig, fields
 from protocol.option import Field
 from services.api import pooling, refusals
 from services.api.app import Routes
+from services.api.cohere import EmbedRequest
 from services.api.embeddings import EmbeddingRequest
 from services.api.extras import Extras
 from services.api.messages import request as messages
@@ -107,7 +108,8 @@ def test_every_parameter_of_vectors_stands_in_its_row() -> None:
     every = set(VectorRequest.__struct_fields__)
     told = row("of all", "Fields")
     assert told == every, difference(told, every)
-    for label, kind in (("of `/v1/embeddings`", EmbeddingRequest), ("of `/v1/score`", ScoreRequest),
+    for label, kind in (("of `/v1/embeddings`", EmbeddingRequest), ("of `/v2/embed`", EmbedRequest),
+                        ("of `/v1/score`", ScoreRequest),
                         ("of `/v1/rerank`, `/rerank`, `/v2/rerank`", RerankRequest)):  # fmt: skip
         told, true = row(label, "Fields"), set(kind.__struct_fields__) - every
         assert told == true, difference(told, true)

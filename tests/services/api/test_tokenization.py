@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine_core.embedded import demo_folder
+from protocol.config import Config, TokenizerConfig
+from protocol.errors import ConfigError
 from protocol.messages import Detokenize, Tokenize
+from services.api.served import served_model, tokenizer_info
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 
@@ -72,3 +78,20 @@ async def test_token_ids_travel_as_int32() -> None:
     async with client(service(port)) as http:
         await http.post("/detokenize", json={"tokens": [1, 999]})
     assert port.of(Detokenize)[0].token_ids == struct.pack("<2i", 1, 999)
+
+
+async def test_the_tokenizers_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages }}")
+    model = served_model(Config())
+    ours = served_model(Config(tokenizer=TokenizerConfig(chat_template=str(file))))
+    async with client(replace(service(FakePort(silent)), model=model)) as http:
+        info = (await http.get("/tokenizer_info")).json()
+    stated = json.loads((demo_folder() / "tokenizer_config.json").read_text())
+    assert stated.items() <= info.items()
+    assert info["tokenizer_class"]
+    assert info["chat_template"] == (demo_folder() / "chat_template.jinja").read_text()
+    assert json.loads(ours.tokenizer)["chat_template"] == "{{ messages }}"
+    assert json.loads(tokenizer_info(tmp_path, "")) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    with pytest.raises(ConfigError, match="--chat-template"):
+        tokenizer_info(tmp_path, str(tmp_path / "nothing.jinja"))
