@@ -20,6 +20,7 @@ MANY = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
 NAMED = frozenset((
     *("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"),
 ))  # fmt: skip
+IDENTIFIERS = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 
 
@@ -51,6 +52,7 @@ class Document:
         self.notes: dict[str, None] = {}
         draft = root.get("$schema")
         self.old = isinstance(draft, str) and any(name in draft for name in OLD_DRAFTS)
+        self.takes_id = not isinstance(draft, str) or any(name in draft for name in OLD_DRAFTS[:2])
         self.nodes: list[dict[str, object]] = []
         self.paths: list[str] = []
         self.bases: list[str] = []
@@ -97,14 +99,23 @@ class Document:
             return ANY
         if fragment and not fragment.startswith("/"):
             found = self.anchors.get((uri, fragment), [])
+            if not found and self.takes_id:
+                found = self.anchors.get((self.bases[self.root], fragment), [])
             if len(found) != 1:
                 raise UnsupportedSchema(keyword, path, f"{len(found)} anchors are named {fragment[:200]!r}")
             term: Term = Place(found[0])
         else:
-            term = self._follow(start, fragment, keyword, path, reference)
+            # an `id` without a meaning is common: what it hides is looked for from the root
+            begins = start if start == self.root or not self.takes_id or self._holds(start, fragment) else self.root
+            term = self._follow(begins, fragment, keyword, path, reference)
         if isinstance(term, Place):
             self.targets.add(term.number)
         return term
+
+    def _holds(self, start: int, fragment: str) -> bool:
+        """Whether a pointer's first step is there."""
+        steps = fragment.split("/")[1:2]
+        return not steps or steps[0].replace("~1", "/").replace("~0", "~") in self.nodes[start]
 
     def _check_dynamic(self, reference: str, path: str) -> None:
         """Where one $dynamicAnchor has the name, the dynamic scope cannot matter and the reference is a plain one."""
@@ -132,10 +143,17 @@ class Document:
         known = self.numbers.get(id(node))
         if known is not None:
             return self.bases[known]
-        identity = node.get("$id")
-        if isinstance(identity, str) and not identity.startswith("#") and not (self.old and "$ref" in node):
+        identity = self._identity(node)
+        if identity is not None and not identity.startswith("#"):
             return defragmented(joined(base, identity))[0]
         return base
+
+    def _identity(self, node: dict[str, object]) -> str | None:
+        """What a node calls itself: `$id`, and `id` up to draft 4 or where no draft is announced."""
+        if self.old and "$ref" in node:
+            return None
+        identity = node.get("$id", node.get("id") if self.takes_id else None)
+        return identity if isinstance(identity, str) else None
 
     def _number(self, node: dict[str, object], path: str, base: str) -> int:
         number = self.numbers.get(id(node))
@@ -157,7 +175,7 @@ class Document:
             node, path, base = self.nodes[number], self.paths[number], self.bases[number]
             if "unevaluatedProperties" in node or "unevaluatedItems" in node:
                 self.tracks_evaluation = True
-            if "$id" in node or "$anchor" in node or "$dynamicAnchor" in node:
+            if not IDENTIFIERS.isdisjoint(node):
                 self._identify(number, node, base)
             for end, child in subschemas(node):
                 if isinstance(child, dict) and child:
@@ -167,8 +185,8 @@ class Document:
                         pending.append(inner)
 
     def _identify(self, number: int, node: dict[str, object], base: str) -> None:
-        identity = node.get("$id")
-        if isinstance(identity, str) and not (self.old and "$ref" in node):
+        identity = self._identity(node)
+        if identity is not None:
             if identity.startswith("#"):
                 self.anchors.setdefault((base, identity[1:]), []).append(number)
             else:

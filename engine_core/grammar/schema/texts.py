@@ -130,7 +130,7 @@ def write(cell: Text) -> tuple[dict[str, object], str]:
         patterns.append(languages.excluding(excluded))
     for node in cell.patterns:
         try:
-            patterns.append(written(node))
+            patterns.append(languages.spelled(node))
         except PatternError as error:
             trouble = f"pattern: {error}"
     for node in cell.not_patterns:

@@ -13,7 +13,7 @@ from engine_core.grammar.schema import languages, records
 from engine_core.grammar.schema.algebra import named
 from engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_OVERLAPPING, MAX_PRESENCE
 from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
-from engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence, written
+from engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence
 
 if TYPE_CHECKING:
     from engine_core.grammar.schema.writing import Json, Writer
@@ -141,6 +141,10 @@ def _text_pattern(cell: Text) -> Node:
         nodes.append(languages.of_length(cell.shortest, cell.longest))
     if len(nodes) == 1 and not cell.not_patterns and not cell.excluded and cell.among is None:
         return nodes[0]
+    runs = [run for node in nodes if (run := languages.run_of(node)) is not None]
+    if len(runs) == len(nodes) > 0 and not cell.not_patterns and cell.among is None:
+        run = languages.common_run(runs)
+        return languages.run_without(run, cell.excluded) if cell.excluded else languages.pattern_of(run)
     parts = [languages.language(node) for node in nodes]
     parts.extend(languages.inverted(languages.language(node)) for node in cell.not_patterns)
     if cell.excluded:
@@ -360,9 +364,14 @@ def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
     if node is None:
         return [languages.excluding(known)]
     taken = [name for name in known if languages.matches(node, name)]
-    if taken:
+    run = languages.run_of(node)
+    if taken and run is not None:
+        node = languages.run_without(run, taken)
+        if node == languages.NOTHING:
+            return []
+    elif taken:
         left = languages.common(languages.language(node), languages.inverted(languages.of_texts(taken)))
         if languages.empty(left):
             return []
         node = languages.pattern(left)
-    return [written(node if not isinstance(node, Choice) else Sequence((node,)))]
+    return [languages.spelled(node if not isinstance(node, Choice) else Sequence((node,)))]

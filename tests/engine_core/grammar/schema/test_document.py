@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.schema_judge import accepts_value
 from engine_core.grammar.schema.cells import ANY, NEVER, Place
 from engine_core.grammar.schema.document import Document, pointer, subschemas
 from protocol.errors import UnsupportedSchema
-from tests.engine_core.grammar.schema.judging import refusal, same
+from tests.engine_core.grammar.schema.judging import made, refusal, same
 
 INT = {"type": "integer"}
 TEXT = {"type": "string"}
@@ -179,3 +180,36 @@ def test_a_term_that_is_no_schema_is_named() -> None:
     with pytest.raises(UnsupportedSchema) as caught:
         Document({}).term(3, "/properties/a", "")
     assert (caught.value.keyword, caught.value.path) == ("a", "/properties/a")
+
+
+@pytest.mark.parametrize("draft", [{"$schema": "http://json-schema.org/draft-04/schema#"}, {}])
+def test_draft_4_calls_its_identifiers_id(draft: dict[str, str]) -> None:
+    schema = {
+        **draft,
+        "id": "http://example.org/root.json",
+        "type": "object",
+        "properties": {
+            "named": {"$ref": "#name"},
+            "other": {"$ref": "other.json"},
+            "whole": {"$ref": "http://example.org/root.json#/definitions/name"},
+            "id": {"type": "boolean"},
+        },
+        "definitions": {"name": {"id": "#name", "type": "string"}, "other": {"id": "other.json", "type": "null"}},
+    }
+    out = made(schema)
+    assert accepts_value(out, {"named": "x", "other": None, "whole": "y", "id": True})
+    for wrong in ({"named": 1}, {"other": 1}, {"whole": 1}, {"id": "x"}):
+        assert not accepts_value(out, wrong)
+
+
+def test_an_id_without_a_meaning_hides_no_definition() -> None:
+    inner = {"id": "/properties/a", "type": "object", "properties": {"b": {"$ref": "#/definitions/b"}}}
+    schema = {"type": "object", "properties": {"a": inner}, "definitions": {"b": {"type": "boolean"}}}
+    out = made(schema)
+    assert accepts_value(out, {"a": {"b": True}})
+    assert not accepts_value(out, {"a": {"b": 1}})
+
+
+def test_id_is_a_plain_word_from_draft_6_on() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {"id": "#a"}}, "$ref": "#a"}
+    assert "0 anchors" in refusal(schema).message
