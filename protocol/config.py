@@ -23,6 +23,7 @@ from protocol.option import Field, Option, check_value, words
 from protocol.parts import check_parts
 from protocol.speculation import read_speculative
 
+ON, OFF = "on", "off"  # --fairness
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
 NO_KEY = "a server without keys answers everybody"
 CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max-tokens
@@ -240,6 +241,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             choices=(FCFS, PRIORITY),
         ),
     ] = FCFS
+    fairness: Annotated[
+        str,
+        Option("on: clients (keys, and below each its users, sessions or connections) take turns, and one that has "
+               "nothing running gets a slot of the one that has most; off: requests are served as they come",
+               choices=(ON, OFF)),
+    ] = ON
     max_queued_tokens: Annotated[
         int, Option("tokens of the prompts that wait; beyond it 429 with Retry-After; 0: any number", 0, 1 << 40)
     ] = 8 << 20

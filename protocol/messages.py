@@ -149,6 +149,13 @@ class Pooling(Part, frozen=True, kw_only=True):
         return self.kind in ("mean", "cls")
 
 
+class Client(Part, frozen=True):
+    """Whom a request is for, where the engine is shared out: digests, which say no more than whether two are equal."""
+
+    tenant: str = ""  # of the key; empty where the server has none
+    name: str = ""  # among the tenant's: of the user, the session or the connection
+
+
 class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
@@ -187,6 +194,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     arrival: float = 0.0  # unix seconds
     written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
     session: str = ""  # requests of one session go to one replica where nothing else decides
+    client: Client = Client()
 
 
 class Abort(Message, frozen=True):
@@ -266,6 +274,7 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     trace: TraceContext = TraceContext()
     arrival: float = 0.0
     written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
+    client: Client = Client()
 
 
 class StopHit(Message, frozen=True):

@@ -10,11 +10,12 @@ import numpy as np
 
 from engine_core.kv.identity import extend
 from engine_core.scheduling.forecast import Outlook
-from engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel
+from engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel, preempt
+from engine_core.scheduling.queue import rank
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.slots import Ints, blocks_at_end
 from engine_core.scheduling.state import State
-from engine_core.scheduling.tracing import enter
+from engine_core.scheduling.tracing import YIELDED, enter
 from protocol.messages import Finish
 
 LOOKAHEAD = 256  # waiting choices that one plan passes over
@@ -32,19 +33,20 @@ class Admissions:
     def admit(self, budget: int) -> Iterator[tuple[Choice, int]]:
         """Choices that enter slots now, with the positions of their first chunk, whose blocks the caller takes before
         it asks for the next."""
-        state, index = self.state, 0
+        state = self.state
         if state.accused:
             yield from self._try_alone(budget)
             return
-        while budget > 0 and state.slots.free and index < min(len(state.queue), LOOKAHEAD):
-            if index and self.hashed > HASHES:
+        walk = state.queue.walk()
+        while budget > 0 and state.slots.free and walk.passed < LOOKAHEAD:
+            if walk.passed and self.hashed > HASHES:
                 break
-            choice = state.queue.at(index)
-            if choice is state.refused or choice.last_step > state.applied:
+            choice = walk.next()
+            if choice is None or choice is state.refused or choice.last_step > state.applied:
                 break  # in order: nobody overtakes one that waits for memory or for its own tokens in flight
             found = self._prefix(choice)
             if found is None:
-                index += 1
+                walk.skip(choice)
                 continue
             count = min(len(choice.tokens) - len(found) * state.options.block_size, budget)
             if not self._fits(choice, found, count):
@@ -54,7 +56,6 @@ class Admissions:
                 state.refused = choice
                 state.forecast.refuse()
                 break
-            state.queue.remove_at(index)
             self._enter(choice, found)
             yield choice, count
             budget -= count
@@ -71,7 +72,6 @@ class Admissions:
         if not self._fits(choice, found, count):
             cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
             return
-        state.queue.remove(choice)
         self._enter(choice, found)
         yield choice, count
 
@@ -126,6 +126,8 @@ class Admissions:
     def _enter(self, choice: Choice, found: list[int]) -> None:
         """Give the choice its slot and its share of the prefix."""
         state = self.state
+        reused = len(found) * state.options.block_size
+        state.queue.enter(choice, len(choice.tokens) - reused)
         choice.blocks = found
         choice.borrowed = choice.sealed = len(found)
         slot = state.slots.enter(choice, state.options.block_size, choice.request.root is not None)
@@ -134,7 +136,6 @@ class Admissions:
         if found:
             self._account(choice, slot, np.array(found))
             state.pool.share(found)
-        reused = len(found) * state.options.block_size
         state.totals.reused_tokens += reused
         if choice.index == 0 and not choice.began and choice.last_step == 0:
             choice.request.cached = min(reused, choice.request.prompt_tokens)
@@ -168,6 +169,23 @@ class Admissions:
         state.owners[found[~stays]] = choice.life
 
 
+def make_way(state: State) -> None:
+    """Have starved clients go next, and running choices give their slots up to them. Called before the rows of a step
+    are chosen. What waits behind the fence is given to them first, so nothing more is taken meanwhile."""
+    while (choice := state.queue.starved(state.durations.now)) is not None:
+        state.queue.promise(choice)
+    promised = state.queue.promised()
+    if not promised or len(state.fence):
+        return
+    short = len(promised) - state.slots.free
+    if short <= 0 and state.refused is promised[0]:
+        short = 1  # there are slots, and too few blocks for it
+    for choice in promised[: max(0, short)]:
+        victim = state.queue.victim(choice)
+        if victim is not None:
+            preempt(state, victim, YIELDED)
+
+
 def leaving_blocks(state: State) -> int:
     """Blocks that come back when the fence opens."""
     return sum(state.pool.lone_among(table) for table in state.fence.tables())
@@ -177,7 +195,3 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
     """How many leading identities two chains share: equal at one place means equal before it."""
     shorter = range(min(len(chain), len(other)))
     return bisect_left(shorter, True, key=lambda index: chain[index] != other[index])
-
-
-def rank(choice: Choice) -> tuple[int, int, int]:
-    return choice.rank

@@ -11,7 +11,7 @@ from engine_core.scheduling.outbox import end_row
 from engine_core.scheduling.request import Choice, Request
 from engine_core.scheduling.state import State
 from engine_core.scheduling.statistics import FINISHED
-from engine_core.scheduling.tracing import PREEMPTED, tell, wait
+from engine_core.scheduling.tracing import PREEMPTED, YIELDED, tell, wait
 from protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
@@ -59,6 +59,7 @@ def vacate(state: State, choice: Choice, *, trusted: bool = True) -> None:
     if choice in state.prefilling:
         state.prefilling.remove(choice)
     slot = state.slots.leave(choice, state.options.block_size)
+    state.queue.leave(choice, state.durations.now)
     blocks, choice.blocks = choice.blocks, []
     choice.sealed = choice.borrowed = 0
     if choice.last_step <= state.applied:
@@ -75,12 +76,16 @@ def release(state: State, fenced: Fenced) -> None:
 
 
 def preempt(state: State, choice: Choice, reason: str = PREEMPTED) -> None:
-    """Back to the queue, to be recomputed. Tokens in flight are still taken."""
+    """Back to the queue, to be recomputed. Tokens in flight are still taken. One that gave its slot up for another
+    client waits for its own client's turn."""
     tell(state, choice, reason)
     vacate(state, choice)
-    state.queue.put(choice)
+    state.queue.put(choice, state.durations.now, preempted=reason != YIELDED)
     wait(state, choice)
-    state.totals.preemptions += 1
+    if reason == YIELDED:
+        state.totals.yielded += 1
+    else:
+        state.totals.preemptions += 1
 
 
 def end(state: State, choice: Choice, finish: Finish) -> None:
@@ -88,6 +93,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     assert not choice.ended
     request = choice.request
     tell(state, choice, finish)
+    state.queue.settle(choice)
     if choice.slot >= 0:
         vacate(state, choice, trusted=finish != Finish.ERROR)
     else:
@@ -145,7 +151,7 @@ def add(state: State, request: Request) -> Choice:
     request.choices[index] = choice
     request.spawned += 1
     state.suspects.add(request.ending)
-    state.queue.put(choice)
+    state.queue.put(choice, state.durations.now)
     wait(state, choice)
     return choice
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.admission import Admissions
+from engine_core.scheduling.admission import Admissions, make_way
 from engine_core.scheduling.drafting import draft_rows, launch_drafts
 from engine_core.scheduling.guessing import Asked, ask, with_guesses
 from engine_core.scheduling.lifecycle import add_others, announce, retract, seal
@@ -44,6 +44,8 @@ def plan(state: State) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes."""
     if state.accused:
         acquit(state)
+    elif len(state.queue):
+        make_way(state)
     for _ in range(state.slots.microbatches):
         microbatch, lane = next_turn(state)
         found = plan_turn(state, microbatch, lane)

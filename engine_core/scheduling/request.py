@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine_core.grammar.guide import Guide
 from engine_core.scheduling.history import Passage
 from engine_core.speculation.drafter import Drafter
 from protocol.messages import Logprobs, SubmitTokens
+
+if TYPE_CHECKING:
+    from engine_core.scheduling.queue import Client
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, choice: smaller goes first
 
@@ -44,6 +48,8 @@ class Choice:
     deaths: int = 0  # of executors that had it in flight, since it last got further
     mark: int = 0  # its tokens at the last of them
     passage: Passage | None = None  # while it is traced
+    client: Client | None = None  # whose it is, from its first stay in the queue on
+    paid: int = 0  # tokens that it was expected to reach when its client paid for it; 0: not yet
 
     @property
     def outputs(self) -> int:

@@ -53,7 +53,7 @@ class Scheduler:
         maps = len(state.requests) + len(state.prefilling) + len(state.coming) + len(state.accused)
         moving = len(state.queue) + len(state.flights) + len(state.fence)
         empty = state.slots.free == state.slots.count and state.slots.committed == 0
-        return maps + moving == 0 and empty and state.suspects.clean
+        return maps + moving == 0 and empty and state.suspects.clean and state.queue.empty
 
     @property
     def epoch(self) -> int:
@@ -222,6 +222,8 @@ class Scheduler:
             finishes=dict(totals.finishes),
             rejected=totals.rejected,
             preemptions=totals.preemptions,
+            yielded=totals.yielded,
+            waiting_clients=state.queue.clients,
             stale_results=totals.stale_results,
             condemned=totals.condemned,
             drafts=totals.drafts,

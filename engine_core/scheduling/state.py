@@ -175,7 +175,7 @@ def new_state(options: SchedulingOptions) -> State:
         prefix=prefix,
         fence=Fence(),
         slots=Slots(options.max_num_seqs, options.stages),
-        queue=Queue(),
+        queue=Queue(fair=options.fairness),
         forecast=Forecast(options.expected_share),
         suspects=Suspects(options.vocab_size),
         acceptance=Acceptance(),

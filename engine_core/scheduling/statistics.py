@@ -52,6 +52,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     finishes: dict[Finish, int]  # choices by how they ended
     rejected: int
     preemptions: int
+    yielded: int  # choices whose slot went to a client that had none; these are no preemptions
+    waiting_clients: int  # that have anything in the queue
     stale_results: int  # of another epoch
     condemned: int  # choices that ended because executors died of them
     drafts: int  # rows that carried any
@@ -83,6 +85,7 @@ class Totals:
     finishes: Counter[Finish] = field(default_factory=Counter)  # choices by how they ended
     rejected: int = 0
     preemptions: int = 0
+    yielded: int = 0
     stale_results: int = 0
     condemned: int = 0
     drafts: int = 0

@@ -13,6 +13,7 @@ from protocol.messages import Finish, SubmitTokens
 
 MOST_CHOICES = 16  # of one request that are told one by one
 PREEMPTED = "preempted"
+YIELDED = "yielded"  # its slot went to a client that had none
 RESTARTED = "restarted"  # the executors were lost
 
 

@@ -43,6 +43,7 @@ def pooled_submission(
         cache_salt=request.cache_salt,
         trace=request.trace,
         arrival=request.arrival,
+        client=request.client,
     )
 
 

@@ -107,6 +107,7 @@ class Prompter:
             cache_salt=request.cache_salt,
             trace=request.trace,
             arrival=request.arrival,
+            client=request.client,
         )
         bound = Bound(request.grammar) if rendered is None else self._bound(request, rendered)
         return Prepared(

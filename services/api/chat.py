@@ -26,7 +26,7 @@ from services.api.requests import ChatRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
 from services.api.served import ServedModel
 from services.api.service import Service
-from services.api.session import session_of
+from services.api.session import client_of, session_of
 from services.api.submission import submission
 from services.api.tools import tools_asked
 from services.api.trace import trace_context
@@ -59,7 +59,7 @@ class ChatCompletions:
         now = time.monotonic()
         streaming = bool(request.stream)
         reply = Reply(1, n, stream=streaming, timings=service.traffic.timings, now=now, name=identity.id)
-        service.pipeline.submit([submit], reply, now)
+        service.pipeline.submit([submit], reply, now, client_of(scope, request.user))
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             told = Told.of(request, submit.tool_use)
             if streaming:

@@ -27,7 +27,7 @@ from services.api.requests import CompletionRequest
 from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
 from services.api.served import ServedModel
 from services.api.service import Service
-from services.api.session import session_of
+from services.api.session import client_of, session_of
 from services.api.submission import submission, with_own_seed
 from services.api.trace import trace_context
 
@@ -66,7 +66,7 @@ class Completions:
         streaming, told = bool(request.stream), Told.of(request)
         timings, many = service.traffic.timings, len(prompts)
         reply = Reply(many, n, stream=streaming, timings=timings, now=now, name=identity.id)
-        service.pipeline.submit(submits, reply, now)
+        service.pipeline.submit(submits, reply, now, client_of(scope, request.user))
         async with attended(reply, service.pipeline, receive, exchange.of(scope)):
             if streaming:
                 frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)

@@ -130,6 +130,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.client is None:  # a unix socket has no addresses, and connections are told apart by them
+            self.client = ("unix", id(self))
         self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -34,7 +34,7 @@ class Exchange:
 
     __slots__ = (
         "_bodies", "body", "completion_tokens", "context", "endpoint", "first_token", "headers", "id",
-        "lasting", "prompt_tokens", "rejection", "size", "source", "started", "status", "timeout",
+        "lasting", "prompt_tokens", "rejection", "size", "source", "started", "status", "tenant", "timeout",
     )  # fmt: skip
 
     def __init__(self, id: bytes, started: float, bodies: Bodies | None = None) -> None:
@@ -52,6 +52,7 @@ class Exchange:
         self.context = TraceContext()  # what its requests carry on
         self.headers: list[tuple[bytes, bytes]] = []  # of the response, beside those that all have
         self.body: bytes | None = None  # what was read of it by who hands it on
+        self.tenant = ""  # a digest of the key that was accepted; empty where none is asked for
         self.lasting = False  # its request goes on behind its answer: whoever sees to that calls `end`
         self._bodies = bodies
 

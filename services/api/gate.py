@@ -32,6 +32,7 @@ from services.api.keys import Keys
 from services.api.messages import errors as messages
 from services.api.metrics import Traffic
 from services.api.origins import Origins
+from services.api.session import tenant_of
 from services.api.trace import client_context, response_header
 from services.tracing import names
 from services.tracing.context import trace_of, unsampled
@@ -150,6 +151,7 @@ class Gate:
         if given is None or not self._keys.accepts(given):
             what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
             raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
+        exchange.of(scope).tenant = tenant_of(given)
 
     def _span(self, scope: Scope, current: Exchange) -> Served | None:
         """The exchange's span, None where it has none; what its requests carry on says which."""

@@ -25,6 +25,7 @@ from protocol.errors import InvalidRequest, Overloaded, Unavailable
 from protocol.figures import Census, ProcessFigures
 from protocol.messages import (
     Abort,
+    Client,
     Detokenize,
     Detokenized,
     EngineStatus,
@@ -47,6 +48,7 @@ from services.tracing.operation import Operations
 from services.wire import Arrival, Joined, Left, Peer
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
+NOBODY = Client()  # all requests of a program are one client's
 HOLD = 60.0  # seconds that requests wait for a missing part to come back
 
 
@@ -173,8 +175,8 @@ class Pipeline:
         """Why requests cannot be served; empty when they can."""
         return self._tokenizer_trouble() or self.engines.trouble(now)
 
-    def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float) -> None:
-        """Send all `requests`, prompt i's choices being those from i * n on, or none of them.
+    def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float, client: Client = NOBODY) -> None:
+        """Send all `requests` of `client`, prompt i's choices being those from i * n on, or none of them.
 
         Raises Unavailable when the engine was never ready, is draining or has been missing a part for too long,
         Overloaded when too many requests are unfinished or a tokenizer takes no more, InvalidRequest when these alone
@@ -190,6 +192,7 @@ class Pipeline:
         if len(self._tickets) + len(requests) > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
+        requests = [msgspec.structs.replace(request, client=client) for request in requests]
         operation = self._operations.begin(requests, now) if self._operations is not None else None
         if operation is not None:
             requests = operation.requests

@@ -25,6 +25,7 @@ from services.api.reply import Reply
 from services.api.requests import Side, Timeout, TokenId
 from services.api.served import ServedModel
 from services.api.service import Service
+from services.api.session import client_of
 
 Vector = NDArray[np.float32]
 Text = str | list[int]
@@ -157,13 +158,14 @@ async def pooled(
     pipeline, noted = service.pipeline, exchange.of(scope)
     noted.bound(request.timeout, "timeout")
     most = min(SLICE, service.config.api.max_queued_requests)
+    client = client_of(scope, request.user)
     vectors: list[Vector] = []
     tokens = 0
     for low in range(0, len(submits), most):
         part = [msgspec.structs.replace(submit, id=pipeline.new_id()) for submit in submits[low : low + most]]
         now = time.monotonic()
         reply = Reply(len(part), 1, stream=False, timings=service.traffic.timings, now=now)
-        pipeline.submit(part, reply, now)
+        pipeline.submit(part, reply, now, client)
         async with attended(reply, pipeline, receive, noted):
             await whole(reply)
         vectors += vectors_of(reply)

@@ -2,6 +2,10 @@
 
 A session is named by the header X-Session-Id, or else by the body's `user`. Its requests go to one replica where no
 prefix that a replica knows decides (engine_core/placement). The name itself goes no further than a digest of it.
+
+The client is whom the engine is shared out to (engine_core/scheduling/queue.py): the tenant is the key, on a server
+that has keys, and below it stands the body's `user`, or else the session, or else the connection. So a key gains
+nothing by inventing users. Keys that nobody checks are no names: OpenAI's client sends the same one from everywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import msgspec
 from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText
+from protocol.messages import Client, SubmitText
+from services.api import exchange
 
 HEADER = b"x-session-id"
 NAME = re.compile(rb"[\x21-\x7e]{1,256}")
@@ -40,6 +45,21 @@ def session_of(scope: Scope, user: str | None = None) -> str:
     if given:
         return digest(b"header:" + given[0])
     return digest(b"user:" + user.encode("utf-8", "surrogatepass")) if user else ""
+
+
+def tenant_of(key: bytes) -> str:
+    """A digest of an accepted key."""
+    return digest(b"key:" + key)
+
+
+def client_of(scope: Scope, user: str | None = None) -> Client:
+    """Whom a request is for. Raises InvalidRequest as `session_of` does."""
+    if user:
+        name = digest(b"user:" + user.encode("utf-8", "surrogatepass"))
+    elif not (name := session_of(scope)):
+        host, port = scope.get("client") or ("", 0)
+        name = digest(f"connection:{host}:{port}".encode())
+    return Client(exchange.of(scope).tenant, name)
 
 
 def digest(name: bytes) -> str:

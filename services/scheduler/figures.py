@@ -14,8 +14,9 @@ STATUS_TOTALS = (
     "step", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "aborted", "failed", "preemptions",
     "drafts", "draft_tokens", "accepted_tokens",
 )  # fmt: skip
-BRAIN_TOTALS = (
+BRAIN_FIGURES = (
     "prefix_lookups", "prefix_hits", "scheduled_tokens", "surplus_tokens", "rejected", "condemned", "stale_results",
+    "yielded", "waiting_clients",
 )  # fmt: skip
 PHASES = ("queue", "prefill", "decode", "inference")
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # of choices here
@@ -83,7 +84,7 @@ def add_engine(sheet: Sheet, status: EngineStatus, found: LoopStatistics) -> Non
     brain = found.brain
     if brain is None:
         return
-    for name in BRAIN_TOTALS:
+    for name in BRAIN_FIGURES:
         sheet.put(f"engine_{name}", getattr(brain, name))
     sheet.put("engine_blocks_quarantined", brain.pool.quarantined)
     sheet.put("engine_evicted_blocks", brain.prefix.evicted)

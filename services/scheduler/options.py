@@ -8,7 +8,7 @@ import msgspec
 
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.speculation.options import SpeculationOptions
-from protocol.config import Config
+from protocol.config import ON, Config
 from protocol.speculation import WITH_MODEL, read_speculative
 from services import journal
 from services.scheduler.executors import Executors
@@ -35,6 +35,7 @@ def scheduling_options(config: Config, facts: ModelFacts, executors: Executors, 
         vocab_size=facts.vocab_size,
         prefix_caching=options.enable_prefix_caching,
         policy=options.scheduling_policy,
+        fairness=options.fairness == ON,
         speculation=speculation_options(config, executors, masks),
         max_queued_tokens=options.max_queued_tokens,
         max_queue_time=options.max_queue_time,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from engine_core.scheduling.options import UNBOUNDED, SchedulingOptions
 from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, Written
+from protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, Written
 from protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS, VOCAB, Nature, rollout
@@ -45,6 +45,8 @@ class World:
     pooled: float = 0.0  # share of lives that want a vector
     stages: int = 1  # of the pipeline
     piece: int = 512
+    fairness: bool = True
+    tenants: int = 1  # each of them has as many clients
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
     @property
@@ -64,6 +66,7 @@ def scheduling_options(world: World) -> SchedulingOptions:
         vocab_size=VOCAB,
         prefix_caching=world.prefix_caching,
         policy=world.policy,
+        fairness=world.fairness,
         expected_share=world.expected_share,
         speculation=world.speculation,
         stages=world.stages,
@@ -129,6 +132,8 @@ def random_world(rng: random.Random) -> World:
         skill=rng.choice((0.0, 0.5, 0.9, 1.0)),
         resumed=rng.choice((0.0, 0.2, 1.0)),
         pooled=rng.choice((0.0, 0.0, 0.3)),
+        fairness=rng.random() < 0.8,
+        tenants=rng.choice((1, 2, 4)),
     )
 
 
@@ -193,6 +198,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
             speculate=rng.random() < 0.9,
             stop_strings=0.15 < fate < 0.3,
             arrival=arrival,
+            client=Client(f"tenant-{rng.randrange(world.tenants)}", f"client-{rng.randrange(world.tenants)}"),
         ),
         source=rng.randrange(world.sources),
         nature=nature,

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Automaton, Pooling, Sampling, SubmitTokens, TraceContext, Written
+from protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
@@ -61,6 +61,8 @@ class Server:
         written: tuple[Written, ...] = (),
         max_tokens: int | None = 4,
         trace: TraceContext = NO_TRACE,
+        client: str = "",
+        tenant: str = "",
         **sampling: object,
     ) -> int:
         """Returns the request's id. By default four tokens whatever they are."""
@@ -80,6 +82,7 @@ class Server:
             stop_strings=stop_strings,
             written=written,
             trace=trace,
+            client=Client(tenant, client),
         )
         self.natures[message.sampling.seed] = Nature(len(salt), fails_at, period)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])

@@ -31,7 +31,7 @@ from services.api.query import with_query
 from services.api.reply import Reply
 from services.api.served import ServedModel
 from services.api.service import Service
-from services.api.session import session_of
+from services.api.session import client_of, session_of
 from services.api.tools import tools_asked
 from services.api.trace import trace_context
 
@@ -62,12 +62,12 @@ class Messages:
             chat = chat_request(request)
             bounds.check(chat, service.config.api)
             number = service.pipeline.new_id()
-            session = session_of(scope, request.metadata.user_id if request.metadata else None)
+            user = request.metadata.user_id if request.metadata else None
             submit = chat_submission(
-                chat, number, service.model, 1, trace_context(scope), session, late=True,
+                chat, number, service.model, 1, trace_context(scope), session_of(scope, user), late=True,
                 clamp=service.config.api.clamp_max_tokens != CLAMP_NONE,
             )  # fmt: skip
-            service.pipeline.submit([submit], reply, now)
+            service.pipeline.submit([submit], reply, now, client_of(scope, user))
             async with attended(reply, service.pipeline, receive, current):
                 if request.stream:
                     await stream(reply, MessageEvents(identity, told), send, outlet_of(scope), current)

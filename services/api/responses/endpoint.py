@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from protocol.config import CLAMP_ALL
 from protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
-from protocol.messages import PieceKind, SubmitText, TraceContext
+from protocol.messages import PieceKind, SubmitText
 from services import journal
 from services.api import bounds, exchange, refusals
 from services.api.blocks import Block, Blocks
@@ -32,7 +32,7 @@ from services.api.responses.request import REASONS, REFUSALS, ResponseRequest
 from services.api.responses.turn import Turn, earlier_messages
 from services.api.segments import Segment
 from services.api.service import Service
-from services.api.session import session_of
+from services.api.session import client_of, session_of
 from services.api.terms import told_in
 from services.api.trace import trace_context
 from services.tracing.context import trace_of
@@ -65,7 +65,7 @@ class Responses:
         now, timings = time.monotonic(), service.traffic.timings
         reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=turn.id)
         try:
-            self._submit(turn, reply, trace_context(scope), session_of(scope, request.user))
+            self._submit(turn, reply, scope)
             if request.background:
                 begun = self._work.begin(turn, reply, current)
                 await turn.saved()
@@ -83,14 +83,15 @@ class Responses:
             told_in(error, turn.terms)
             raise
 
-    def _submit(self, turn: Turn, reply: Reply, trace: TraceContext, session: str) -> None:
-        service = self._service
+    def _submit(self, turn: Turn, reply: Reply, scope: Scope) -> None:
+        service, user = self._service, turn.request.user
+        trace, session = trace_context(scope), session_of(scope, user)
         bounds.check(turn.chat, service.config.api)
         number = service.pipeline.new_id()
         clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
         submit: SubmitText = chat_submission(turn.chat, number, service.model, 1, trace, session, clamp=clamp)
         turn.open(submit.sampling)
-        service.pipeline.submit([submit], reply, time.monotonic())
+        service.pipeline.submit([submit], reply, time.monotonic(), client_of(scope, user))
 
 
 class Kept:

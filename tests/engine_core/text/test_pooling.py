@@ -13,7 +13,7 @@ from engine_core.text.prompts import Prompter, PromptLimits
 from engine_core.text.template import read_template
 from engine_core.text.vocabulary import Vocabulary, read_vocabulary
 from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Pooling, Sampling, SubmitText
+from protocol.messages import Client, Pooling, Sampling, SubmitText
 
 LENGTH = 64
 TEXT = "Once upon a time there was a small fox who lived by the river."
@@ -48,6 +48,12 @@ def test_a_text_with_what_the_tokenizer_puts_around_it(vocabulary: Vocabulary) -
     bare = vocabulary.encode(TEXT, add_special_tokens=False)
     assert ids(Wrapped(vocabulary)) == [1, *bare, 2]
     assert ids(Wrapped(vocabulary), add_special_tokens=False) == bare
+
+
+def test_whose_it_is_is_carried_over(vocabulary: Vocabulary) -> None:
+    pooling, client = Pooling(kind="mean"), Client("tenant", "name")
+    request = SubmitText(id=1, prompt=TEXT, sampling=Sampling(), pooling=pooling, client=client)
+    assert pooled_submission(request, pooling, vocabulary, 4000, LENGTH).client == client
 
 
 def test_truncation_keeps_the_beginning_and_what_stands_around(vocabulary: Vocabulary) -> None:

@@ -13,7 +13,7 @@ from engine_core.text.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
 from engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from engine_core.text.template import ChatTemplate
 from protocol.errors import ContextExceeded, InvalidRequest
-from protocol.messages import Detokenize, Grammar, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
+from protocol.messages import Client, Detokenize, Grammar, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
 from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
 
 LENGTH = 64
@@ -40,8 +40,12 @@ def refused(**fields: Any) -> InvalidRequest:
 
 def test_what_the_scheduler_needs_is_carried_over() -> None:
     trace = TraceContext("00-1-2-01", "a=b")
-    made = prepare(n=3, priority=-2, cache_salt="s", trace=trace, arrival=5.0, sampling=Sampling(seed=9)).request
+    client = Client("tenant", "name")
+    made = prepare(
+        n=3, priority=-2, cache_salt="s", trace=trace, arrival=5.0, sampling=Sampling(seed=9), client=client
+    ).request
     assert (made.id, made.n, made.priority, made.cache_salt, made.trace, made.arrival) == (1, 3, -2, "s", trace, 5.0)
+    assert made.client == client
     assert made.sampling.seed == 9
     assert made.sampling.eos_token_ids == (4, 1)
     assert unpack("i", made.token_ids) == tokenizer("byte_level").encode("one two").ids
