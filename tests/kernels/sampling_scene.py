@@ -285,3 +285,22 @@ def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> tupl
     freedom = max(1, len(bins) - 1)
     limit = freedom * (1 - 2 / (9 * freedom) + 4.265 * math.sqrt(2 / (9 * freedom))) ** 3
     return sum((seen - due) ** 2 / due for seen, due in bins), limit
+
+
+def edge_logits(vocabulary: int) -> torch.Tensor:
+    """Tokens of weight 1, 1/2, 1/4 and 1/4, in all 2; the others have none."""
+    logits = torch.full((vocabulary,), -1e4)
+    logits[:4] = torch.tensor([1.0, 0.5, 0.25, 0.25]).log()
+    return logits
+
+
+EDGES = [  # a row, and what it keeps of the tokens of `edge_logits`
+    (Row(top_p=0.5), {0}),
+    (Row(top_p=0.5000001), {0, 1}),
+    (Row(top_p=0.75), {0, 1}),
+    (Row(top_p=0.7500001), {0, 1, 2, 3}),
+    (Row(top_p=0.5, top_k=20), {0}),
+    (Row(top_p=0.75, top_k=20), {0, 1}),
+    (Row(top_p=0.75, top_k=90), {0, 1}),
+    (Row(top_p=0.75, min_p=0.1), {0, 1}),
+]

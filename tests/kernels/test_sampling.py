@@ -13,7 +13,16 @@ import torch
 
 from kernels import sampling
 from kernels.sampling import Draws, sample_entries
-from tests.kernels.sampling_scene import Row, chi_square, distribution, random_rows, scene, scores
+from tests.kernels.sampling_scene import (
+    EDGES,
+    Row,
+    chi_square,
+    distribution,
+    edge_logits,
+    random_rows,
+    scene,
+    scores,
+)
 
 VOCABULARY = 64
 
@@ -122,6 +131,14 @@ def test_a_row_with_every_token_forbidden_fails_alone() -> None:
     for nothing in (everything, dataclasses.replace(everything, temperature=0, repetition=1.2)):
         found = sample(logits, [nothing, Row(temperature=0)])
         assert found == [-1, int(logits[1].argmax())]
+
+
+@pytest.mark.parametrize(("row", "kept"), EDGES, ids=str)
+def test_a_nucleus_that_reaches_its_mass_exactly_is_complete(row: Row, kept: set[int]) -> None:
+    logits = edge_logits(VOCABULARY)
+    assert torch.equal(logits[:4].exp(), torch.tensor([1.0, 0.5, 0.25, 0.25])), "these are exact"
+    rows = [dataclasses.replace(row, seed=seed) for seed in range(200)]
+    assert set(sample(logits.expand(200, -1), rows)) == kept
 
 
 @pytest.mark.parametrize("top_k", [0, 700])

@@ -12,7 +12,7 @@ import torch
 
 from kernels.sampling_triton import CUT, choose_tokens
 from tests.kernels.sampling_runs import SMALL, VOCABULARY, WAYS, check, sample
-from tests.kernels.sampling_scene import Row, chi_square, distribution, random_rows, scene
+from tests.kernels.sampling_scene import EDGES, Row, chi_square, distribution, edge_logits, random_rows, scene
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,12 @@ def test_an_entry_with_every_token_forbidden_fails_alone(device: str) -> None:
     )  # fmt: skip
     rows = [nothing, greedy, ranked, cut, Row(mask=()), Row(temperature=0)]
     assert sample(logits, rows, device) == [-1] * 5 + [int(logits[5].argmax())]
+
+
+@pytest.mark.parametrize(("row", "kept"), EDGES, ids=str)
+def test_a_nucleus_that_reaches_its_mass_exactly_is_complete(row: Row, kept: set[int], device: str) -> None:
+    rows = [dataclasses.replace(row, seed=seed) for seed in range(24)]
+    assert set(sample(edge_logits(VOCABULARY).expand(24, -1), rows, device)) == kept
 
 
 def test_an_entry_is_the_same_alone_padded_and_in_any_company(device: str) -> None:

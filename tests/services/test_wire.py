@@ -20,7 +20,7 @@ from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
 from protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
 from services.sight import place
 from services.watch import Watch
-from services.wire import HELLO_INTERVAL, PROBES, UNREACHABLE, Arrival, Joined, Left, Peer, Port, Self
+from services.wire import CREDIT_INTERVAL, HELLO_INTERVAL, PROBES, UNREACHABLE, Arrival, Joined, Left, Peer, Port, Self
 
 # The clock of these tests runs faster than messages travel, so nobody counts as silent unless a test says so.
 SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=32, silence=0.0)
@@ -136,6 +136,21 @@ def test_credit_bounds_what_is_in_flight_and_returns(wires: Wires) -> None:
     assert len(messages(wires.until(binder, lambda a: len(messages(a)) == sent))) == sent
     wires.until(connector, lambda a: peer.credit == SMALL.window)
     assert connector.send(peer, Abort(1))
+
+
+def test_credit_of_a_few_messages_returns_with_time(wires: Wires) -> None:
+    """Fewer than a quarter of the window are not worth a message at once. But the sender must not go without for good:
+    what it sends next may be all that there is room for."""
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    peer = connector.peers[0]
+    assert connector.send(peer, Abort(1))
+    began = wires.now
+    assert messages(wires.until(binder, lambda a: bool(messages(a)))) == [Abort(1)]
+    assert peer.credit == SMALL.window - 1
+    wires.until(connector, lambda a: peer.credit == SMALL.window)
+    assert wires.now - began <= 2 * CREDIT_INTERVAL + 1.0
+    assert connector.statistics().unacknowledged == 0
 
 
 def test_the_largest_body_passes_as_one_message_and_what_is_larger_than_any_is_never_sent(wires: Wires) -> None:

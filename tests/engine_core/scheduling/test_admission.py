@@ -207,3 +207,71 @@ def test_common_blocks() -> None:
     assert common_blocks(a, []) == 0
     assert common_blocks(a, a) == 3
     assert common_blocks(a, [b"x"]) == 0
+
+
+def test_idle_blocks_of_a_prefix_cannot_be_its_rest_as_well() -> None:
+    """The forecast counts what is behind the fence as free, and it is not free yet."""
+    server = Server(replace(ROOMY, blocks=6, depth=2))
+    server.submit(STEM, max_tokens=1)
+    server.run()
+    assert server.scheduler.statistics().pool.idle == 3
+    other = server.submit([9] * 7, max_tokens=2)  # both of the blocks that are left but one
+    server.plan()
+    server.scheduler.abort(other)
+    number = server.submit([*STEM, 5, 5, 5, 5, 5], max_tokens=1)  # 3 blocks that are there, and 2 more
+    assert server.scheduler.statistics().pool.held == 2
+    plan = server.plan()
+    assert plan is None or not plan.starts, "one block is free, and three are to be its own"
+    server.run(depth=2)
+    assert len(server.seen(number).tokens) == 1
+    assert server.seen(number).cached == 12
+
+
+def test_what_is_behind_the_fence_counts_as_given_back() -> None:
+    """The newcomer's peak fits only without the blocks of one that has left, whose step is still in flight."""
+    server = Server(replace(ROOMY, blocks=12, depth=2))
+    server.submit([3] * 4, max_tokens=3)  # 2 blocks, soon over
+    gone = server.submit([*STEM, 1], max_tokens=20)
+    server.plan()
+    server.scheduler.abort(gone)
+    server.submit([4] * 4, max_tokens=41)  # 11 blocks at its end
+    plan = server.plan()
+    assert plan is not None
+    assert len(plan.starts) == 1, "4 blocks come back before it needs them"
+    server.run(depth=2)
+    assert server.scheduler.statistics().preemptions == 0
+
+
+def test_blocks_that_a_newcomer_shares_with_one_that_has_left_do_not_come_back() -> None:
+    """They are behind the fence, and it opens for nobody who holds them still."""
+    server = Server(replace(ROOMY, blocks=12, depth=2))
+    server.submit([3] * 4, max_tokens=18)  # 6 blocks at its end
+    gone = server.submit([*STEM, 1], max_tokens=8)
+    server.plan()
+    server.scheduler.abort(gone)
+    number = server.submit([*STEM, 2], max_tokens=20)  # 8 blocks at its end, 3 of them shared
+    for _ in range(6):
+        server.plan()
+        assert server.scheduler.statistics().running == 1, "14 blocks would be needed at once"
+        server.apply()
+    server.run(depth=2)
+    assert server.scheduler.statistics().preemptions == 0
+    assert len(server.seen(number).tokens) == 20
+
+
+def test_choices_share_their_own_prompt_alone_where_caching_is_off() -> None:
+    """What one request's choices share, another request with the same prompt must not find, nor they afterwards."""
+    server = Server(replace(ROOMY, prefix_caching=False))
+    for _ in range(3):
+        server.submit([*STEM, 5], n=2, max_tokens=6)
+    first = [start for _, start, _, _ in chunks(server.plan())]
+    assert first == [0, 0, 0], "each computes its prompt itself"
+    assert [start for _, start, _, _ in chunks(server.plan())] == [12, 12, 12]
+    assert server.scheduler.statistics().pool.held == 3 * (3 + 2)
+    while server.results:
+        server.apply()
+    server.run(depth=2)
+    server.submit([*STEM, 5], n=2, max_tokens=1)
+    assert [start for _, start, _, _ in chunks(server.plan())] == [0]
+    server.run()
+    assert server.scheduler.statistics().cached_tokens == 0

@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocol.messages import Finish, TokenBatch
-from protocol.steps import StepResult, choice_seed
+from engine_core.scheduling.applying import keep_scores, score_rows
+from engine_core.scheduling.outbox import Note, joined
+from engine_core.scheduling.state import Chunk, Drafts, Flight
+from protocol.messages import Finish, Logprobs, TokenBatch
+from protocol.steps import RowLogprobs, StepResult, choice_seed
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 from tests.sim.server import ROOMY, Server
 
@@ -165,3 +168,46 @@ def test_the_end_of_one_does_not_end_another_that_ignores_it() -> None:
     assert server.seen(ignoring).finish == Finish.LENGTH
     assert server.seen(caring).finish == Finish.STOP
     assert server.scheduler.idle
+
+
+def made_logprobs(first: int, count: int) -> Logprobs:
+    """Of positions `first`.., whose numbers tell them apart."""
+    places = np.arange(first, first + count)
+    return Logprobs(
+        2,
+        np.stack((places, places + 100), 1).astype(np.int32).tobytes(),
+        np.stack((places, places + 100), 1).astype(np.float32).tobytes(),
+        places.astype(np.int32).tobytes(),
+    )
+
+
+@pytest.mark.parametrize("start", [0, 3, 5, 6, 12])
+def test_positions_of_a_recomputed_prompt_that_were_scored_before_count_once(start: int) -> None:
+    """Chunks are cut elsewhere the second time. What leaves a gap, or brings nothing new, is not taken."""
+    server = Server(replace(ROOMY, budget=8))
+    server.submit([*range(3, 23)], prompt_logprobs=1)
+    server.plan()
+    state = server.scheduler._state
+    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    choice.scores, choice.scored = [made_logprobs(0, 5)], 5
+    chunk = Chunk(choice, start, 7, sample=False)
+    flight = Flight(9, state.slots.decoding(), (chunk,))
+    part = RowLogprobs(0, made_logprobs(start, 7))
+    keep_scores(flight, StepResult(step=9, epoch=0, token_ids=b"", prompt_logprobs=(part,)))
+    scores = joined(choice.scores)
+    assert scores is not None
+    expected = max(5, start + 7) if start <= 5 else 5
+    assert choice.scored == expected
+    assert scores == made_logprobs(0, expected)
+
+
+def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
+    """Of the first row's three entries two count, of the second's two one."""
+    lane = Server().scheduler._state.slots.decoding()
+    drafts = Drafts(np.array([0, 1]), np.array([2, 1]), [[7, 7], [7]], np.zeros(2, bool))
+    parts = tuple(RowLogprobs(entry, made_logprobs(entry, 1)) for entry in range(5))
+    notes: dict[int, Note] = {}
+    result = StepResult(step=1, epoch=0, token_ids=b"", logprobs=parts)
+    score_rows(Flight(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
+    assert notes[0].logprobs == made_logprobs(0, 2)
+    assert notes[1].logprobs == made_logprobs(3, 1)

@@ -115,3 +115,17 @@ def test_a_debt_is_kept_while_nothing_waits_and_paid_by_the_rounds_of_others() -
         assert served(ring, QUANTUM) is other
     ring.join(dear)
     assert [served(ring, QUANTUM) for _ in range(2)].count(dear) == 1, "it is paid"
+
+
+def test_what_is_served_out_of_turn_does_not_end_the_round() -> None:
+    """One deep in debt goes first for once (it was preempted, say): newcomers still come before its debt is paid."""
+    ring: Ring[Share] = Ring()
+    dear, other = Share(), Share()
+    ring.join(dear)
+    ring.join(other)
+    served(ring, 100 * QUANTUM)
+    ring.serve(dear, QUANTUM)
+    newcomer = Share()
+    ring.join(newcomer)
+    assert newcomer.place[0] <= other.place[0] + 1
+    assert newcomer.place < dear.place

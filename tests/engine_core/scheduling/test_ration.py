@@ -35,6 +35,26 @@ def test_the_latest_arrival_is_preempted_and_the_first_never(depth: int) -> None
     verify(server)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_of_many_rows_it_is_always_the_most_junior_that_is_preempted(depth: int) -> None:
+    """Whatever is preempted came after everything that goes on running."""
+    server = Server(replace(TIGHT, blocks=12, slots=6))
+    for token in range(3, 9):
+        server.submit([token] * 3, max_tokens=11)
+    state, preempted = server.scheduler._state, 0
+    while server.scheduler.unfinished or server.results:
+        before = [choice for choice in state.slots.choices if choice is not None]
+        planned = server.scheduler.in_flight < depth and server.plan() is not None
+        left = [choice for choice in before if choice.slot < 0]
+        stayed = [choice for choice in before if choice.slot >= 0]
+        preempted += len(left)
+        assert not left or min(choice.rank for choice in left) > max(choice.rank for choice in stayed)
+        if not planned or server.scheduler.in_flight == depth:
+            server.apply()
+    assert preempted >= 4
+    verify(server)
+
+
 def test_under_priority_the_lowest_is_preempted_even_if_it_came_first() -> None:
     server = Server(replace(TIGHT, policy="priority"))
     low = server.submit([3] * 3, max_tokens=10, priority=-1)

@@ -103,6 +103,21 @@ def test_the_cut_does_not_matter(
         assert len(whole.extra.logprobs) == whole.tokens <= len(ids)
 
 
+@pytest.mark.parametrize("cut", [1, 2, 9])
+@pytest.mark.parametrize("min_tokens", range(5))
+def test_a_stop_string_ends_the_first_token_past_min_tokens(min_tokens: int, cut: int) -> None:
+    """As end-of-sequence does: so many tokens are there whatever they say, and the next one may end it. Whichever way
+    they come, one by one or several at once."""
+    (token,) = FOUND.encode("b", add_special_tokens=False)
+    ids = [token] * 9
+    parts = [ids[start : start + cut] for start in range(0, len(ids), cut)]
+    for scored in (False, True):
+        made = run(make(("b",), min_tokens=min_tokens), parts, Finish.LENGTH, with_logprobs=scored)
+        assert (made.text, made.tokens, made.finish) == ("b" * min_tokens, min_tokens + 1, Finish.STOP)
+        assert made.extra is not None
+        assert made.extra.stop_reason == "b"
+
+
 def test_positions_say_where_tokens_begin() -> None:
     text = "größe 你好 😀 one"
     ids = FOUND.encode(text, add_special_tokens=False)
