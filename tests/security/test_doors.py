@@ -13,6 +13,7 @@ import pytest
 from engine_core.kv.identity import root
 from protocol.links import TEXT, decoder
 from protocol.messages import Message, Rejected, SubmitText
+from services.api.session import digest
 from tests.rules.source import ROOT
 from tests.services.api.pipe import FakePort, client, service, silent
 
@@ -37,6 +38,7 @@ NUMBERS = {
     "/v1/rerank": ("top_n", "priority"),
 }
 WORDS = ("cache_salt", "stop", "bad_words", "guided_regex", "user")
+WRONG = "invalid_request_error"
 INTERNALS = (str(ROOT), "Traceback", ".py", "site-packages", "object at", "0x7f")
 
 
@@ -45,6 +47,20 @@ async def asked(path: str, body: bytes, port: FakePort, **options: Any) -> tuple
     async with client(service(port, **options)) as http:
         answer = await http.post(path, content=body, headers={"content-type": "application/json"})
     return answer.status_code, answer.text
+
+
+def check_refusal(path: str, text: str, kind: str, param: str | None, code: str, message: str) -> None:
+    """`text` is the error of this door in its own dialect, with exactly these and a message that begins so."""
+    body = json.loads(text)
+    if path == "/v1/messages":
+        assert body.keys() == {"type", "error", "request_id"}
+        assert body["type"] == "error"
+        assert body["error"].keys() == {"type", "message"}
+        assert body["error"]["type"] == {"server_error": "api_error"}.get(kind, kind)
+    else:
+        assert body.keys() == {"error"}
+        assert body["error"] == {"message": body["error"]["message"], "type": kind, "param": param, "code": code}
+    assert body["error"]["message"].startswith(message), text
 
 
 # C and D: nothing raises behind the door, and every number is bounded before it
@@ -57,6 +73,10 @@ async def test_a_number_beyond_all_bounds_ends_at_each_door(path: str, name: str
         rest = json.dumps({key: given for key, given in DOORS[path].items() if key != name}).removesuffix("}")
         status, text = await asked(path, f'{rest}, "{name}": {value}}}'.encode(), port)
         assert (status, port.sent) == (400, []), text
+        if value in ("NaN", "-Infinity"):  # no JSON
+            check_refusal(path, text, WRONG, None, "invalid_json", "the body is not valid JSON: ")
+        else:
+            check_refusal(path, text, WRONG, name, "invalid_value", f"{name}: ")
 
 
 @pytest.mark.parametrize("path", DOORS)
@@ -70,24 +90,51 @@ async def test_what_is_no_text_ends_at_each_door(path: str, lone: bytes) -> None
         begun = rest.encode() + (b", " if len(rest) > 1 else b"")
         status, text = await asked(path, begun + b'"%s": %s}' % (name.encode(), lone), port)
         assert (status, port.sent) == (400, []), text
+        if name == "messages" and b"\\" not in lone:  # what it holds is read behind what kind it is
+            check_refusal(path, text, WRONG, name, "invalid_type", "messages: expected `array`, got `str`")
+        else:
+            check_refusal(path, text, WRONG, None, "invalid_json", "the body is not valid JSON: ")
 
 
 @pytest.mark.parametrize("word", ["\0", "\uffff", "\u202e", "e\u0301" * 50, "\U0010ffff", "' OR 1=1", "../../etc"])
 @pytest.mark.parametrize("name", WORDS)
 async def test_any_text_can_be_passed_on(name: str, word: str) -> None:
-    """Refused, or a message that the next process reads as it was, with a salt that makes a key."""
+    """The next process reads it as it was, with a salt that makes a key; what it says of it comes back."""
     port = FakePort(ending)
-    status, text = await asked("/v1/completions", json.dumps({"prompt": word, name: word}).encode(), port)
-    assert status in (200, 400), text
-    for message in port.of(SubmitText):
-        assert decoder(TEXT, at_binder=True).decode(msgspec.msgpack.encode(message)) == message
-        assert root(message.cache_salt) != root(message.cache_salt + "x")
+    given = [word] if name == "bad_words" else word
+    status, text = await asked("/v1/completions", json.dumps({"prompt": word, name: given}).encode(), port)
+    assert status == 400
+    check_refusal("/v1/completions", text, WRONG, "prompt", "seen_there", "seen")
+    (message,) = port.of(SubmitText)
+    assert decoder(TEXT, at_binder=True).decode(msgspec.msgpack.encode(message)) == message
+    assert message.prompt == word
+    match name:
+        case "cache_salt":
+            assert message.cache_salt == word
+            assert len({root(salt) for salt in (word, word + "x", "")}) == 3
+        case "stop":
+            assert message.stop == (word,)
+        case "bad_words":
+            assert message.bad_words == (word,)
+        case "guided_regex":
+            assert (message.grammar.kind, message.grammar.source) == ("regex", word)
+        case "user":
+            assert message.session == digest(b"user:" + word.encode())
+
+
+async def test_a_text_of_another_type_is_no_text() -> None:
+    for name in ("cache_salt", "bad_words", "guided_regex", "user", "stop"):
+        port = FakePort(silent)
+        status, text = await asked("/v1/completions", json.dumps({"prompt": "a", name: 5}).encode(), port)
+        assert (status, port.sent) == (400, [])
+        check_refusal("/v1/completions", text, WRONG, name, "invalid_type", name)
 
 
 def ending(port: FakePort, message: Message) -> None:
     """A tokenizer that says goodbye to whoever asks: the requests alone are looked at."""
     if isinstance(message, SubmitText):
-        asyncio.get_running_loop().call_soon(port.arrive, Rejected(id=message.id, status=400, message="seen"))
+        asyncio.get_running_loop().call_soon(port.arrive, Rejected(id=message.id, status=400, message="seen",
+                                                                    param="prompt", code="seen_there"))
 
 
 # F: what a request points to is not looked at
@@ -122,14 +169,39 @@ async def test_each_door_asks_for_the_key_before_it_reads(path: str) -> None:
     for body in (b"", b"{", b'{"prompt": "a"}' * 1000, json.dumps(DOORS[path]).encode()):
         status, text = await asked(path, body, port, api_key="a-key")
         assert (status, port.sent) == (401, [])
+        told = "You didn't provide an API key; send it as the header Authorization: Bearer KEY"
+        check_refusal(path, text, "authentication_error", None, "invalid_api_key", told)
         assert "a-key" not in text
 
 
 @pytest.mark.parametrize("path", DOORS)
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "../../etc/passwd"}', b'{"\xff": 1}'])
-async def test_no_door_tells_of_the_inside(path: str, body: bytes) -> None:
-    status, text = await asked(path, body, FakePort(silent))
-    assert 400 <= status < 500
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (b"", "invalid_json", "the body is empty"),
+        (b"{", "invalid_json", "the body is not valid JSON: Input data was truncated"),
+        (b"[]", "invalid_type", "the body: Expected `object`, got `array`"),
+        (b"null", "invalid_type", "the body: Expected `object`, got `null`"),
+        (b'{"model": "../../etc/passwd"}', "missing_required_parameter", ""),
+        (b'{"\xff": 1}', "missing_required_parameter", ""),
+    ],
+)
+async def test_no_door_tells_of_the_inside(path: str, body: bytes, code: str, message: str) -> None:
+    port = FakePort(silent)
+    status, text = await asked(path, body, port)
+    assert port.sent == []
+    if path == "/tokenize" and b"etc" in body:  # of which no field is required
+        assert status == 404
+        told = "The model `../../etc/passwd` does not exist."
+        check_refusal(path, text, "not_found_error", "model", "model_not_found", told)
+    elif message:
+        assert status == 400
+        check_refusal(path, text, WRONG, None, code, message)
+    else:
+        first = next(iter(DOORS[path]))
+        told = "give either prompt or messages" if path == "/tokenize" else f"{first} is missing"
+        assert status == 400
+        check_refusal(path, text, WRONG, first, code, told)
     assert not [internal for internal in INTERNALS if internal in text]
 
 
@@ -142,5 +214,6 @@ async def test_a_bug_of_ours_is_told_without_its_words(path: str, caplog: pytest
 
     status, text = await asked(path, json.dumps(DOORS[path]).encode(), FakePort(broken))
     assert status == 500
+    check_refusal(path, text, "server_error", None, "internal_error", "the server failed on this request")
     assert not [internal for internal in (*INTERNALS, "secret", "RuntimeError") if internal in text]
     assert "secret.py" in caplog.text
