@@ -36,7 +36,8 @@ class Stage(enum.Enum):
 
 
 class CustomInputs:
-    """Takes the pieces of one choice in order; `names` are the custom tools."""
+    """Takes the pieces of one choice in order; `names` are the custom tools. What it holds is no text: the beginning of
+    the object, or half an escape."""
 
     __slots__ = ("_held", "_names", "_stage")
 
@@ -53,18 +54,9 @@ class CustomInputs:
                 out += told(self._take(piece.text))
                 continue
             if piece.kind == PieceKind.CALL:
-                out += self.flush()
-                self._stage = Stage.HEAD if piece.text in self._names else None
+                self._stage, self._held = Stage.HEAD if piece.text in self._names else None, ""
             out.append(piece)
         return out
-
-    def flush(self) -> list[Piece]:
-        """What is held of a call: nothing more of it will come."""
-        held, self._held = self._held, ""
-        stage, self._stage = self._stage, None
-        if stage is Stage.HEAD:
-            return told("" if EMPTY.fullmatch(held) or BEGINNING.fullmatch(held) else held)
-        return []  # half an escape is no text
 
     def _take(self, text: str) -> str:
         if self._stage is Stage.HEAD:

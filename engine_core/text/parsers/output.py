@@ -66,8 +66,6 @@ class OutputParser:
             self._spoken(out, self._reasoning.flush(out))
         if self._calls is not None:
             self._add(out, self._calls.flush())
-        if self._inputs is not None:
-            out += self._inputs.flush()
         return out
 
     def _spoken(self, out: list[Piece], text: str) -> list[Piece]:

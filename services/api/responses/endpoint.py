@@ -135,6 +135,7 @@ class BackgroundWork:
     async def ended(self, seconds: float) -> None:
         """Wait so long for all of them to end, and to be kept."""
         if tasks := [task for _, task in self._running.values()]:
+            journal.info(log, "draining_background", unfinished=len(tasks))
             await asyncio.wait(tasks, timeout=seconds)
 
     async def _finish(self, turn: Turn, reply: Reply, current: Exchange) -> None:

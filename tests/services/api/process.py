@@ -99,6 +99,13 @@ class Api:
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
+    async def logged(self, words: str) -> None:
+        """Wait until these words stand in the log of a process that runs on."""
+        async with asyncio.timeout(LIMIT):
+            while words not in self.log.read_text():
+                assert self.process.returncode is None, self.log.read_text()
+                await asyncio.sleep(0.01)
+
     async def ended(self) -> int:
         return await asyncio.wait_for(self.process.wait(), LIMIT)
 

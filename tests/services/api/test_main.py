@@ -153,7 +153,7 @@ async def test_sigterm_lets_responses_in_the_background_finish(tmp_path: Path, t
         number, name = await in_background(process, tokenizer, http)
         process.signal()
         await refused(process.url)
-        assert process.process.returncode is None
+        await process.logged("draining_background unfinished=1")
         assert kept(own, name)["status"] == "in_progress"
         tokenizer.arrive(batch([(number, Row(text=" there", finish=Finish.STOP))]))
         assert await process.ended() == ExitCode.ORDERLY

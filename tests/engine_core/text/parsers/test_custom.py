@@ -17,7 +17,7 @@ def given(arguments: str, *, size: int = 0, name: str = "patch") -> str:
     inputs = CustomInputs({"patch"})
     cut = [arguments[at : at + size] for at in range(0, len(arguments), size)] if size else [arguments]
     pieces = [Piece(PieceKind.CALL, name), *(Piece(PieceKind.ARGUMENTS, part) for part in cut)]
-    found = [each for piece in pieces for each in inputs.push([piece])] + inputs.flush()
+    found = [each for piece in pieces for each in inputs.push([piece])]
     assert found[0] == pieces[0]
     assert all(piece.kind == PieceKind.ARGUMENTS and piece.text for piece in found[1:])
     return "".join(piece.text for piece in found[1:])

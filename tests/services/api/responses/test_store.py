@@ -107,11 +107,11 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
 
 
 async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, write = threading.Event(), disk.write
+    slow, write = threading.Semaphore(0), disk.write
     order: list[bytes] = []
 
     def waiting(path: Path, data: bytes) -> None:
-        assert slow.wait(LIMIT)
+        assert slow.acquire(timeout=LIMIT)
         order.append(data)
         write(path, data)
 
@@ -125,8 +125,13 @@ async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, mon
     with pytest.raises(NotFound):
         await found.get(other)
     assert found.statistics().lost == 1
-    slow.set()
     async with asyncio.timeout(LIMIT):
+        assert writes[0] is not None
+        slow.release()
+        await writes[0]
+        await asyncio.sleep(0)
+        assert (await found.get(name)).answer == b"c" * 500  # not the state that has just been written
+        slow.release(2)
         await asyncio.gather(*(writing for writing in writes if writing is not None))
         await asyncio.sleep(0)
     assert [data[-510:].count(text) for data, text in zip(order, (b"a", b"b", b"c"), strict=True)] == [500] * 3
