@@ -20,6 +20,7 @@ from engine_core.text.vocabulary import read_vocabulary
 from protocol.config import Config
 from protocol.errors import ModelError
 from protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
+from protocol.messages import Automaton
 from protocol.speculation import read_speculative
 from services import journal
 from services.census import Vitals
@@ -27,7 +28,7 @@ from services.heartbeat import Heartbeat
 from services.notify import notify
 from services.process import Stop
 from services.scheduler.figures import Figures
-from services.scheduler.guides import Guides
+from services.scheduler.guides import Guides, prepared
 from services.scheduler.loop import Loop
 from services.scheduler.masker import Masker
 from services.scheduler.options import ModelFacts
@@ -41,6 +42,7 @@ from services.wire import Port, Self
 log = logging.getLogger(__name__)
 
 WAITING = "waiting for the executor"
+USUAL = Automaton(source='{"grammars": [{"json_schema": {"type": "object"}}]}')  # fills tables that all share
 GUIDE_THREADS = 2  # that make automata; a slow one does not hold up the next
 GUIDE_NICE = 10  # of these threads, by which their core falls to streams; they hold the interpreter for moments alone
 SWITCH = 0.0002  # seconds until a thread that has made masks gets the interpreter from the loop
@@ -91,10 +93,13 @@ def run(config: Config, index: int) -> int:
 def tokens_of(model: Path) -> GrammarTokens | None:
     """What structured output needs to know of the model's tokens; None, said in the log, where there is none."""
     try:
-        return read_tokens(model, read_vocabulary(model))
+        found = read_tokens(model, read_vocabulary(model))
     except ModelError as error:  # the tokenizer process fails on it; what is given as token ids can be served
         journal.warning(log, "no_structured_output", reason=str(error))
         return None
+    if found is not None:
+        prepared(found, USUAL)  # while the executor loads, so that the first request does not wait for it
+    return found
 
 
 def turn_until_stopped(

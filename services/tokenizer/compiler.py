@@ -1,19 +1,15 @@
 """Grammars are compiled in worker processes, each once, and remembered. A request waits for its own alone.
 
-Workers are started when the first grammar comes and stay. One that passes a limit is ended and replaced, and what it
-worked on is refused from then on. What is remembered is bounded in number and in bytes.
+Workers stay warm (stock.py). One that passes a limit is ended and replaced, and what it worked on is refused from then
+on. What is remembered is bounded in number and in bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import enum
 import hashlib
 import logging
-import os
-import signal
-import subprocess
+import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,32 +23,19 @@ from protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from protocol.figures import HistogramStatistics
 from protocol.messages import Grammar
 from services import journal
-from services.tokenizer.orders import LENGTH, OUTCOME, TIME_SIGNAL, Done, Refusal
+from services.tokenizer.compile_process import End
+from services.tokenizer.orders import OUTCOME, Done, Refusal
+from services.tokenizer.stock import Stock
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parents[2]
-NICE = 10  # streams come first
 PATIENCE = 5  # times the CPU limit that a compilation may take by the clock, on a machine that is busy
-START_LIMIT = 60.0  # seconds until a worker has read the model's tokens
 ATTEMPTS = 3
 MOST_WAITING = 1024  # compilations; beyond it 429
 KEPT = 512  # bytes of an entry beside its texts
 LONG = 16 << 10  # bytes of a source, which takes a tenth of a millisecond to hash
 MOST_BYTES = 64 << 20  # of remembered sources and refusals
 COMPILE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
-
-
-# Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
-OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, os.EX_UNAVAILABLE)
-
-
-class End(enum.Enum):
-    """Why a worker ended during a compilation."""
-
-    TIME = "time"
-    MEMORY = "memory"
-    OTHER = "other"  # nothing that the grammar did
 
 
 class CompilerStatistics(msgspec.Struct, frozen=True):
@@ -70,106 +53,27 @@ class CompilerStatistics(msgspec.Struct, frozen=True):
     seconds: HistogramStatistics  # of CPU, of each that came to an end
 
 
-class Worker:
-    """One worker process. Used by one task at a time."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        answers: asyncio.StreamReader,
-        pipes: tuple[asyncio.ReadTransport, asyncio.WriteTransport],
-    ) -> None:
-        self._process = process
-        self._answers = answers
-        self._pipes = pipes
-
-    @classmethod
-    async def start(cls, process: subprocess.Popen[bytes]) -> Worker:
-        """The worker that `process` becomes once it is ready. Raises EngineFailure when it does not come up."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(ProcessLookupError):  # it has ended: reading from it tells
-            # From its first import on, which it could not see to itself.
-            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
-        loop, answers = asyncio.get_running_loop(), asyncio.StreamReader()
-        outward, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), process.stdout)
-        inward, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
-        worker = cls(process, answers, (outward, inward))
-        try:
-            await asyncio.wait_for(worker._read(), START_LIMIT)
-        except (TimeoutError, asyncio.IncompleteReadError) as error:
-            await worker.end()
-            journal.error(log, "worker_failed", exit_code=process.returncode)
-            raise EngineFailure("a worker process does not start") from error
-        return worker
-
-    def tell(self, body: bytes) -> None:
-        """Send a frame."""
-        self._pipes[1].writelines((LENGTH.pack(len(body)), body))
-
-    async def ask(self, body: bytes, seconds: float) -> bytes | End:
-        """The answer to one frame, or why there is none and no worker any more."""
-        try:
-            self.tell(body)
-            return await asyncio.wait_for(self._read(), seconds)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-            return await self.end(late=isinstance(error, TimeoutError))
-
-    async def end(self, *, late: bool = False) -> End:
-        """End it, if it has not ended by itself; why it did, or that it was `late`."""
-        loop = asyncio.get_running_loop()
-        if not late:
-            with contextlib.suppress(TimeoutError):  # its streams close a moment before the process is gone
-                await asyncio.wait_for(loop.run_in_executor(None, self._process.wait), 1.0)
-        code = self._process.poll()
-        self.kill()
-        await loop.run_in_executor(None, self.bury)
-        if late or code == -TIME_SIGNAL:
-            return End.TIME
-        return End.MEMORY if code in OUT_OF_MEMORY else End.OTHER
-
-    def kill(self) -> None:
-        """End it at once; its owner is gone or does not wait."""
-        self._process.kill()
-        for pipe in self._pipes:
-            pipe.close()
-
-    def bury(self) -> None:
-        """Wait for the end of one that was killed."""
-        self._process.wait()
-
-    async def _read(self) -> bytes:
-        head = await self._answers.readexactly(LENGTH.size)
-        return await self._answers.readexactly(LENGTH.unpack(head)[0])
-
-
-def begin(folder: Path, options: TokenizerConfig) -> subprocess.Popen[bytes]:
-    """A worker's process. From this thread, since it ends with it; not as uvloop begins one, which copies the memory
-    map of this process and keeps every stream waiting for 20 ms."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-m", "services.tokenizer.worker", str(folder), str(os.getpid()),
-         str(options.grammar_compile_timeout), str(options.grammar_compile_memory)],
-        bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-
-
 class Compiler:
     """Owner of the workers and of what they found. Lives on one asyncio loop."""
 
     def __init__(self, folder: Path, options: TokenizerConfig) -> None:
-        self._folder = folder
         self._options = options
         self._known: OrderedDict[bytes, Done | Refusal] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._flights: dict[bytes, asyncio.Task[Done | Refusal]] = {}
-        self._idle: list[Worker] = []
-        self._all: set[Worker] = set()
+        self._stock = Stock(folder, options)
         self._seats = asyncio.Semaphore(options.grammar_workers)
         self._compiled = self._refused = self._hits = self._replaced = self._waiting = 0
         self._slowest = 0.0
         self._seconds = Histogram(COMPILE)
+
+    def start(self) -> None:
+        """Start the first worker."""
+        self._stock.fill()
+
+    async def warm(self) -> None:
+        """Wait until the first grammar would find its worker ready, or the log has said why there is none."""
+        await self._stock.warm()
 
     async def compile(self, grammar: Grammar) -> Done:
         """Raises InvalidRequest naming the grammar's field and why it is refused, Overloaded, EngineFailure."""
@@ -192,15 +96,12 @@ class Compiler:
         """End the workers and whoever waits for them."""
         for flight in self._flights.values():
             flight.cancel()
-        for worker in self._all:
-            worker.kill()
-        for worker in self._all:
-            worker.bury()
+        self._stock.close()
 
     def statistics(self) -> CompilerStatistics:
         """Counters for metrics and tests."""
         return CompilerStatistics(
-            workers=len(self._all),
+            workers=len(self._stock.workers),
             waiting=self._waiting,
             remembered=len(self._known),
             bytes=self._bytes,
@@ -253,26 +154,20 @@ class Compiler:
         """What a worker says of it. A limit that it passes is a refusal; a worker that is killed costs time only."""
         options = self._options
         for _ in range(ATTEMPTS):
-            worker = self._idle.pop() if self._idle else await self._start()
+            worker = await self._stock.take()
             found = await worker.ask(body, options.grammar_compile_timeout * PATIENCE)
             if not isinstance(found, End):
-                self._idle.append(worker)
+                self._stock.give_back(worker)
                 return OUTCOME.decode(found)
-            self._all.discard(worker)
+            self._stock.discard(worker)
             self._replaced += 1
-            journal.warning(log, "compile_worker_ended", reason=found.value)
+            journal.warning(log, "compile_worker_ended", reason=found.value, said=worker.last_words)
             if found is End.TIME:
                 limit = f"{options.grammar_compile_timeout:g} s (--grammar-compile-timeout)"
                 return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
             if found is End.MEMORY:
-                limit = f"{options.grammar_compile_memory >> 20} MiB (--grammar-compile-memory)"
-                return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
-        raise EngineFailure("grammars cannot be compiled at this time")
-
-    async def _start(self) -> Worker:
-        worker = await Worker.start(begin(self._folder, self._options))
-        self._all.add(worker)
-        return worker
+                return Refusal(f"compiling it takes more than {memory_limit(options)}", "grammar_too_complex")
+        raise EngineFailure(f"{ATTEMPTS} compile workers ended without an answer; the server's log says why")
 
     def _remember(self, key: bytes, found: Done | Refusal) -> None:
         self._known[key] = found
@@ -288,6 +183,13 @@ def content_key(grammar: Grammar) -> bytes:
     found = hashlib.sha256(msgspec.msgpack.encode(content))  # the fastest here where processors know it
     found.update(grammar.unread)
     return found.digest()
+
+
+def memory_limit(options: TokenizerConfig) -> str:
+    """What a compilation may take, for its refusal."""
+    limit = f"{options.grammar_compile_memory >> 20} MiB (--grammar-compile-memory)"
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    return limit if hard == resource.RLIM_INFINITY else f"{limit}, or than the server's own limit leaves (ulimit -v)"
 
 
 def size_of(found: Done | Refusal) -> int:

@@ -79,9 +79,10 @@ async def serve(config: Config, index: int) -> int:
     stages = Stages()
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
+    compiler = Compiler(path, config.tokenizer)
+    compiler.start()  # its first worker reads the same files meanwhile
     vocabulary = read_vocabulary(path)
     frontend, setting = read_frontend(config, path, vocabulary)
-    compiler = Compiler(path, config.tokenizer)
     templates = Templates(setting, config.tokenizer)
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -105,6 +106,7 @@ async def serve(config: Config, index: int) -> int:
     heartbeat = Heartbeat()
     duties = [begin(duty, end.fail) for duty in (beating(heartbeat), lagging(lag), telling(figures.tell))]
     try:
+        await compiler.warm()  # who asks for a structure first waits for no process
         text.start(relay.from_apis)
         for replica, watch in enumerate(tokens):
             watch.start(functools.partial(relay.from_scheduler, replica))

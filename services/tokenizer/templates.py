@@ -18,7 +18,8 @@ from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from protocol.messages import SubmitText
 from services import journal
-from services.tokenizer.compiler import ATTEMPTS, MOST_WAITING, PATIENCE, ROOT, End, Worker
+from services.tokenizer.compile_process import ROOT, End, Worker
+from services.tokenizer.compiler import ATTEMPTS, MOST_WAITING, PATIENCE
 from services.tokenizer.template_orders import ANSWER, Answer, Complaint, Order, Setting
 from services.tokenizer.template_worker import environment, too_large, too_slow
 

@@ -35,6 +35,11 @@ class Bounds(msgspec.Struct, frozen=True):
     memory: int  # bytes beyond what the worker has when it begins
 
 
+USUAL = Grammar(
+    kind="json_schema",
+    source='{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"enum": [1]}}, '
+           '"c": {"type": "integer"}}, "required": ["a", "c"], "additionalProperties": false}',
+)  # fmt: skip
 GRAMMAR = msgspec.msgpack.Decoder(Grammar)
 
 
@@ -44,9 +49,10 @@ def main(arguments: Sequence[str]) -> None:
     follow_parent(signal.SIGKILL, {PARENT: parent})
     path = Path(folder)
     tokens = read_tokens(path, read_vocabulary(path))
-    write_frame(sys.stdout.buffer, b"")
     threading.stack_size(STACK)
     bounds = Bounds(float(seconds), int(memory))
+    outcome(USUAL, tokens)  # tables that the first compilation would fill, and modules that it would import
+    write_frame(sys.stdout.buffer, b"")
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         write_frame(sys.stdout.buffer, msgspec.msgpack.encode(bounded(frame, tokens, bounds)))
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +22,9 @@ from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from protocol.messages import Grammar
 from services.tokenizer import compiler as module
-from services.tokenizer.compiler import NICE, Compiler, content_key
+from services.tokenizer import stock
+from services.tokenizer.compile_process import NICE, last_line
+from services.tokenizer.compiler import Compiler, content_key
 
 BOMB = Grammar(
     kind="grammar", source="root ::= " + " ".join([f'"x{number}"' for number in range(90_000)]), param="guided_grammar"
@@ -33,8 +37,9 @@ async def compiling(folder: Path | None = None, **options: float) -> AsyncIterat
     try:
         yield compiler
     finally:
-        workers = list(compiler._all)
+        workers, starting = list(compiler._stock.workers), list(compiler._stock._starting)
         compiler.close()
+        await asyncio.gather(*starting, return_exceptions=True)
         for worker in workers:
             await worker.end()
 
@@ -49,16 +54,17 @@ async def test_one_flight_for_a_grammar_and_a_memory_of_it() -> None:
         assert len({id(each) for each in found}) == 1
         assert await compiler.compile(regex("[a-z]+")) is found[0]
         statistics = compiler.statistics()
-        assert (statistics.compiled, statistics.hits, statistics.workers, statistics.waiting) == (1, 5, 1, 0)
+        assert (statistics.compiled, statistics.hits, statistics.waiting) == (1, 5, 0)
+        assert statistics.workers in (1, 2), "the one that is at work, and the next"
         assert statistics.slowest > 0
 
 
 async def test_workers_leave_the_cores_to_streams() -> None:
     async with compiling() as compiler:
         await compiler.compile(regex("[a-z]+"))
-        (worker,) = compiler._all
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, own + NICE)
+        for worker in compiler._stock.workers:
+            assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, own + NICE)
 
 
 async def test_a_refusal_names_the_field_of_each_request() -> None:
@@ -102,7 +108,7 @@ async def test_what_takes_too_much_memory_is_refused() -> None:
 async def test_a_worker_that_is_killed_costs_time_only() -> None:
     async with compiling() as compiler:
         await compiler.compile(regex("a"))
-        (worker,) = compiler._all
+        (worker,) = compiler._stock._idle
         os.kill(worker._process.pid, signal.SIGKILL)
         assert (await compiler.compile(regex("b"))).source
         assert compiler.statistics().replaced == 1
@@ -117,7 +123,7 @@ def test_a_worker_is_begun_past_the_loop_that_streams_run_on(monkeypatch: pytest
         before = pipes()
         async with compiling(grammar_compile_timeout=60.0) as compiler:
             first = await compiler.compile(long)
-            (worker,) = compiler._all
+            (worker,) = compiler._stock._idle
             os.kill(worker._process.pid, signal.SIGKILL)
             assert (await compiler.compile(regex("b"))).source
             assert compiler.statistics().replaced == 1
@@ -127,11 +133,84 @@ def test_a_worker_is_begun_past_the_loop_that_streams_run_on(monkeypatch: pytest
     uvloop.run(replaced())
 
 
-async def test_a_worker_that_does_not_come_up_is_our_failure(tmp_path: Path) -> None:
+async def test_a_worker_that_does_not_come_up_is_our_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with compiling(tmp_path) as compiler:
-        with pytest.raises(EngineFailure):
+        compiler.start()
+        await compiler.warm()  # a server without structured output is a server
+        with pytest.raises(EngineFailure, match=r"does not start .*log says why"):
             await compiler.compile(regex("a"))
         assert compiler.statistics().remembered == 0
+    said = [record for record in caplog.records if record.message == "worker_failed"]
+    assert said
+    assert "tokenizer.json" in str(said[0].__dict__), "the log says why"
+
+
+async def refuse_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: object) -> object:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(stock, "begin", begin)
+
+
+async def test_one_worker_is_warm_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with compiling(grammar_workers=2) as compiler:
+        compiler.start()
+        assert compiler.statistics().workers == 0
+        await compiler.warm()
+        assert compiler.statistics().workers == 1
+        await refuse_to_begin(monkeypatch)
+        found = await asyncio.gather(*(compiler.compile(regex(f"a{{{number}}}")) for number in range(1, 6)))
+        assert len(found) == 5, "a burst does not wait for workers that have yet to start"
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        (worker,) = compiler._stock.workers
+        assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, own + NICE)
+
+
+async def test_after_a_worker_was_ended_the_next_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with compiling(grammar_compile_timeout=1.0) as compiler:
+        compiler.start()
+        await compiler.warm()
+        bomb = asyncio.create_task(compiler.compile(BOMB))
+        await until(lambda: compiler.statistics().waiting == 0 and not compiler._stock._idle)  # it is at work
+        await until(lambda: bool(compiler._stock._idle))  # the spare is there, without anybody's asking
+        await refuse_to_begin(monkeypatch)
+        with pytest.raises(InvalidRequest):
+            await bomb
+        assert (await compiler.compile(regex("a"))).source
+
+
+@pytest.mark.parametrize(("gigabytes", "told"), [(4.0, "compiled"), (0.06, "does not start")])
+def test_a_hard_limit_on_address_space(gigabytes: float, told: str) -> None:
+    """Under `ulimit -v` limits are lowered only; where nothing can start, that is told at once."""
+    limit = int(gigabytes * 2**30)
+    script = f"""if True:
+        import asyncio, resource
+        from tests.services.tokenizer.test_compiler import compiling, regex
+        from services.tokenizer import compile_process
+        from protocol.errors import EngineFailure
+        begin = compile_process.subprocess.Popen
+        def limited(*words, **more):
+            return begin(["bash", "-c", "ulimit -v {limit >> 10}; exec \\"$@\\"", "x", *words[0]], **more)
+        compile_process.subprocess.Popen = limited
+        async def main():
+            async with compiling() as compiler:
+                try:
+                    found = [await compiler.compile(regex(text)) for text in ("a", "b")]
+                    print("compiled", len(found))
+                except EngineFailure as error:
+                    print(error)
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert told in done.stdout
+
+
+def test_the_last_line_of_a_complaint() -> None:
+    assert last_line(b"Traceback\n  File\nMemoryError: too much\n\n") == "MemoryError: too much"
+    assert last_line(b"") == ""
+    assert len(last_line(b"x" * 9999)) == 400
 
 
 async def test_what_is_too_long_never_reaches_a_worker() -> None:
@@ -165,10 +244,10 @@ async def test_a_queue_that_is_full_refuses(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_closing_ends_the_workers() -> None:
     async with compiling() as compiler:
         await compiler.compile(regex("a"))
-        (worker,) = compiler._all
+        (worker,) = compiler._stock._idle
         process = worker._process
         waiting = asyncio.create_task(compiler.compile(BOMB))
-        await until(lambda: not compiler._idle)
+        await until(lambda: worker not in compiler._stock._idle)
         compiler.close()
         await asyncio.wait([waiting])
         assert process.wait(60) == -signal.SIGKILL
