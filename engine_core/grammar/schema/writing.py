@@ -28,6 +28,7 @@ from engine_core.grammar.schema.cells import (
     Truth,
 )
 from engine_core.grammar.schema.document import Document
+from engine_core.grammar.schema.sharing import share
 from protocol.errors import UnsupportedSchema
 
 MAX_INLINE = 16  # levels written inside one another before the rest moves to $defs
@@ -65,7 +66,7 @@ class Writer:
         if written is False:
             raise UnsupportedSchema("schema", "", "no value can match it")
         assert isinstance(written, dict), "a schema is an object or False"
-        return {**written, "$defs": self.definitions} if self.definitions else written
+        return share({**written, "$defs": self.definitions} if self.definitions else written)
 
     def child(self, term: Term) -> Json | bool:
         """The schema of a term, or a reference to it; False where nothing matches."""

@@ -1,0 +1,102 @@
+"""What a rewritten schema says more than once, said once: the automaton library compiles every copy anew, and the
+conjunctions and alternatives of a rewrite copy a lot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeAlias
+
+Json: TypeAlias = dict[str, object]
+LEAST = 120  # characters or so of a schema that is worth a reference
+NAMED = ("properties", "patternProperties")
+LISTED = ("anyOf", "allOf", "prefixItems")
+ONE = ("items", "additionalProperties")
+
+
+class _Copies:
+    """Numbers of the subschemas of one schema: equal ones have the same."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[object, ...], int] = {}
+        self.of: dict[int, int] = {}  # id() of a subschema, which its root keeps alive → its number
+        self.sizes: list[int] = []
+        self.uses: Counter[int] = Counter()
+
+    def count(self, schema: object) -> object:
+        """The number of a subschema, which is used once more; a boolean stands for itself."""
+        if not isinstance(schema, dict):
+            return schema
+        number = self.of.get(id(schema))
+        if number is None:
+            number = self.of[id(schema)] = self._number(schema)
+        self.uses[number] += 1
+        return number
+
+    def _number(self, schema: Json) -> int:
+        size = 0
+        key: list[object] = []
+        for keyword, value in schema.items():
+            if keyword in NAMED and isinstance(value, dict):
+                parts = [self.count(child) for child in value.values()]
+                key.append((keyword, *value, *parts))
+                size += sum(map(len, value)) + sum(map(self._size, parts))
+            elif keyword in LISTED and isinstance(value, list):
+                parts = [self.count(child) for child in value]
+                key.append((keyword, *parts))
+                size += sum(map(self._size, parts))
+            elif keyword in ONE:
+                part = self.count(value)
+                key.append((keyword, part, type(part)))
+                size += self._size(part)
+            else:
+                text = repr(value)
+                key.append((keyword, text))
+                size += len(text)
+            size += len(keyword)
+        number = self.numbers.setdefault(tuple(key), len(self.sizes))
+        if number == len(self.sizes):
+            self.sizes.append(size)
+        return number
+
+    def _size(self, part: object) -> int:
+        return self.sizes[part] if isinstance(part, int) and not isinstance(part, bool) else 4
+
+    def shared(self, schema: Json) -> bool:
+        number = self.of[id(schema)]
+        return self.uses[number] > 1 and self.sizes[number] >= LEAST
+
+
+def share(schema: Json) -> Json:
+    """The same schema with what it repeats in `$defs`. It holds no keywords but those that `writing` writes."""
+    definitions = schema.get("$defs", {})
+    assert isinstance(definitions, dict), "$defs are written as an object"
+    body = {keyword: value for keyword, value in schema.items() if keyword != "$defs"}
+    copies = _Copies()
+    for part in (body, *definitions.values()):
+        copies.count(part)
+    made: Json = {}
+    names: dict[int, str] = {}
+
+    def written(part: object, whole: bool = False) -> object:
+        if not isinstance(part, dict):
+            return part
+        if not whole and copies.shared(part):
+            number = copies.of[id(part)]
+            if number not in names:
+                names[number] = f"same-{len(names)}"  # no name that a schema gives has a dash
+                made[names[number]] = written(part, whole=True)
+            return {"$ref": f"#/$defs/{names[number]}"}
+        out: Json = {}
+        for keyword, value in part.items():
+            if keyword in NAMED and isinstance(value, dict):
+                out[keyword] = {name: written(child) for name, child in value.items()}
+            elif keyword in LISTED and isinstance(value, list):
+                out[keyword] = [written(child) for child in value]
+            else:
+                out[keyword] = written(value) if keyword in ONE else value
+        return out
+
+    root = written(body, whole=True)
+    assert isinstance(root, dict), "the body is an object"
+    kept = {name: written(part, whole=True) for name, part in definitions.items()}
+    return {**root, "$defs": {**kept, **made}} if kept or made else root
