@@ -194,3 +194,21 @@ def test_bad_requests_name_the_parameter(server: Server, body: dict[str, object]
     assert error["param"] is not None
     assert error["param"].startswith(param)
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("effort", ["high", "none"])
+def test_a_loop_for_reasoning_models(client: openai.OpenAI, effort: Any) -> None:
+    """The loop of DeepSeek's guide: it reads `reasoning_content` of every delta, and `content` where that is null."""
+    said = {"reasoning": "", "content": ""}
+    messages: Any = [{"role": "user", "content": "What is 128 + 457?"}]
+    words: Any = {"model": "penstock-demo", "messages": messages, "temperature": 0, "reasoning_effort": effort}
+    for chunk in client.chat.completions.create(stream=True, **words):
+        delta: Any = chunk.choices[0].delta
+        if delta.reasoning_content:
+            said["reasoning"] += delta.reasoning_content
+        else:
+            said["content"] += delta.content
+    whole: Any = client.chat.completions.create(**words).choices[0].message
+    assert said == {"reasoning": whole.reasoning_content or "", "content": whole.content}
+    assert bool(said["reasoning"]) == (effort == "high")
+    assert "585" in said["content"]
