@@ -195,6 +195,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
     session: str = ""  # requests of one session go to one replica where nothing else decides
     client: Client = Client()
+    suspect: bool = False  # its tokenizer died, maybe of it: it is tried in a process of its own first
 
 
 class Abort(Message, frozen=True):
@@ -216,6 +217,7 @@ class Tokenize(Message, frozen=True, kw_only=True):
     prompt: str | None = None
     add_special_tokens: bool = True
     with_strings: bool = False
+    suspect: bool = False  # as of `SubmitText`
 
 
 class Detokenize(Message, frozen=True):
@@ -223,6 +225,7 @@ class Detokenize(Message, frozen=True):
 
     id: int
     token_ids: bytes
+    suspect: bool = False  # as of `SubmitText`
 
 
 class Tokenized(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Signatures of requests that executors died of. The like of them is refused for a while."""
+"""Signatures of requests that executors or tokenizers died of. The like of them is refused for a while."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hashlib import blake2b
 
 import msgspec
 
-from protocol.messages import SubmitTokens
+from protocol.messages import Detokenize, SubmitText, SubmitTokens, Tokenize
 
 REFUSED_SECONDS = 600.0
 MOST = 256  # remembered signatures
 
 
 class Condemned:
-    """Signatures of requests that killed executors. Bounded: the oldest is forgotten first."""
+    """Signatures of requests that killed processes. Bounded: the oldest is forgotten first."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[bytes, float] = OrderedDict()
@@ -22,16 +22,16 @@ class Condemned:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, message: SubmitTokens, now: float) -> None:
-        self._until[signature(message)] = now + REFUSED_SECONDS
+    def add(self, found: bytes, now: float) -> None:
+        self._until[found] = now + REFUSED_SECONDS
         while len(self._until) > MOST:
             self._until.popitem(last=False)
 
-    def holds(self, message: SubmitTokens, now: float) -> bool:
-        """Whether the like of this request is refused now."""
+    def holds(self, found: bytes, now: float) -> bool:
+        """Whether the like of a request with this signature is refused now."""
         while self._until and next(iter(self._until.values())) <= now:
             self._until.popitem(last=False)
-        return bool(self._until) and signature(message) in self._until
+        return found in self._until
 
 
 def signature(message: SubmitTokens) -> bytes:
@@ -40,3 +40,18 @@ def signature(message: SubmitTokens) -> bytes:
     digest = blake2b(message.token_ids, digest_size=16)
     digest.update(msgspec.msgpack.encode((parameters, message.automaton, message.prediction, message.n)))
     return digest.digest()
+
+
+def text_signature(message: SubmitText | Tokenize | Detokenize) -> bytes:
+    """What two requests have in common that have the same made of a tokenizer."""
+    match message:
+        case Detokenize():
+            parts: tuple[object, ...] = (message.token_ids,)
+        case Tokenize():
+            parts = (message.messages, message.tools, message.template_arguments, message.prompt)
+        case SubmitText():
+            parts = (
+                message.messages, message.tools, message.template_arguments, message.prompt, message.prompt_ids,
+                message.chat_template, message.prediction, message.stop, message.bad_words,
+            )  # fmt: skip
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()

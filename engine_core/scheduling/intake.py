@@ -8,6 +8,7 @@ import numpy as np
 
 from engine_core.grammar.guide import Guide
 from engine_core.kv.identity import root
+from engine_core.scheduling.condemned import signature
 from engine_core.scheduling.lifecycle import add, resume
 from engine_core.scheduling.options import SchedulingOptions
 from engine_core.scheduling.overload import check_room
@@ -111,7 +112,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         if message.id in state.requests:
             raise EngineFailure("a request with this id is already running")
         validate(message, options, state.pool.capacity)
-        if state.condemned.holds(message, now):
+        if state.condemned and state.condemned.holds(signature(message), now):
             raise InvalidRequest(CONDEMNED, code="condemned")
         check_room(state, message)
     except RequestError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine_core.scheduling.condemned import signature
 from engine_core.scheduling.lifecycle import cancel, preempt
 from engine_core.scheduling.request import Choice
 from engine_core.scheduling.state import State
@@ -38,7 +39,7 @@ def charge(state: State, suspects: Iterable[Choice], now: float) -> None:
         choice.mark = len(choice.tokens)
         state.accused.pop(choice, None)
         if choice.deaths > SUSPICIOUS:
-            state.condemned.add(choice.request.message, now)
+            state.condemned.add(signature(choice.request.message), now)
             state.totals.condemned += 1
             cancel(state, choice.request, Finish.ERROR, KILLER)
         elif choice.deaths == SUSPICIOUS:

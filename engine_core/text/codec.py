@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,6 +43,17 @@ class Codec(Protocol):
         """Have these tokens, as far as the vocabulary holds them, split off whole in texts and count as special."""
 
 
+@contextlib.contextmanager
+def panics() -> Iterator[None]:
+    """A panic of the library, which is no Exception to Python, as an error that ends one request."""
+    try:
+        yield
+    except BaseException as error:  # guard: design 7; its type has no name that can be imported
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError("the tokenizer library failed") from error
+
+
 class FastCodec:
     """A `tokenizers.Tokenizer`. Its encode releases the GIL and may run in several threads."""
 
@@ -59,7 +71,8 @@ class FastCodec:
         self.added = frozenset(added)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with panics():
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
@@ -68,10 +81,12 @@ class FastCodec:
 
         if self._plain is None:
             self._plain = PlainTokenizer(self._tokenizer, controls)
-        return self._plain.encode(pieces, add_special_tokens)
+        with panics():
+            return self._plain.encode(pieces, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        with panics():
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def tokens(self) -> list[str]:
         found = [""] * self.size

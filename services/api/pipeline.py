@@ -21,7 +21,8 @@ from typing import Protocol
 
 import msgspec
 
-from protocol.errors import InvalidRequest, Overloaded, Unavailable
+from engine_core.scheduling.condemned import Condemned, text_signature
+from protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
 from protocol.figures import Census, ProcessFigures
 from protocol.messages import (
     Abort,
@@ -49,6 +50,10 @@ from services.wire import Arrival, Joined, Left, Peer
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
 NOBODY = Client()  # all requests of a program are one client's
+MOST_DEATHS = 3  # of tokenizers, while a request did not get further; then it ends
+KILLER = f"{MOST_DEATHS + 1} tokenizers died while they had this request"
+LIKE_KILLER = "a tokenizer died of a request like this one; it is refused for ten minutes"
+CONDEMNED = "condemned"
 HOLD = 60.0  # seconds that requests wait for a missing part to come back
 
 
@@ -76,7 +81,7 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
 class Ticket:
     """One internal request: its rows go to choices `first`.. of `reply`."""
 
-    __slots__ = ("ended", "first", "id", "peer", "reply", "request", "written")
+    __slots__ = ("deaths", "ended", "first", "id", "mark", "peer", "reply", "request", "written")
 
     def __init__(self, request: SubmitText, reply: Reply, first: int) -> None:
         self.id = request.id
@@ -86,29 +91,38 @@ class Ticket:
         self.first = first
         self.written = [bytearray() for _ in range(request.n)]  # int32: ids of the tokens that were delivered
         self.ended: set[int] = set()
+        self.deaths = 0  # tokenizers that died since it got further
+        self.mark = 0  # how far it had got when the last one died
 
     def message(self) -> SubmitText:
         """What has a tokenizer begin it, or go on behind what was delivered."""
         written: tuple[Written, ...] = ()
         if self.ended or any(self.written):
             written = tuple(Written(bytes(ids), index in self.ended) for index, ids in enumerate(self.written))
-        return msgspec.structs.replace(self.request, id=self.id, written=written)
+        return msgspec.structs.replace(self.request, id=self.id, written=written, suspect=self.deaths > 0)
+
+    def bereave(self) -> None:
+        """Its tokenizer died. It may have been of this, unless it got further there."""
+        far = sum(map(len, self.written)) + len(self.ended)
+        self.deaths = self.deaths + 1 if far == self.mark else 0
+        self.mark = far
 
 
 class Question:
     """A call to a tokenizer that has one answer."""
 
-    __slots__ = ("_message", "answer", "id", "peer")
+    __slots__ = ("_message", "answer", "deaths", "id", "peer")
 
     def __init__(self, message: Tokenize | Detokenize, answer: asyncio.Future[Tokenized | Detokenized]) -> None:
         self.id = message.id
         self._message = message
         self.peer: Peer | None = None  # None while no tokenizer has it
         self.answer = answer
+        self.deaths = 0  # tokenizers that died while they had it
 
     def message(self) -> Tokenize | Detokenize:
         """What it asks."""
-        return self._message
+        return msgspec.structs.replace(self._message, suspect=True) if self.deaths else self._message
 
 
 class Pipeline:
@@ -155,6 +169,7 @@ class Pipeline:
         self._owed: dict[Peer, deque[Abort]] = {}  # by the tokenizer that lacks the credit for them
         self._served = False  # requests were taken once
         self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
+        self._condemned = Condemned()
         self._submitted = self._refused = self._moved = 0
 
     @property
@@ -189,6 +204,8 @@ class Pipeline:
         if len(requests) > self._limit:
             message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"
             raise InvalidRequest(message, param="prompt", code="invalid_value")
+        for request in requests:
+            self._check_condemned(request, now)
         if len(self._tickets) + len(requests) > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
@@ -244,6 +261,7 @@ class Pipeline:
         Raises Unavailable without a tokenizer, Overloaded when it takes no more, and what it refuses the question with.
         """
         self._check_open(self._tokenizer_trouble(), time.monotonic())
+        self._check_condemned(question, time.monotonic())
         answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
         asked = Question(question, answer)
         if len(self._questions) >= self._limit or not self._place(asked):
@@ -268,13 +286,13 @@ class Pipeline:
                 case Census() as census:
                     self._register.note(arrival.peer, census)
                 case Rejected() as rejected:
-                    self._rejected(rejected)
+                    self._rejected(rejected, now)
                 case Tokenized() | Detokenized() as answer:
                     question = self._questions.get(answer.id)
                     if question is not None and not question.answer.done():
                         question.answer.set_result(answer)
                 case Left():
-                    self._lost(arrival.peer)
+                    self._lost(arrival.peer, now)
                 case Joined():
                     pass  # what waits is sent below
                 case other:
@@ -363,8 +381,11 @@ class Pipeline:
         for reply in replies:
             reply.pushed()
 
-    def _rejected(self, rejected: Rejected) -> None:
+    def _rejected(self, rejected: Rejected, now: float) -> None:
         error = from_rejected(rejected)
+        waiting = self._questions.get(rejected.id) or self._tickets.get(rejected.id)
+        if waiting is not None and waiting.deaths and rejected.code == CONDEMNED:
+            self._condemned.add(text_signature(waiting.message()), now)
         question = self._questions.get(rejected.id)
         if question is not None and not question.answer.done():
             question.answer.set_exception(error)
@@ -372,11 +393,21 @@ class Pipeline:
         if ticket is not None:
             ticket.reply.fail(error)
 
-    def _lost(self, peer: Peer) -> None:
-        """A tokenizer is gone: what it had goes on elsewhere, in the order in which it came."""
+    def _lost(self, peer: Peer, now: float) -> None:
+        """A tokenizer is gone: what it had goes on elsewhere, in the order in which it came.
+
+        What did not get further there may be what it died of. The next one tries it in a process of its own; what
+        outlives that and is still there when several have died ends.
+        """
         renamed: dict[int, int] = {}
         moved = [ticket for ticket in self._tickets.values() if ticket.peer is peer]
         for ticket in moved:
+            ticket.bereave()
+            if ticket.deaths > MOST_DEATHS:
+                self._condemned.add(text_signature(ticket.request), now)
+                del self._tickets[ticket.id]
+                ticket.reply.fail(EngineFailure(KILLER))
+                continue
             number = self.new_id()
             renamed[ticket.id] = number
             del self._tickets[ticket.id]
@@ -391,7 +422,18 @@ class Pipeline:
         for question in self._questions.values():
             if question.peer is peer:
                 question.peer = None
-                self._held[question.id] = question
+                question.deaths += 1
+                if question.deaths <= MOST_DEATHS:
+                    self._held[question.id] = question
+                elif not question.answer.done():
+                    self._condemned.add(text_signature(question.message()), now)
+                    question.answer.set_exception(EngineFailure(KILLER))
+
+    def _check_condemned(self, message: SubmitText | Tokenize | Detokenize, now: float) -> None:
+        """Raise InvalidRequest for the like of what a tokenizer died of."""
+        if self._condemned and self._condemned.holds(text_signature(message), now):
+            self._refused += 1
+            raise InvalidRequest(LIKE_KILLER, code=CONDEMNED)
 
     def _place_all(self, requests: Sequence[SubmitText], reply: Reply) -> None:
         """Place all of them or none. Raises Overloaded."""

@@ -149,9 +149,10 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
     controls = read_controls(vocabulary, template.source, dialect) if options.split_special_tokens else None
+    texts = None if controls is None else controls.texts
     setting = Setting(
-        vocabulary.names, dialect, None if controls is None else controls.texts,
-        options.template_timeout, options.template_memory,
+        str(path), options.chat_template, limits, vocabulary.names, dialect, texts, options.template_timeout,
+        options.template_memory,
     )  # fmt: skip
     prompter = Prompter(vocabulary, template, limits, dialect, controls)
     return Frontend(vocabulary, prompter, placement_of(config)), setting

@@ -252,6 +252,9 @@ class Relay:
         if isinstance(question, SubmitText) and question.chat_template is not None:
             assert self._structure is not None
             rendered = await self._structure.render(question, moment(question))
+        if question.suspect and not isinstance(rendered, Rejected):
+            assert self._structure is not None
+            rendered = await self._structure.refusal(question, moment(question), rendered) or rendered
         made = (
             rendered
             if isinstance(rendered, Rejected)
@@ -279,9 +282,10 @@ def moment(question: Question) -> float:
 
 
 def structured(question: Question) -> bool:
-    """Whether it may have to wait for a worker: for its grammar to be compiled or its own template to be rendered."""
-    if not isinstance(question, SubmitText):
-        return False
+    """Whether it may have to wait for a worker: for its grammar to be compiled, its own template to be rendered, or for
+    its own trial."""
+    if question.suspect or not isinstance(question, SubmitText):
+        return question.suspect
     return (
         question.grammar is not None
         or question.tool_use is not None

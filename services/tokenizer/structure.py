@@ -12,7 +12,7 @@ from engine_core.text.prompts import Prepared
 from engine_core.text.rendering import Rendered
 from engine_core.text.request import named
 from protocol.errors import Overloaded, RequestError
-from protocol.messages import Automaton, Grammar, Rejected, SubmitText
+from protocol.messages import Automaton, Detokenize, Grammar, Rejected, SubmitText, Tokenize
 from services.tokenizer.orders import Done
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ class TemplateRenderer(Protocol):
     """`services.tokenizer.templates.Templates` and test doubles."""
 
     async def render(self, request: SubmitText, now: float) -> Rendered: ...
+
+    async def fatal(
+        self, question: SubmitText | Tokenize | Detokenize, now: float, rendered: Rendered | None
+    ) -> str: ...
 
 
 class Structure:
@@ -48,6 +52,13 @@ class Structure:
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("template_failed", extra=named(text.id, text.trace))
             return failure(text.id)
+
+    async def refusal(
+        self, question: SubmitText | Tokenize | Detokenize, now: float, rendered: Rendered | None
+    ) -> Rejected | None:
+        """Of what a tokenizer may have died of: its end, where it kills another process too."""
+        message = await self._templates.fatal(question, now, rendered)
+        return Rejected(id=question.id, status=500, message=message, code="condemned") if message else None
 
     async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
         """The prompt with the automaton of the answer's grammar, or why there is none."""

@@ -1,17 +1,21 @@
-"""What a template worker and its owner say to each other: `Setting` once, then an `Order` in, an `Answer` out."""
+"""What a template worker and its owner say to each other: `Setting` once, then a `Job` in, an `Answer` out."""
 
 from __future__ import annotations
 
 import msgspec
 
 from engine_core.text.parsers.dialect import Dialect
+from engine_core.text.prompts import PromptLimits
 from engine_core.text.rendering import Rendered
-from protocol.messages import SubmitText
+from protocol.messages import Detokenize, SubmitText, Tokenize
 
 
 class Setting(msgspec.Struct, frozen=True):
     """What a template worker must know of the model, and what one rendering may take."""
 
+    folder: str  # of the model
+    chat_template: str  # the operator's file with one, or empty
+    limits: PromptLimits
     names: dict[str, str]  # the special tokens that templates can name
     dialect: Dialect
     controls: frozenset[str] | None  # control tokens that contents must not spell; None: they may
@@ -19,11 +23,19 @@ class Setting(msgspec.Struct, frozen=True):
     memory: int  # bytes
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, tag=True):
     """A chat to be rendered by the request's own template."""
 
     request: SubmitText
     now: float  # unix seconds
+
+
+class Trial(msgspec.Struct, frozen=True, tag=True):
+    """What may have killed a tokenizer: whether it kills a process that does with it what a tokenizer does."""
+
+    question: SubmitText | Tokenize | Detokenize
+    now: float  # unix seconds
+    rendered: Rendered | None = None  # of a request with a template of its own
 
 
 class Complaint(msgspec.Struct, frozen=True, tag=True):
@@ -40,15 +52,21 @@ class Printed(msgspec.Struct, frozen=True, tag=True):
     rendered: Rendered
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What came of an order."""
+class Survived(msgspec.Struct, frozen=True, tag=True):
+    """What was tried kills nobody."""
 
-    outcome: Printed | Complaint
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a job."""
+
+    outcome: Printed | Complaint | Survived
     remembered: int = 0  # bytes of the template sources that the worker keeps compiled
     ended: bool = False  # the rendering passed a limit or died
 
 
 SETTING = msgspec.msgpack.Decoder(Setting)
-ORDER = msgspec.msgpack.Decoder(Order)
+JOB: msgspec.msgpack.Decoder[Order | Trial] = msgspec.msgpack.Decoder(Order | Trial)
 ANSWER = msgspec.msgpack.Decoder(Answer)
-PRINTING: msgspec.msgpack.Decoder[Printed | Complaint] = msgspec.msgpack.Decoder(Printed | Complaint)
+OUTCOME: msgspec.msgpack.Decoder[Printed | Complaint | Survived] = msgspec.msgpack.Decoder(
+    Printed | Complaint | Survived
+)

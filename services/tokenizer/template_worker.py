@@ -1,4 +1,5 @@
-"""A template worker: a process that renders chats by templates of requests, each in a child of its own.
+"""A template worker: a process that renders chats by templates of requests, each in a child of its own, and tries there
+what a tokenizer may have died of.
 
 The template and all that it makes live in the child, whose CPU time and memory are limited for good, and end with it.
 The worker compiles the template, within the same limits, and remembers it. Nothing else of a request stays here. Its
@@ -8,6 +9,8 @@ owner (`services.tokenizer.templates`) replaces it when it ends. They talk over 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import math
 import os
 import resource
@@ -15,23 +18,47 @@ import signal
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jinja2
 import msgspec
 
 from engine_core.text.controls import Controls
+from engine_core.text.prompts import Prompter
 from engine_core.text.rendering import Renderer
-from engine_core.text.template import DEFAULT, ChatTemplate
+from engine_core.text.request import Request
+from engine_core.text.template import DEFAULT, ChatTemplate, read_template
+from engine_core.text.vocabulary import read_vocabulary
 from protocol.errors import InvalidRequest
+from protocol.messages import Detokenize, SubmitText, Tokenize
 from services.process import PARENT, follow_parent
 from services.tokenizer.frames import limit_memory, lower, read_frame, write_frame
 from services.tokenizer.orders import TIME_SIGNAL
-from services.tokenizer.template_orders import ORDER, PRINTING, SETTING, Answer, Complaint, Order, Printed, Setting
+from services.tokenizer.template_orders import (
+    JOB,
+    OUTCOME,
+    SETTING,
+    Answer,
+    Complaint,
+    Order,
+    Printed,
+    Setting,
+    Survived,
+    Trial,
+)
+
+log = logging.getLogger(__name__)
+
+Outcome = Printed | Complaint | Survived
 
 PARAM = "chat_template"
 TOO_MUCH = "template_too_complex"
 MOST_SOURCE = 1 << 20  # bytes of remembered sources; compiled they take about thirty times as much
+TRIAL_SECONDS = 60.0
+TRIAL_MEMORY = 16 << 30  # bytes
+CONDEMNED = "condemned"
+KILLER = "a tokenizer died while it had this request, and a process that did the same with it alone died too"
 MOST_PRINTED = 256 << 20  # bytes of one answer
 OUT_OF_MEMORY = os.EX_UNAVAILABLE
 # How a process ends whose memory or stack ran out: by the C library, by the kernel, or by an exit of ours.
@@ -49,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     worker = TemplateWorker(SETTING.decode(frame))
     while (frame := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(worker.answer(ORDER.decode(frame))))
+        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(worker.answer(JOB.decode(frame))))
 
 
 class TemplateWorker:
@@ -60,16 +87,28 @@ class TemplateWorker:
         self._controls = None if setting.controls is None else Controls(setting.controls)
         self._known: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._bytes = 0
+        self._tried: Tokenizing | None = None  # read when something is first tried
 
-    def answer(self, order: Order) -> Answer:
-        """What came of one order, unless compiling its template ends this process."""
+    def answer(self, job: Order | Trial) -> Answer:
+        """What came of one job, unless compiling a template ends this process."""
+        return self._render(job) if isinstance(job, Order) else self._try(job)
+
+    def _try(self, trial: Trial) -> Answer:
+        if self._tried is None:
+            self._tried = Tokenizing(self._setting)
+        outcome, ended = self._apart(functools.partial(self._tried.survived, trial), TRIAL_SECONDS, TRIAL_MEMORY)
+        return Answer(Complaint(KILLER, None, CONDEMNED) if ended else outcome, self._bytes, ended)
+
+    def _render(self, order: Order) -> Answer:
         source = order.request.chat_template
         assert source is not None
         try:
             template = self._compiled(source)
         except InvalidRequest as error:
             return Answer(complaint(error), self._bytes)
-        outcome, ended = self._apart(template, order)
+        setting = self._setting
+        rendered = functools.partial(self._outcome, template, order)
+        outcome, ended = self._apart(rendered, setting.seconds, setting.memory)
         return Answer(outcome, self._bytes, ended)
 
     def _compiled(self, source: str) -> ChatTemplate:
@@ -98,16 +137,16 @@ class TemplateWorker:
             self._bytes -= len(oldest.encode(errors="replace"))
         return template
 
-    def _apart(self, template: ChatTemplate, order: Order) -> tuple[Printed | Complaint, bool]:
-        """What a child printed, and whether it did not come to its end."""
+    def _apart(self, work: Callable[[], Outcome], seconds: float, memory: int) -> tuple[Outcome, bool]:
+        """What came of `work` in a child, and whether it did not come to its end."""
         reader, writer = os.pipe()
         own = os.getpid()
         child = os.fork()
         if child == 0:
             try:
                 os.close(reader)
-                confine(self._setting, own)
-                write_all(writer, msgspec.msgpack.encode(self._outcome(template, order)))
+                confine(seconds, memory, own)
+                write_all(writer, msgspec.msgpack.encode(work()))
             except MemoryError:
                 os._exit(OUT_OF_MEMORY)
             except BaseException:  # guard: design 7, the child must not go on as the worker
@@ -121,7 +160,7 @@ class TemplateWorker:
         code = os.waitstatus_to_exitcode(status)
         if code == os.EX_OK:
             with contextlib.suppress(msgspec.DecodeError):
-                return PRINTING.decode(body), False
+                return OUTCOME.decode(body), False
         return limit_passed(code, self._setting), True
 
     def _outcome(self, template: ChatTemplate, order: Order) -> Printed | Complaint:
@@ -134,6 +173,35 @@ class TemplateWorker:
         except Exception as error:  # guard: design 7, one request's template
             return Complaint(f"chat_template cannot be rendered ({type(error).__name__})", PARAM, "invalid_value")
         return Printed(msgspec.structs.replace(found, tools=None))  # its owner has them
+
+
+class Tokenizing:
+    """What a tokenizer does with a request before the first token comes."""
+
+    def __init__(self, setting: Setting) -> None:
+        import engine_core.text.plain  # noqa: F401 (children, which open no file, can import nothing)
+
+        folder = Path(setting.folder)
+        self._vocabulary = read_vocabulary(folder)
+        template = read_template(folder, setting.names, setting.chat_template)
+        controls = None if setting.controls is None else Controls(setting.controls)
+        self._prompter = Prompter(self._vocabulary, template, setting.limits, setting.dialect, controls)
+
+    def survived(self, trial: Trial) -> Survived:
+        """That is all that is told; what raises an error ends its request alone, in a tokenizer too."""
+        try:
+            match trial.question:
+                case SubmitText() as text:
+                    Request(0, text).start(self._vocabulary, self._prompter.prepare(text, trial.now, trial.rendered))
+                case Tokenize() as question:
+                    self._prompter.tokenize(question, trial.now)
+                case Detokenize() as question:
+                    self._prompter.detokenize(question)
+        except MemoryError:
+            raise
+        except Exception:  # guard: design 7, as the frontend's
+            log.debug("trial_raised", exc_info=True)
+        return Survived()
 
 
 def complaint(error: InvalidRequest) -> Complaint:
@@ -159,20 +227,19 @@ def too_large(memory: int) -> Complaint:
     return Complaint(f"chat_template: rendering it takes more than {limit}", PARAM, TOO_MUCH)
 
 
-def confine(setting: Setting, parent: int) -> None:
+def confine(seconds: float, memory: int, parent: int) -> None:
     """Limit this process for good: it ends with its parent, writes no file, opens none and starts no process."""
     follow_parent(signal.SIGKILL, {PARENT: str(parent)})
-    limit_memory(setting.memory, for_good=True)
-    seconds = math.ceil(setting.seconds)
+    limit_memory(memory, for_good=True)
     for kind, most in (
-        (resource.RLIMIT_CPU, seconds + 1),  # behind the timer, which a process could set anew
+        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # behind the timer, which a process could set anew
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 0),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         lower(kind, most)
-    signal.setitimer(signal.ITIMER_PROF, setting.seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def unlimit_memory() -> None:

@@ -1,4 +1,5 @@
-"""Templates of requests are rendered in worker processes, with limits of CPU time and memory.
+"""Templates of requests are rendered in worker processes, with limits of CPU time and memory, and what a tokenizer may
+have died of is tried there.
 
 Workers are started when the first such request comes and stay. A request waits for requests of its kind alone.
 """
@@ -16,17 +17,19 @@ import msgspec
 from engine_core.text.rendering import Rendered, read_list
 from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded
-from protocol.messages import SubmitText
+from protocol.messages import Detokenize, SubmitText, Tokenize
 from services import journal
 from services.tokenizer.compile_process import ROOT, End, Worker
 from services.tokenizer.compiler import ATTEMPTS, MOST_WAITING, PATIENCE
-from services.tokenizer.template_orders import ANSWER, Answer, Complaint, Order, Setting
-from services.tokenizer.template_worker import environment, too_large, too_slow
+from services.tokenizer.template_orders import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
+from services.tokenizer.template_worker import TRIAL_SECONDS, environment, too_large, too_slow
 
 log = logging.getLogger(__name__)
 
 # Beside the rendering's own CPU time: compiling the template, and reading a long conversation and its text.
 SLACK = 5.0
+
+Question = SubmitText | Tokenize | Detokenize
 
 
 class TemplateStatistics(msgspec.Struct, frozen=True):
@@ -64,15 +67,26 @@ class Templates:
         finally:
             self._waiting -= 1
         try:
-            answer = await self._answer(msgspec.msgpack.encode(Order(request, now)))
+            body = msgspec.msgpack.encode(Order(request, now))
+            answer = await self._answer(body, self._options.template_timeout)
         finally:
             self._seats.release()
         self._ended += answer.ended
         if isinstance(answer.outcome, Complaint):
             self._refused += 1
             raise InvalidRequest(answer.outcome.message, param=answer.outcome.param, code=answer.outcome.code)
+        assert isinstance(answer.outcome, Printed)
         self._rendered += 1
         return msgspec.structs.replace(answer.outcome.rendered, tools=read_list(request.tools, "tools"))
+
+    async def fatal(self, question: Question, now: float, rendered: Rendered | None) -> str:
+        """How it is told that a process dies that does with it what a tokenizer does; empty: it does not."""
+        async with self._seats:
+            try:
+                answer = await self._answer(msgspec.msgpack.encode(Trial(question, now, rendered)), TRIAL_SECONDS)
+            except EngineFailure:  # nothing can be tried, so it goes on: its api process counts the deaths
+                return ""
+        return answer.outcome.message if isinstance(answer.outcome, Complaint) else ""
 
     def close(self) -> None:
         """End the workers."""
@@ -92,13 +106,13 @@ class Templates:
             ended=self._ended,
         )
 
-    async def _answer(self, body: bytes) -> Answer:
+    async def _answer(self, body: bytes, seconds: float) -> Answer:
         """What a worker says. One that a template ended is replaced; one that is killed costs time only."""
         options = self._options
         for _ in range(ATTEMPTS):
             worker = self._idle.pop() if self._idle else await self._start()
             try:
-                found = await worker.ask(body, options.template_timeout * PATIENCE + SLACK)
+                found = await worker.ask(body, seconds * PATIENCE + SLACK)
             except asyncio.CancelledError:  # an answer that nobody takes would be the next order's
                 self._remembered.pop(worker, None)
                 worker.kill()

@@ -37,18 +37,18 @@ def test_others_are_not(other: SubmitTokens) -> None:
 
 def test_it_is_refused_for_a_while() -> None:
     condemned = Condemned()
-    assert not condemned.holds(request(), 0.0)
-    condemned.add(request(), 100.0)
-    assert condemned.holds(request(2), 100.0 + REFUSED_SECONDS - 1)
-    assert not condemned.holds(request(prompt=(9,)), 101.0)
-    assert not condemned.holds(request(), 100.0 + REFUSED_SECONDS)
+    assert not condemned.holds(signature(request()), 0.0)
+    condemned.add(signature(request()), 100.0)
+    assert condemned.holds(signature(request(2)), 100.0 + REFUSED_SECONDS - 1)
+    assert not condemned.holds(signature(request(prompt=(9,))), 101.0)
+    assert not condemned.holds(signature(request()), 100.0 + REFUSED_SECONDS)
     assert len(condemned) == 0
 
 
 def test_memory_is_bounded() -> None:
     condemned = Condemned()
     for number in range(MOST + 10):
-        condemned.add(request(prompt=(number,)), 100.0)
+        condemned.add(signature(request(prompt=(number,))), 100.0)
     assert len(condemned) == MOST
-    assert not condemned.holds(request(prompt=(9,)), 100.0)
-    assert condemned.holds(request(prompt=(10,)), 100.0)
+    assert not condemned.holds(signature(request(prompt=(9,))), 100.0)
+    assert condemned.holds(signature(request(prompt=(10,))), 100.0)

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine_core.embedded import demo_folder
-from engine_core.text.codec import FastCodec, SlowCodec, read_codec
+from engine_core.text.codec import FastCodec, SlowCodec, panics, read_codec
 from engine_core.text.vocabulary import read_vocabulary
 from protocol.errors import ModelError
 from tests.engine_core.text.vocabularies import CORPUS, stream, tokenizer, tokenizer_json
@@ -114,3 +114,16 @@ def test_added_tokens_are_known_whether_special_or_not() -> None:
     assert think not in found.special
     assert found.special <= found.added
     assert found.token_id("the") not in found.added
+
+
+def test_a_panic_of_the_library_ends_one_request() -> None:
+    """A panic is no Exception: it would end the process."""
+
+    class PanicException(BaseException):
+        pass
+
+    with pytest.raises(RuntimeError, match="the tokenizer library failed"), panics():
+        raise PanicException("index out of bounds")
+    for other in (KeyError, KeyboardInterrupt):
+        with pytest.raises(other), panics():
+            raise other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -26,7 +27,7 @@ from protocol.messages import (
 )
 from services.api.engines import Engines
 from services.api.metrics import Timings
-from services.api.pipeline import HOLD, Pipeline
+from services.api.pipeline import HOLD, MOST_DEATHS, Pipeline
 from services.api.reply import Reply
 from services.tracing.operation import Operations
 from services.wire import Arrival, Joined, Left
@@ -267,6 +268,82 @@ def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> N
     assert [choice.take_text() for choice in waiting.choices] == ["acd", "b", "e"]
     assert [choice.tokens for choice in waiting.choices] == [4, 3, 1]
     assert (made.statistics().unfinished, made.statistics().moved) == (0, 1)
+
+
+def test_what_a_tokenizer_may_have_died_of_is_a_suspect() -> None:
+    """A request that got further there is none."""
+    port = FakePort(silent)
+    made = pipeline(port)
+    (_, (stuck,)), (_, (running,)) = submit(made), submit(made)
+    assert (stuck.suspect, running.suspect) == (False, False)
+    port.arrive(batch([(running.id, Row(text="a", token_ids=ids(5)))]))
+    for suspected in ((True, False), (True, True)):
+        port.lose()
+        port.peer = new_peer()
+        port.arrive(Joined())
+        assert tuple(each.suspect for each in port.of(SubmitText)[-2:]) == suspected
+
+
+def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    killer, _ = submit(made)
+    other = reply()
+    made.submit([SubmitText(id=made.new_id(), prompt="b", sampling=Sampling())], other, NOW)
+    for death in range(MOST_DEATHS + 1):
+        assert killer.error is None
+        number = port.of(SubmitText)[-1].id
+        port.arrive(batch([(number, Row(text="a", token_ids=ids(death)))]))
+        port.lose()
+        port.peer = new_peer()
+        port.arrive(Joined())
+    assert isinstance(killer.error, EngineFailure)
+    assert other.error is None
+    assert made.statistics().unfinished == 1
+    with pytest.raises(InvalidRequest, match="like this one") as caught:  # the like of it, for a while
+        submit(made)
+    assert caught.value.code == "condemned"
+    made.submit([SubmitText(id=made.new_id(), prompt="c", sampling=Sampling())], reply(), NOW)
+
+
+async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
+    """Only what was a suspect: an engine that condemns a request says it in the same words."""
+    port = FakePort(silent)
+    made = pipeline(port)
+    port.deliver = lambda arrivals: made.receive(arrivals, time.monotonic())  # by which questions are asked
+    waiting, (request,) = submit(made)
+    port.arrive(Rejected(id=request.id, status=400, message="of executors", code="condemned"))
+    assert isinstance(waiting.error, InvalidRequest)
+    waiting, _ = submit(made)
+    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="kill")))
+    await asyncio.sleep(0)
+    port.lose()
+    port.peer = new_peer()
+    port.arrive(Joined())
+    assert port.of(Tokenize)[-1].suspect
+    for number in (port.of(SubmitText)[-1].id, 7):
+        port.arrive(Rejected(id=number, status=500, message="it died", code="condemned"))
+    assert isinstance(waiting.error, EngineFailure)
+    with pytest.raises(EngineFailure, match="it died"):
+        await asking
+    with pytest.raises(InvalidRequest, match="like this one"):
+        submit(made)
+    with pytest.raises(InvalidRequest, match="like this one"):
+        await made.ask(Tokenize(id=8, prompt="kill"))
+
+
+async def test_a_question_that_tokenizers_keep_dying_of_ends() -> None:
+    port = FakePort(silent)
+    made = pipeline(port)
+    asking = asyncio.ensure_future(made.ask(Detokenize(7, b"odd")))
+    for _ in range(MOST_DEATHS + 1):
+        await asyncio.sleep(0)
+        assert not asking.done()
+        port.lose()
+        port.peer = new_peer()
+        port.arrive(Joined())
+    with pytest.raises(EngineFailure):
+        await asking
 
 
 def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:

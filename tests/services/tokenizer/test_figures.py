@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_core.histogram import Histogram
 from engine_core.text.parsers.dialect import Dialect
+from engine_core.text.prompts import PromptLimits
 from protocol.config import TokenizerConfig
 from protocol.figures import Census
 from protocol.links import Role
@@ -51,7 +52,7 @@ async def test_everything_in_the_catalogue_is_told_with_what_schedulers_told(tmp
         relay.from_scheduler(0, [scheduler.arrival(told)])  # type: ignore[arg-type]
         vitals = Vitals(Self(Role.TOKENIZER, 1, 5, 7), tmp_path, Histogram(LAG))
         options = TokenizerConfig()
-        templates = Templates(Setting({}, Dialect(), None, 2.0, 1 << 30), options)
+        templates = Templates(Setting("", "", PromptLimits(9, 9, ()), {}, Dialect(), None, 2.0, 1 << 30), options)
         figures = Figures(vitals, relay, Compiler(tmp_path, options), templates, watches[0], [watches[1]])
         figures.tell()
         ((to, census),) = text.sent

@@ -10,7 +10,18 @@ import pytest
 
 from engine_core.text.rendering import Rendered
 from protocol.errors import InvalidRequest
-from protocol.messages import Abort, Finish, Grammar, Rejected, Sampling, SubmitText, SubmitTokens, TextBatch
+from protocol.messages import (
+    Abort,
+    Finish,
+    Grammar,
+    Rejected,
+    Sampling,
+    SubmitText,
+    SubmitTokens,
+    TextBatch,
+    Tokenize,
+    Tokenized,
+)
 from services.tokenizer.orders import Done
 from services.tokenizer.relay import Relay
 from services.tokenizer.structure import Structure
@@ -24,11 +35,16 @@ class Gate:
 
     def __init__(self) -> None:
         self.waiting: dict[str, asyncio.Future[Done]] = {}
+        self.tried: list[int] = []
         self.rendering: dict[str, asyncio.Future[Rendered]] = {}
 
     async def compile(self, grammar: Grammar) -> Done:
         self.waiting[grammar.source] = asyncio.get_running_loop().create_future()
         return await self.waiting[grammar.source]
+
+    async def fatal(self, question: Any, now: float, rendered: Rendered | None) -> str:
+        self.tried.append(question.id)
+        return "it died" if getattr(question, "prompt", "") == "kill" else ""
 
     async def render(self, request: SubmitText, now: float) -> Rendered:
         assert request.chat_template is not None
@@ -128,3 +144,20 @@ async def test_a_request_waits_for_its_own_template_alone(scene: Scene) -> None:
     found = await until(scene.scheduler, SubmitTokens, 2)
     assert [each.id for each in found] == [3, 1]
     assert found[0].token_ids == found[1].token_ids
+
+
+async def test_suspects_are_tried_before_this_process_touches_them(scene: Scene) -> None:
+    for number, prompt in enumerate(("kill", "one"), 1):
+        text = SubmitText(id=number, prompt=prompt, sampling=Sampling(), suspect=True)
+        scene.relay.from_apis([scene.api.arrival(text)])
+    for number, prompt in enumerate(("kill", "one"), 3):
+        scene.relay.from_apis([scene.api.arrival(Tokenize(id=number, prompt=prompt, suspect=True))])
+    rejected = await until(scene.api, Rejected, 2)
+    assert sorted((each.id, each.status, each.code) for each in rejected) == [
+        (1, 500, "condemned"), (3, 500, "condemned"),
+    ]  # fmt: skip
+    (found,) = await until(scene.scheduler, SubmitTokens)
+    assert found.id == 2
+    (answered,) = await until(scene.api, Tokenized)
+    assert answered.id == 4
+    assert sorted(scene.gate.tried) == [1, 2, 3, 4]

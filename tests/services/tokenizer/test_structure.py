@@ -36,6 +36,9 @@ class Prints:
             raise self.error
         return Rendered(text=f"{request.id} at {now}")
 
+    async def fatal(self, question: object, now: float, rendered: Rendered | None) -> str:
+        return "" if self.error is None else str(self.error)
+
 
 def text() -> SubmitText:
     return SubmitText(id=7, sampling=Sampling(), grammar=GRAMMAR, prompt="x")
@@ -88,3 +91,11 @@ async def test_a_requests_own_template_is_rendered_elsewhere() -> None:
     odd = await Structure(told, Prints(KeyError("secret"))).render(text(), 0.0)
     assert isinstance(odd, Rejected)
     assert (odd.status, "secret" in odd.message) == (500, False)
+
+
+async def test_what_kills_another_process_ends() -> None:
+    told = Told(Done("source", (), 0.0, 0.0))
+    assert await Structure(told, Prints()).refusal(text(), 0.0, None) is None
+    found = await Structure(told, Prints(KeyError("it died"))).refusal(text(), 0.0, None)
+    assert found is not None
+    assert (found.id, found.status, found.code) == (7, 500, "condemned")

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from engine_core.embedded import demo_folder
+from engine_core.text.columns import pack
 from engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from engine_core.text.prompts import PromptLimits
 from engine_core.text.rendering import Rendered, Renderer
 from engine_core.text.template import ChatTemplate
 from protocol.config import TokenizerConfig
-from protocol.errors import InvalidRequest
-from protocol.messages import Sampling, SubmitText, ToolUse
+from protocol.errors import EngineFailure, InvalidRequest
+from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
 from services.tokenizer import template_worker
 from services.tokenizer.template_orders import Complaint, Order, Setting
 from services.tokenizer.template_worker import TemplateWorker, environment
@@ -27,6 +30,7 @@ from services.tokenizer.templates import Templates
 
 NAMES = {"bos_token": "<s>"}
 DIALECT = Dialect(calls=CallFormat.HERMES, reasoning=THINK, reasoning_marks=frozenset({7}))
+MODEL = (str(demo_folder()), "", PromptLimits(2048, 4096, (1,)))
 CONTROLS = frozenset(("<s>", "<|end|>"))
 MESSAGES = [{"role": "user", "content": "hello world " * 8}]
 LIMITS: dict[str, Any] = {"template_workers": 1, "template_timeout": 0.3, "template_memory": 48 << 20}
@@ -82,9 +86,10 @@ BOMBS = [
 
 
 @asynccontextmanager
-async def rendering(**options: Any) -> AsyncIterator[Templates]:
+async def rendering(model: Any = MODEL, **options: Any) -> AsyncIterator[Templates]:
     chosen = TokenizerConfig(**{**LIMITS, **options})
-    templates = Templates(Setting(NAMES, DIALECT, CONTROLS, chosen.template_timeout, chosen.template_memory), chosen)
+    limits = (chosen.template_timeout, chosen.template_memory)
+    templates = Templates(Setting(*model, NAMES, DIALECT, CONTROLS, *limits), chosen)
     try:
         yield templates
     finally:
@@ -205,7 +210,7 @@ async def test_memory_of_worker_and_owner_stays_flat() -> None:
 
 def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_worker, "MOST_SOURCE", 300)
-    worker = TemplateWorker(Setting(NAMES, DIALECT, None, 5.0, 1 << 30))
+    worker = TemplateWorker(Setting(*MODEL, NAMES, DIALECT, None, 5.0, 1 << 30))
     sources = [letter * 100 for letter in "abcd"]
     for source in (*sources[:3], sources[0], sources[3]):
         worker.answer(Order(chat(source), 0.0))
@@ -215,6 +220,39 @@ def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatc
 def test_a_worker_gets_no_secrets() -> None:
     given = {"PATH": "p", "PENSTOCK_API_KEY": "k", "HF_TOKEN": "t", "TZ": "UTC"}
     assert environment(given) == {"PATH": "p", "TZ": "UTC"}
+
+
+async def test_what_a_tokenizer_may_have_died_of_is_tried_apart(tmp_path: Path) -> None:
+    """Only what kills a process there is fatal: not its neighbours, and not what ends with an error of its own."""
+    killer = tmp_path / "killer.jinja"
+    killer.write_text("{% if messages[0].content == 'kill' %}{{ 'x' * 10**12 }}{% endif %}{{ messages[0].content }}")
+    model = (MODEL[0], str(killer), MODEL[2])
+
+    def said(content: Any, **fields: Any) -> SubmitText:
+        return SubmitText(id=1, messages=json.dumps([{"role": "user", "content": content}]).encode(),
+                          sampling=Sampling(), **fields)  # fmt: skip
+
+    async with rendering(model) as templates:
+        assert "a process that did the same" in await templates.fatal(said("kill"), 0.0, None)
+        written = (Written(pack("i", [9, 10, 11]), False),)
+        innocents = (
+            said("a"), said("a" * 100_000), said("<|im_end|>", written=written), Tokenize(id=2, prompt="x"),
+            Detokenize(3, pack("i", [1, 2])), Detokenize(3, b"odd"), said("a", stop=("b",)),
+        )  # fmt: skip
+        for innocent in innocents:
+            assert await templates.fatal(innocent, 0.0, None) == ""
+        own = chat("x" * 9)
+        assert await templates.fatal(own, 0.0, await templates.render(own, 0.0)) == ""
+        assert templates.statistics().workers == 1
+
+
+async def test_what_cannot_be_tried_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails() -> None:
+        raise EngineFailure("no worker")
+
+    async with rendering() as templates:
+        monkeypatch.setattr(templates, "_start", fails)
+        assert await templates.fatal(chat("x"), 0.0, None) == ""
 
 
 ATOMS = ("messages", "messages[0].content", "'ab'", "[1, 2]", "9", "range(99)", "ns.x", "{'a': 'b'}", "loop", "self")
@@ -258,7 +296,7 @@ async def test_random_nestings_end_within_their_limits() -> None:
 
 
 def test_how_a_child_ended_is_told() -> None:
-    setting = Setting({}, DIALECT, None, 2.0, 64 << 20)
+    setting = Setting(*MODEL, {}, DIALECT, None, 2.0, 64 << 20)
     for code, text in (
         (-signal.SIGPROF, "2 s (--template-timeout)"),
         (-signal.SIGXCPU, "2 s (--template-timeout)"),
