@@ -243,6 +243,19 @@ def test_who_gives_a_slot_up(
     assert queue.promised() == []
 
 
+def test_nobody_gives_up_the_only_slot_it_has() -> None:
+    """What was to give one up has ended meanwhile, so a slot is free, and the rest is shared evenly."""
+    queue = Queue()
+    running = full(queue, {("", "a"): 2, ("", "c"): 1})
+    probe = waiting((0, 999, 0), "b")
+    queue.put(probe, 0.0)
+    assert queue.starved(9.0) is probe
+    queue.promise(probe)
+    assert queue.victim(probe) is running[1]
+    end(queue, running[1])
+    assert queue.victim(probe) is None
+
+
 def test_a_higher_priority_takes_from_a_lower_one_and_never_the_other_way() -> None:
     queue = Queue()
     low, high = full(queue, {("", "a"): 1}, 5), full(queue, {("", "b"): 9}, 0)

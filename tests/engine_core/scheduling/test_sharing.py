@@ -70,6 +70,10 @@ def test_a_short_request_passes_a_flood(world: World, hog: dict[str, str], guest
     statistics = server.scheduler.statistics()
     assert statistics.yielded == (1 if world is SLOTS else 0), "there are blocks for a short one, if it goes first"
     assert statistics.waiting_clients == 1
+    queue = server.scheduler._state.queue
+    given_up = [choice for choice in queue if choice.last_step]
+    assert len(given_up) == statistics.yielded
+    assert not queue._levels[0].preempted, "what gave its slot up waits for its client's turn"
     finish(server)
 
 
