@@ -11,6 +11,7 @@ import pytest
 from engine_core.text.columns import pack, unpack
 from engine_core.text.dispatch import DispatchStatistics
 from engine_core.text.frontend import Frontend
+from protocol import messages
 from protocol.messages import (
     Abort,
     EngineStatus,
@@ -101,13 +102,15 @@ def test_rows_of_a_replica_are_its_requests_alone(frontend: Frontend, client: Cl
 
 
 def test_a_lost_schedulers_requests_go_on_elsewhere_at_once(frontend: Frontend, client: Client) -> None:
-    first = begun(frontend, n=2, stop=("three",))
+    owner = messages.Client("tenant", "name")
+    first = begun(frontend, n=2, stop=("three",), client=owner)
     frontend.batch(batch((1, 0, IDS[:3], Finish.NONE), (1, 1, IDS, Finish.NONE)), first)
     client.take()
     frontend.leave_scheduler(first)
     (message,) = frontend.upward[1 - first]
     ended = client.answer(1, 1)
     assert isinstance(message, SubmitTokens)
+    assert message.client == owner
     assert message.written == (Written(pack("i", IDS[:3])), Written(pack("i", ended.token_ids), ended=True))
     assert not frontend.upward[first]
     frontend.batch(batch((1, 0, IDS[3:], Finish.LENGTH)), 1 - first)

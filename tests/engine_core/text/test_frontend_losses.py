@@ -10,6 +10,7 @@ import pytest
 
 from engine_core.text.columns import pack
 from engine_core.text.frontend import Frontend
+from protocol import messages
 from protocol.messages import Finish, Rejected, Sampling, SubmitText, SubmitTokens, Written
 from tests.engine_core.text.streams import API, STATUS, Answer, Client, batch, make_frontend, submit
 from tests.engine_core.text.vocabularies import tokenizer
@@ -25,7 +26,8 @@ def lose_scheduler(frontend: Frontend) -> None:
 
 
 def test_requests_outlive_their_scheduler(frontend: Frontend, client: Client) -> None:
-    submit(frontend, 1, n=2, stop=("three",))
+    owner = messages.Client("tenant", "name")
+    submit(frontend, 1, n=2, stop=("three",), client=owner)
     first = frontend.upward[0].popleft()
     frontend.batch(batch((1, 0, IDS[:3], Finish.NONE), (1, 1, IDS, Finish.NONE)))  # the stop string is in the second
     client.take()
@@ -44,6 +46,7 @@ def test_requests_outlive_their_scheduler(frontend: Frontend, client: Client) ->
     assert again == msgspec.structs.replace(
         first, written=(Written(pack("i", IDS[:3])), Written(pack("i", ended.token_ids), ended=True))
     )
+    assert again.client == owner
     assert [fresh.id, last.id, fresh.written, last.written] == [2, 3, (), ()]
     frontend.batch(batch((1, 0, IDS[3:], Finish.NONE)))
     client.take()

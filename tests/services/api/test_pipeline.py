@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
 from protocol.messages import (
     Abort,
+    Client,
     Detokenize,
     Finish,
     Rejected,
@@ -35,6 +36,7 @@ from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, s
 from tests.services.tracing.tracing import SAMPLED, Bench
 
 NOW = 100.0
+OWNER = Client("tenant", "name")
 
 
 def pipeline(*ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1) -> Pipeline:
@@ -57,7 +59,7 @@ def reply(prompts: int = 1, n: int = 1) -> Reply:
 def submit(made: Pipeline, count: int = 1, n: int = 1) -> tuple[Reply, list[SubmitText]]:
     waiting = reply(count, n)
     requests = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), n=n) for _ in range(count)]
-    made.submit(requests, waiting, NOW)
+    made.submit(requests, waiting, NOW, OWNER)
     return waiting, requests
 
 
@@ -258,6 +260,7 @@ def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> N
     home.lose()
     (moved,) = other.of(SubmitText)
     assert moved.id != request.id
+    assert moved.client == OWNER
     assert waiting.tickets == [moved.id]
     assert moved.written == (Written(ids(5, 9, 10)), Written(ended=True), Written())
     other.arrive(batch([(request.id, Row(text="of its former life"))]))
