@@ -55,14 +55,14 @@ class Compiled:
 
 def compiled(tokenizer: llguidance.LLTokenizer, schema: object, lenient: bool = False) -> Compiled:
     """Rewrite and compile one schema."""
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         rewritten = rewrite(schema, lenient=lenient)
     except UnsupportedSchema as error:
-        return Compiled(schema, None, error.message, (), time.perf_counter() - start, 0.0)
-    middle = time.perf_counter()
+        return Compiled(schema, None, error.message, (), time.process_time() - start, 0.0)
+    middle = time.process_time()
     matcher, refusal = automaton(tokenizer, rewritten.schema)
-    end = time.perf_counter()
+    end = time.process_time()
     return Compiled(
         rewritten.schema, matcher, refusal, rewritten.approximations, middle - start, end - middle
     )  # fmt: skip
