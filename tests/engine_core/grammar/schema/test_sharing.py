@@ -68,3 +68,9 @@ def test_a_shared_schema_judges_as_before() -> None:
     schema = {"type": "object", "properties": {"a": ADDRESS, "b": {"type": "array", "items": ADDRESS}}}
     home = {"street": "s", "city": "c"}
     assert same(schema, {"a": home, "b": [home, {**home, "postcode": "p" * 41}]}, {"a": home, "b": [home]}, {"a": {}})
+
+
+def test_objects_with_other_names_are_other_objects() -> None:
+    renamed = {**ADDRESS, "properties": {f"{name}2": part for name, part in ADDRESS["properties"].items()}}  # type: ignore[attr-defined]
+    schema = {"anyOf": [ADDRESS, renamed]}
+    assert share(schema) == schema
