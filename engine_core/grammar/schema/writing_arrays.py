@@ -174,5 +174,5 @@ def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
                 for chosen in itertools.permutations(values, size):
                     yield Series(tuple(_of(value) for value in chosen), NEVER, size, size)
             return
-    writer.left_out("uniqueItems", "it has no exact form but for an enum of few values or at most one item; lenient leaves it out")
+    writer.left_out("uniqueItems", "no exact form but for an enum of few values or one item; lenient leaves it out")
     yield cell
