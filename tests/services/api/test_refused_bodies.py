@@ -196,3 +196,21 @@ async def test_when_all_requests_fail_at_once_each_has_an_error_of_its_own() -> 
                 await writer.wait_closed()
         asked.clear()
         assert tracemalloc.get_traced_memory()[0] - before < 2 * KEPT
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_connection_that_stays_open_keeps_nothing_of_a_refused_body() -> None:
+    """Not even what was read of it before its key was looked at."""
+    parts = service(FakePort(silent), api_key="right")
+    request = asking("/v1/chat/completions", json.dumps(CHAT), "Authorization: Bearer wrong")
+    async with asyncio.timeout(LIMIT), listening(parts) as address:
+        idle = [await asyncio.open_connection(*address) for _ in range(FLOOD)]
+        before = tracemalloc.get_traced_memory()[0]
+        for reader, writer in idle:
+            writer.write(request)
+            assert await status_of(reader) == 401
+            await writer.drain()
+        assert tracemalloc.get_traced_memory()[0] - before < KEPT
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
