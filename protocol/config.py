@@ -49,6 +49,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     allow_wrong_output: Annotated[
         bool, Option("serve although the output is known to be wrong, for benchmarks: synthetic_acceptance needs it")
     ] = False
+    verify_weights: Annotated[
+        bool, Option("hold weight files to their SHA-256 where SHA256SUMS, the hub cache or a download names it")
+    ] = True
     max_model_len: Annotated[int, Option("longest prompt plus output in tokens; 0: the model's own", 0, 1 << 24)] = 0
     block_size: Annotated[int, Option("tokens per KV block", 1, 256)] = 16
     max_num_seqs: Annotated[int, Option("most sequences running at once (executor slots)", 1, 4096)] = 256

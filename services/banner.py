@@ -38,6 +38,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool  # the model has a chat template
     locked: bool  # clients need a key
     wrong_output: tuple[str, ...] = ()  # why what the server says is wrong
+    weights: str = ""  # what is known of the files, from whoever read them
     replicas: int = 1  # each with a cache and slots of its own, which blocks and max_num_seqs are of one
 
     @property
@@ -81,6 +82,7 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
         wrong_output=wrong_output(config),
+        weights=told.get("X_PENSTOCK_WEIGHTS", ""),
     )
 
 
@@ -108,6 +110,8 @@ def banner(facts: Serving) -> list[str]:
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }
+    if facts.weights:
+        rows["weights"] = facts.weights
     if facts.wrong_output:
         rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
     if facts.replicas > 1:

@@ -43,6 +43,11 @@ def find_draft(config: Config, target: Path, spec: ModelSpec, length: int) -> Dr
     return draft
 
 
+def draft_folder(config: Config) -> Path:
+    """Where the draft model or head is. Raises ModelError."""
+    return folder.resolve_draft(read_speculative(config.scheduler.speculative_config).model)
+
+
 def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int) -> Draft | None:
     """What this executor drafts with, in the model's type on its device; on a stage before the last without weights.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,10 +45,12 @@ from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady
 from services import journal, process
 from services.executor.compilers import compilers
-from services.executor.drafts import check_agreed, find_draft, load_draft
+from services.executor.drafts import check_agreed, draft_folder, find_draft, load_draft
 from services.executor.exchange import with_exchange
 from services.executor.handshake import Life
 from services.executor.membership import begin
+from services.executor.verify import FIELD, check_output, verification
+from services.notify import notify
 from services.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -82,34 +85,41 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
         stages.begin("meeting the other executors")
         group = begin(config, groups.place(index, config.model), life, device)
         check_agreed(config, drafting, group)
-    with compilers(device) as processes:
-        group = with_exchange(group, spec.hidden, dtype, device)
-        stages.begin("loading weights")
-        model = registry.build(
-            spec, dtype, device, length,
-            group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
-            draft=drafting,
-        )  # fmt: skip
-        spec = model.spec  # of a stage's own layers
-        with torch.inference_mode():
-            loading.load(model, path, config.model.load_format, config.model.seed)
-        draft = load_draft(config, drafting, model, length)
-        options = RunnerOptions(
-            device=device,
-            dtype=dtype,
-            blocks=0,
-            block_size=config.model.block_size,
-            max_model_len=length,
-            max_num_seqs=config.model.max_num_seqs,
-            graphs=choose_graphs(config, spec, model, length, device),
-            group=group,
-            step_tokens=step_tokens(config.model, device),
-            synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
-        )
-        stages.begin("compiling kernels")
-        compile_steps(model, options, options.step_tokens, draft, processes)
-    runner, shape = make_runner(config, model, spec, options, draft, stages)
-    warm = warm_up(config, runner, stages)
+    folders = [path] if drafting is None else [path, draft_folder(config)]
+    with ExitStack() as held:
+        with compilers(device) as processes:
+            checks = held.enter_context(verification(config, index, folders))  # its threads after the forks
+            group = with_exchange(group, spec.hidden, dtype, device)
+            stages.begin("loading weights")
+            model = registry.build(
+                spec, dtype, device, length,
+                group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
+                draft=drafting,
+            )  # fmt: skip
+            spec = model.spec  # of a stage's own layers
+            with torch.inference_mode():
+                loading.load(model, path, config.model.load_format, config.model.seed)
+            draft = load_draft(config, drafting, model, length)
+            options = RunnerOptions(
+                device=device,
+                dtype=dtype,
+                blocks=0,
+                block_size=config.model.block_size,
+                max_model_len=length,
+                max_num_seqs=config.model.max_num_seqs,
+                graphs=choose_graphs(config, spec, model, length, device),
+                group=group,
+                step_tokens=step_tokens(config.model, device),
+                synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
+            )
+            stages.begin("compiling kernels")
+            compile_steps(model, options, options.step_tokens, draft, processes)
+        runner, shape = make_runner(config, model, spec, options, draft, stages)
+        warm = warm_up(config, runner, stages)
+        stages.begin("checking the weights")
+        if checks is not None:
+            notify(f"{FIELD}={checks.finish()}")
+        check_output(config, runner, path)
     ready = ExecutorReady(
         epoch=0,
         blocks=runner.options.blocks,

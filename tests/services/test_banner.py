@@ -51,6 +51,12 @@ def test_it_says_where_what_and_how_much():
     assert curl(FACTS) in text
 
 
+def test_what_is_known_of_the_weights_is_told():
+    assert "weights" not in "\n".join(banner.banner(FACTS))
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, weights="SHA-256 of 4 of 4 files")))
+    assert "  weights      SHA-256 of 4 of 4 files" in text
+
+
 def test_wrong_output_is_told():
     assert "WRONG" not in "\n".join(banner.banner(FACTS))
     text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, wrong_output=("random weights", "drafts"))))
