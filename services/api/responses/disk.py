@@ -80,12 +80,12 @@ def owned(folder: Path) -> Path:
     """The directory, made for this user alone where it is missing. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.lstat()
+        state = folder.stat()  # of what a link leads to: in a directory of everybody's anybody may have put it there
     except OSError as error:
         raise ConfigError("--response-dir", str(folder), error.strerror or "cannot be made") from None
-    if not stat.S_ISDIR(state.st_mode) and not folder.is_dir():
+    if not stat.S_ISDIR(state.st_mode):
         raise ConfigError("--response-dir", str(folder), "is no directory")
-    if stat.S_ISDIR(state.st_mode) and (state.st_uid != os.geteuid() or state.st_mode & 0o077):
+    if state.st_uid != os.geteuid() or state.st_mode & 0o077:
         raise ConfigError("--response-dir", str(folder), "must belong to this user alone (mode 0700)")
     return folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import ConfigError
 from services.api.responses import disk
 from services.api.responses.disk import Disk, found, interrupted, sweep, written
 
@@ -30,6 +31,23 @@ async def test_files_and_their_directory_are_private(tmp_path: Path, temporary: 
     assert await kept.read("a") == b"x"
     kept.close(["a"])
     assert not kept.folder.exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770])
+def test_a_link_to_a_directory_of_others_is_refused(tmp_path: Path, temporary: Path, mode: int) -> None:
+    """Its name can be guessed, and anybody may put a link into a temporary directory of everybody's."""
+    kept = Disk.open("", tmp_path / "run")
+    place = kept.folder
+    kept.close([])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(mode)
+    place.symlink_to(elsewhere)
+    for given in ("", str(place)):
+        with pytest.raises(ConfigError, match="must belong to this user alone"):
+            Disk.open(given, tmp_path / "run")
+    elsewhere.chmod(0o700)
+    Disk.open(str(place), tmp_path / "run").close([])
 
 
 async def test_the_last_process_removes_a_temporary_directory(tmp_path: Path) -> None:
