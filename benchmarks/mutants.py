@@ -36,7 +36,7 @@ LIST = ROOT / "benchmarks" / "mutants.json"
 KILLED, BY_TIME, SURVIVED, STALE, UNJUDGED = "killed", "killed by time", "SURVIVED", "stale", "not judged"
 SKIPPED = "skipped"  # as all its tests are on this machine: they need a browser, say
 PASSED, FAILED, BROKEN = 0, 1, 2  # exit codes of pytest; the last one: a file of tests could not be imported
-PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line")
+PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line")
 BASELINE_LIMIT = 600.0  # seconds for a set of tests on the unbroken tree
 SLOWER = 5.0  # times as long as that they may take with a mutant
 LEAST = 45.0  # and at least these seconds: a busy machine is no mutant

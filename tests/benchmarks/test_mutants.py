@@ -36,6 +36,7 @@ def test_double():
         assert False
 """
 FILES = {"thing.py": PRODUCT, "test_thing.py": TEST, "test_dead.py": DEAD, ".gitignore": "*.log\n", "a.log": "",
+         "pytest.ini": "[pytest]\naddopts = -q\n",
          "test_gpu.py": "import pytest\n\n\n@pytest.mark.skip\ndef test_it():\n    pass\n",
          "test_wrong.py": "def test_it():\n    assert False\n"}  # fmt: skip
 
