@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import time
@@ -58,6 +59,7 @@ class Vitals:
         self._lag = lag
         self._starts = process.starts(process.starts_file(run_dir, me.role, me.index))
         self._began = time.time() - process.age()
+        self._memory = resident_bytes()
 
     def sheet(self) -> Sheet:
         """A sheet with them."""
@@ -65,7 +67,9 @@ class Vitals:
         sheet.put("process_info", 1, str(os.getpid()), f"{self.me.incarnation:08x}")
         sheet.put("process_starts", self._starts)
         sheet.put("process_cpu_seconds", usage.ru_utime + usage.ru_stime)
-        sheet.put("process_resident_memory_bytes", resident_bytes())
+        with contextlib.suppress(OSError):  # no descriptor is left: the figure stays what it was
+            self._memory = resident_bytes()
+        sheet.put("process_resident_memory_bytes", self._memory)
         sheet.put("process_start_time_seconds", self._began)
         sheet.spread("loop_lag_seconds", self._lag.statistics())
         traces = NO_TRACES if self._tracer is None else self._tracer.statistics()

@@ -17,7 +17,8 @@ MAX_LINE = 1 << 20  # bytes; a longer line is passed on in pieces
 
 
 class Child:
-    """A started process. Owned by the launcher, which watches `output` and `pidfd`."""
+    """A started process. Owned by the launcher, which watches `output` and `pidfd`. Raises OSError, and leaves nothing
+    behind, where the host has no process or descriptor left for it."""
 
     def __init__(self, role: Role, index: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.role = role
@@ -41,7 +42,13 @@ class Child:
         )
         assert self._process.stdout is not None
         self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            raise
         self.output = self._process.stdout.fileno()
         os.set_blocking(self.output, False)
         self._partial = b""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Mapping
 
-from services.notify import notify
+from services.notify import notify, speaker
 
 INTERVAL = "WATCHDOG_USEC"  # microseconds of silence after which the supervisor acts
 PID = "WATCHDOG_PID"  # whom it means, if anybody in particular
@@ -32,6 +33,10 @@ class Heartbeat:
         self.interval = int(asked) / 1e6 / SHARE if meant and asked.isdecimal() and int(asked) else float("inf")
         self._next = float("-inf") if self.interval < float("inf") else float("inf")
         self._told: tuple[str, ...] = ()
+        # Who beats is killed when it falls silent, so it must be able to speak with no descriptor left.
+        self._speaker = speaker() if self.interval < float("inf") else None
+        if self._speaker is not None:
+            weakref.finalize(self, self._speaker.close)
 
     def tell(self, *lines: str) -> None:
         """Tell it now, behind all that was told before, and again with each beat; a status now alone. By one thread."""
@@ -45,7 +50,7 @@ class Heartbeat:
             self._next = now + self.interval
             # Until it is ready a process may have to wait for others: as long as it beats, that is no timeout.
             patience = f"EXTEND_TIMEOUT_USEC={int(2e6 * SHARE * self.interval)}"
-            notify("WATCHDOG=1", patience, *self._told, environ=self._environ)
+            notify("WATCHDOG=1", patience, *self._told, environ=self._environ, given=self._speaker)
 
 
 async def beating(heartbeat: Heartbeat) -> None:

@@ -170,7 +170,8 @@ class Launch:
             journal.info(log, "parts", here=spelled(self._parts), **meeting.elsewhere(self._config, self._parts))
         for role in START_ORDER:
             for index in self._parts.get(role, ()):
-                self._start(role, index)
+                if self._ending is None:
+                    self._start(role, index)
         self._progress.open()
         self._progress.update(self._children)
         while self._children or self._restarts.waiting:
@@ -211,7 +212,11 @@ class Launch:
     def _start(self, role: Role, index: int) -> None:
         config = self._config if role is not Role.EXECUTOR else meeting.numbered(self._config, self._parts, index)
         command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(config)]
-        child = Child(role, index, command, self._environ)
+        try:
+            child = Child(role, index, command, self._environ)
+        except OSError as error:  # no process, memory or descriptor left, which may pass
+            self._not_started(f"{role}-{index}", role, index, str(error))
+            return
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.output, selectors.EVENT_READ, child)
@@ -347,13 +352,30 @@ class Launch:
         self._ending = []
         self._tell(self._children, END_SECONDS)
 
+    def _not_started(self, name: str, role: Role, index: int, reason: str) -> None:
+        """The system refused a process: a failed start, and treated as a death is."""
+        self._progress.close()
+        journal.error(log, "process_not_started", process=name, reason=reason)
+        if self._ready:
+            self._retry(name, role, index, f"a start that failed: {reason}", f"cannot be started ({reason})")
+            return
+        self._code = ExitCode.FAILED
+        notify("STOPPING=1", f"STATUS={name} cannot be started: {reason}")
+        self._ending = []
+        self._tell(self._children, END_SECONDS)
+
     def _again(self, child: Child) -> None:
-        """Have a process started again, now or when its last failures are longer ago."""
+        """Have a process that died started again."""
+        self._retry(child.name, child.role, child.index, ending(child), "died")
+
+    def _retry(self, name: str, role: Role, index: int, how: str, told: str) -> None:
+        """Have a process started again, now or when its last failures are longer ago. `how` it failed is for the
+        reason that it is beyond hope, `told` for the status."""
         self._whole = False
-        failure = self._restarts.died(child.role, child.index, ending(child), time.monotonic())
+        failure = self._restarts.died(role, index, how, time.monotonic())
         if failure is not None:
-            journal.error(log, "beyond_hope", process=child.name, reason=failure.reason)
-        notify(f"STATUS={failure.reason if failure else f'{child.name} died and is started again'}")
+            journal.error(log, "beyond_hope", process=name, reason=failure.reason)
+        notify(f"STATUS={failure.reason if failure else f'{name} {told} and is started again'}")
 
     def _silent_at(self) -> float:
         """When the next process will have been silent for too long."""

@@ -22,23 +22,34 @@ STAGE_SECONDS = 1800.0  # that one stage of a start may take
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-def notify(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
+def notify(
+    *lines: str, environ: Mapping[str, str] = os.environ, given: socket.socket | None = None
+) -> bool:
     """Send `NAME=value` lines as one datagram to $NOTIFY_SOCKET; False when there is none or nobody listens.
 
     Newlines within a line become spaces, because a newline ends a field. Never raises and never blocks: a process runs
-    on when its supervisor is gone.
+    on when its supervisor is gone, or when it has no descriptor left. One that must be heard even then has its socket
+    from the beginning: `given`.
     """
     path = environ.get(VARIABLE, "")
     if not path:
         return False
     target = "\0" + path[1:] if path.startswith("@") else path
     payload = "\n".join(line.replace("\n", " ") for line in lines).encode()[:MAX_NOTICE]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sender:
-        try:
+    try:
+        if given is not None:
+            given.sendto(payload, target)
+            return True
+        with speaker() as sender:
             sender.sendto(payload, target)
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
+
+
+def speaker() -> socket.socket:
+    """A socket to send notices through."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
 
 def progress(text: str) -> None:

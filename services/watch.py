@@ -99,7 +99,11 @@ class Watch:
 
     def _watch(self, peer: Peer) -> None:
         if peer.pidfd is not None:
-            end = self._ends[peer] = os.dup(peer.pidfd)
+            try:
+                end = os.dup(peer.pidfd)
+            except OSError:  # no descriptor is left: the port's ticks tell of its end, a little later
+                return
+            self._ends[peer] = end
             self._loop.add_reader(end, self._ended, peer)
 
     def _unwatch(self, peer: Peer) -> None:

@@ -132,7 +132,11 @@ class Templates:
         raise EngineFailure("templates of requests cannot be rendered at this time")
 
     async def _start(self) -> Worker:
-        worker = await Worker.start(begin())
+        try:
+            worker = await Worker.start(begin())
+        except OSError as error:
+            journal.error(log, "worker_failed", reason=str(error))
+            raise EngineFailure("a template worker does not start; the server's log says why") from error
         worker.tell(self._setting)
         self._remembered[worker] = 0
         return worker

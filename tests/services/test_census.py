@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -133,3 +134,14 @@ async def test_a_census_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(asyncio.CancelledError):
         await telling(lambda: told.append(1))
     assert (len(told), slept) == (3, [census.INTERVAL] * 4)
+
+
+def test_with_no_descriptor_left_the_figures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vitals = Vitals(ME, tmp_path, Histogram(LAG))
+
+    def exhausted() -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(census, "resident_bytes", exhausted)
+    told = {sample.name: sample.value for sample in vitals.sheet().figures(ME, 1e9).samples}
+    assert told["process_resident_memory_bytes"] > 1 << 20

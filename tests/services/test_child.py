@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import sys
 from contextlib import contextmanager
+
+import pytest
 
 from protocol.links import Role
 from services.child import MAX_LINE, TAIL_LINES, Child
@@ -129,3 +132,18 @@ def until(done) -> None:
             return
         select.select([], [], [], 0.02)
     raise AssertionError("it did not come to be")
+
+
+def test_one_that_cannot_be_watched_is_not_left_behind(monkeypatch):
+    """Popen has taken the last descriptors."""
+    started = []
+
+    def exhausted(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", exhausted)
+    with pytest.raises(OSError, match="Too many open files"), child("import time; time.sleep(1000)"):
+        pass
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,23 @@ async def test_a_loop_beats_as_long_as_it_turns(tmp_path: Path, monkeypatch: pyt
 )
 def test_nobody_asked(tmp_path: Path, environ: dict[str, str]) -> None:
     assert beats(tmp_path, **environ) == []
+
+
+def test_it_beats_with_no_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever falls silent is killed, which would make a shortage of descriptors the end of a process."""
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    environ = {"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "8000000"}
+    heartbeat = Heartbeat(environ)
+    monkeypatch.setattr(socket, "socket", exhausted)
+    heartbeat.tick(1.0)
+    assert [notice.fields["WATCHDOG"] for notice in listener.receive()] == ["1"]
+    assert not notify("READY=1", environ=environ), "what is told once is lost, and nothing is raised"
+    heartbeat.tell("READY=1")
+    heartbeat.tick(3.0)
+    assert [notice.ready for notice in listener.receive()] == [True], "what holds for good comes with the next beat"
+    monkeypatch.undo()
+    listener.close()
+
+
+def exhausted(*_: object) -> socket.socket:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -34,6 +35,12 @@ real = launch.serve
 launch.SILENCE_SECONDS = float(os.environ.get("FAKE_SILENCE", "0.5"))
 launch.BUSY_SECONDS = float(os.environ.get("FAKE_BUSY", "30"))
 launch.serve = lambda config: real(config, Path(sys.argv[1]))
+made = launch.Child
+def child(role, index, *rest):
+    if f"{role}-{index}" == os.environ.get("FAKE_REFUSED"):
+        raise BlockingIOError("no more processes")
+    return made(role, index, *rest)
+launch.Child = child
 sys.exit(cli.main(sys.argv[2:]))
 """
 
@@ -377,3 +384,33 @@ def test_on_a_terminal_it_shows_progress(tmp_path):
     assert b"executor-0 says hello\r\n" in seen
     assert b"scheduler-0" in seen
     assert b"Penstock listens on http://127.0.0.1:1" in seen
+
+
+def test_what_cannot_be_started_for_want_of_descriptors_is_tried_again(tmp_path):
+    with serving(tmp_path) as server:
+        server.ready()
+        pid = server.process.pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        most = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1  # room for a notice, none for a child's pipes
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
+        os.kill(server.pids()["api-0"], signal.SIGKILL)
+        server.until(lambda: "Too many open files" in server.fields["STATUS"])
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+        server.until(lambda: server.fields["STATUS"] == "serving")
+        assert lives(server, "api-0") == 2
+        assert lives(server, "scheduler-0") == 1
+        code, output = server.end()
+        assert code == 0
+        assert " process_not_started process=api-0 reason=" in output
+        assert leftovers(server) == []
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_server_whose_process_cannot_be_started_says_why_and_ends(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("FAKE_REFUSED", name)
+    with serving(tmp_path) as server:
+        code, output = server.wait()
+        assert code == 1
+        assert f" process_not_started process={name} reason=" in output
+        assert "Traceback" not in output
+        assert leftovers(server) == []

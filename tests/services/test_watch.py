@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -84,6 +85,26 @@ async def test_the_end_of_a_process_is_heard_without_a_tick(tmp_path: Path, monk
             assert again.peer.incarnation == 6
             assert len(descriptors() - before) == 2  # the port's and the watch's
         assert descriptors() == before
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def test_with_no_descriptor_left_a_peer_is_served_and_its_end_heard_at_a_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", exhausted)
+    child = peer(tmp_path, 5)
+    try:
+        async with watched(tmp_path) as (_, arrivals):
+            joined = await asyncio.wait_for(arrivals.get(), LIMIT)
+            assert isinstance(joined.message, Joined)
+            child.kill()
+            left = await asyncio.wait_for(arrivals.get(), LIMIT)
+            assert left == Arrival(joined.peer, Left(f"process {child.pid} ended"))
     finally:
         child.kill()
         child.wait()

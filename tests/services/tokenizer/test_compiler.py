@@ -154,6 +154,19 @@ async def refuse_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "begin", begin)
 
 
+async def test_a_worker_that_the_system_refuses_is_our_failure_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with compiling() as compiler:
+        with monkeypatch.context() as patched:
+            await refuse_to_begin(patched)
+            with pytest.raises(EngineFailure, match="does not start"):
+                await compiler.compile(regex("a"))
+        said = [record for record in caplog.records if record.message == "worker_failed"]
+        assert "no more processes" in str(said[0].__dict__), "the log says why"
+        assert (await compiler.compile(regex("a"))).source
+
+
 async def test_one_worker_is_warm_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     async with compiling(grammar_workers=2) as compiler:
         compiler.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from protocol.config import TokenizerConfig
 from protocol.errors import EngineFailure, InvalidRequest
 from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
 from services.tokenizer import template_worker
+from services.tokenizer import templates as module
 from services.tokenizer.template_orders import Complaint, Order, Setting
 from services.tokenizer.template_worker import TemplateWorker, environment
 from services.tokenizer.templates import Templates
@@ -190,6 +192,22 @@ async def test_a_worker_that_is_killed_costs_time_only() -> None:
         await templates.render(chat("a"), 0.0)
         (worker,) = templates._remembered
         os.kill(worker._process.pid, signal.SIGKILL)
+        assert (await templates.render(chat("b"), 0.0)).text == "b"
+
+
+async def test_a_worker_that_the_system_refuses_is_our_failure_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exhausted() -> object:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with rendering() as templates:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "begin", exhausted)
+            with pytest.raises(EngineFailure, match=r"does not start.*log says why"):
+                await templates.render(chat("a"), 0.0)
+        (said,) = [record for record in caplog.records if record.message == "worker_failed"]
+        assert "Too many open files" in str(said.__dict__), "the log says why"
         assert (await templates.render(chat("b"), 0.0)).text == "b"
 
 
