@@ -1,5 +1,6 @@
 """Hugging Face folders: a trained network written as Qwen3, and read back."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks.demo_model.tokenizer import END, END_OF_TEXT, START
 
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 WEIGHTS = "model.safetensors"
+SUMS = "SHA256SUMS"
 
 
 def _name(parameter: str) -> str:
@@ -54,6 +56,13 @@ def _dump(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def write_sums(folder: Path) -> None:
+    """Hashes of the folder's weights as sha256sum writes them: a server checks its weights against them."""
+    weights = sorted(folder.glob("*.safetensors"))
+    lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in weights)
+    (folder / SUMS).write_text("".join(lines))
+
+
 def write_tokenizer(folder: Path, tokenizer: Path, context: int) -> None:
     """tokenizer.json, its configuration and the chat template."""
     target = folder / "tokenizer.json"
@@ -91,6 +100,7 @@ def write(network: Network, tokenizer: Path, folder: Path) -> None:
     weights = {_name(key): value.detach().bfloat16().cpu().contiguous() for key, value in network.named_parameters()}
     save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
     (folder / WEIGHTS).chmod(0o644)
+    write_sums(folder)
 
 
 def read_shape(folder: Path) -> Shape:

@@ -176,6 +176,7 @@ def write(head: Head, out: Path) -> None:
     weights = {name: value.detach().bfloat16().cpu().contiguous() for name, value in head.named_parameters()}
     save_file(weights, str(out / "model.safetensors"), metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
+    folder.write_sums(out)
 
 
 def fit(arguments: argparse.Namespace, teacher: Network, head: Head) -> None:

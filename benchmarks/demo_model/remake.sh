@@ -29,7 +29,7 @@ model)
     train --start "$start" --rate "${RATE:-3e-3}" --out "$work/demo" --steps "${STEPS:-10000}" --minutes "${MINUTES:-7.4}" \
         --seed "${SEED:-2}" --score-every 0 ${TRAIN_ARGS:-} 2>&1 | tee "$out/model.log"
     split -b 12M "$work/demo/model.safetensors" "$out/model.safetensors.part-"
-    sha256sum "$work/demo/model.safetensors" | tee "$out/model.sha256"
+    tee "$out/SHA256SUMS" <"$work/demo/SHA256SUMS"
     ;;
 rest)
     if [ ! -e "$work/demo/model.safetensors" ]; then

@@ -131,13 +131,16 @@ def test_calls_and_answers_are_right(client: openai.OpenAI, tools: list[Any], ex
     assert said.call() == [(call.name, call.arguments) for call in asked.calls]
     assert said.content == ""
     if rest:
-        result, answer = rest
+        *results, answer = rest
         calls = [
             {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
             for call in said.calls
         ]
-        messages += [{"role": "assistant", "content": None, "tool_calls": calls},
-                     {"role": "tool", "tool_call_id": said.calls[0]["id"], "content": result.content}]  # fmt: skip
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        messages += [
+            {"role": "tool", "tool_call_id": call["id"], "content": result.content}
+            for call, result in zip(said.calls, results, strict=True)
+        ]
         said = chat(client, messages=messages, tools=tools)
         assert (said.content, said.calls, said.finish) == (answer.content, [], "stop")
 

@@ -1,5 +1,6 @@
 """A written folder is what transformers reads: the same logits, the same template, the same ids."""
 
+import hashlib
 from pathlib import Path
 from random import Random
 
@@ -104,3 +105,8 @@ def test_samples_are_conversations_or_tales() -> None:
     kinds = {sample(rng, Split.TRAINING).conversation is None for _ in range(300)}
     assert kinds == {True, False}
     assert Sample(None, "x").text == "x"
+
+
+def test_written_weights_are_named_by_their_hash(written: Path) -> None:
+    digest = hashlib.sha256((written / "model.safetensors").read_bytes()).hexdigest()
+    assert (written / "SHA256SUMS").read_text() == f"{digest}  model.safetensors\n"

@@ -1,16 +1,17 @@
 """The folders that ship are whole, small and alike where they must be."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from engine_core.embedded import demo_folder, draft_folder
+from engine_core.embedded import demo_folder, draft_folder, eagle_folder
 
 FILES = {
-    "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-    "tokenizer_config.json",
+    "README.md", "SHA256SUMS", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+    "tokenizer.json", "tokenizer_config.json",
 }  # fmt: skip
 
 
@@ -23,6 +24,12 @@ def test_a_folder_is_whole_and_small(folder: Path, megabytes: int) -> None:
     assert config["max_position_embeddings"] == 4096
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert {str(weights.get_slice(name).get_dtype()) for name in weights.keys()} == {"BF16"}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("folder", [demo_folder(), draft_folder(), eagle_folder()])
+def test_weights_are_those_that_the_folder_names(folder: Path) -> None:
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert (folder / "SHA256SUMS").read_text() == f"{digest}  model.safetensors\n"
 
 
 def parameters(folder: Path) -> int:
