@@ -2,7 +2,8 @@
 
 Starts `penstock serve` on a free port, gives it the same load at each concurrency, ends it, and gives the same prompts
 to `generate` in a process of its own: one after the other, on the same cores, in one go. Prints a table and writes
-benchmarks/results/cpu_embedded.json.
+benchmarks/results/cpu_embedded.json. No two prompts share a beginning; a run with hits in the prefix cache writes
+nothing.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ def compare(served: Sequence[Result], baseline: Sequence[Figures]) -> list[Compa
     ]  # fmt: skip
 
 
+def cached_tokens(served: Sequence[Result]) -> dict[str, int]:
+    """Prompt tokens that the prefix cache gave to each load."""
+    return {result.workload.name: result.summary.cached_tokens for result in served}
+
+
 def versions() -> dict[str, str]:
     return {name: version(name) for name in ("penstock", "torch", "transformers", "msgspec", "pyzmq", "uvicorn")}
 
@@ -142,13 +148,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEADING, flush=True)
     with serving([*([str(path)] if options.model else []), *extra]) as server:
         served = asyncio.run(serve_all(server.url, workloads))
+    if any((cached := cached_tokens(served)).values()):
+        print(f"nothing is written: prompts were found in the prefix cache, {cached} tokens", file=sys.stderr)
+        return 1
     baseline = generate(path, workloads, options.threads, options.dtype)
     comparisons = compare(served, baseline)
     print(table(comparisons))
     write(options.output, {
         "started": started, "commit": commit(), "machine": machine() | {"cpu": cpu_model()}, "versions": versions(),
         "model": read_spec(path).family + ("" if options.model else " (embedded)"), "threads": options.threads,
-        "cache": "prompts are random, so the prefix cache gives nothing", "start_seconds": round(server.seconds, 2),
+        "cache": "prompts share nothing", "cached_tokens": cached, "start_seconds": round(server.seconds, 2),
         "serve_arguments": extra,
         "comparisons": comparisons,
     })  # fmt: skip

@@ -3,8 +3,9 @@
 64 conversations over 4 replicas: a beginning that all share, a long first message each, then turns that each add a
 little to what was said. Several are open at once, the next turn of each comes after those of the others. One replica's
 cache holds a part of all that is said; the replicas' caches together hold it. Each policy gets a fresh server and the
-same conversations, policies in turns. Prints the share of prompt tokens that were found in a cache, and the rate at
-which prompts and outputs were dealt with; writes benchmarks/results/placement_cpu.json, or `--to`.
+same conversations, policies in turns. Prints the share of prompt tokens that were found in a cache, output tokens per
+second, and the same rate with prompt tokens, cached ones included; writes benchmarks/results/placement_cpu.json, or
+`--to`. `--recompute` derives the rates of such a file again from its counts.
 
 On GPUs: `python -m benchmarks.placement --model MODEL --turns 8 --history 6000 --open 64 --to FILE -- --device cuda`.
 """
@@ -69,7 +70,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    tokens_per_second: float  # of prompts and outputs
+    output_tokens_per_second: float
+    tokens_per_second: float  # of outputs and prompts, cached prompt tokens included
     hit_rate: float  # cached_tokens of prompt_tokens
     shares: tuple[float, ...]
 
@@ -78,6 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over the rounds, and how many times as fast placement by prefix is."""
 
     hit_rate: dict[str, float]
+    output_tokens_per_second: dict[str, float]
     tokens_per_second: dict[str, float]
     ratio: float
 
@@ -147,6 +150,7 @@ def run(policy: str, load: Load, spec: ModelSpec, options: argparse.Namespace) -
         prompt_tokens=prompts,
         cached_tokens=cached,
         output_tokens=outputs,
+        output_tokens_per_second=outputs / seconds,
         tokens_per_second=(prompts + outputs) / seconds,
         hit_rate=cached / prompts,
         shares=tuple(replica["prompt_tokens"] / prompts for replica in replicas),
@@ -155,20 +159,37 @@ def run(policy: str, load: Load, spec: ModelSpec, options: argparse.Namespace) -
 
 def compared(runs: list[Figures]) -> Comparison:
     """Both policies' medians."""
-    rates = {name: [found.hit_rate for found in runs if found.policy == name] for name in POLICIES}
-    speeds = {name: [found.tokens_per_second for found in runs if found.policy == name] for name in POLICIES}
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
+
+    def medians(field: str) -> dict[str, float]:
+        return {name: statistics.median(getattr(found, field) for found in runs if found.policy == name)
+                for name in POLICIES}  # fmt: skip
+
+    outputs = medians("output_tokens_per_second")
     return Comparison(
-        hit_rate={name: statistics.median(found) for name, found in rates.items()},
-        tokens_per_second=medians,
-        ratio=medians["prefix"] / medians["round_robin"],
+        hit_rate=medians("hit_rate"),
+        output_tokens_per_second=outputs,
+        tokens_per_second=medians("tokens_per_second"),
+        ratio=outputs["prefix"] / outputs["round_robin"],
     )
+
+
+def recomputed(report: dict[str, Any]) -> dict[str, Any]:
+    """A report with its rates derived anew from its counts and seconds."""
+    runs = []
+    for run in report["runs"]:
+        prompts, outputs, seconds = run["prompt_tokens"], run["output_tokens"], run["seconds"]
+        rates = {"output_tokens_per_second": outputs / seconds, "tokens_per_second": (prompts + outputs) / seconds,
+                 "hit_rate": run["cached_tokens"] / prompts}  # fmt: skip
+        runs.append(msgspec.convert(run | rates, Figures))
+    found = {"comparison": compared(runs), "runs": runs}
+    return report | msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])
 
 
 def line(found: Figures) -> str:
     shares = " ".join(f"{share:.0%}" for share in found.shares)
     return (
-        f"{found.policy:12} {found.seconds:7.1f} s {found.tokens_per_second:9.0f} tokens/s "
+        f"{found.policy:12} {found.seconds:7.1f} s {found.output_tokens_per_second:9.1f} output tokens/s "
+        f"{found.tokens_per_second:9.0f} with prompts "
         f"{found.hit_rate:6.1%} found, by replica {shares}"
     )
 
@@ -187,12 +208,16 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--rounds", type=int, default=3)
     found.add_argument("--item-bytes", type=int, default=0, help="of the KV cache; 0: 4 on a CPU, else 2")
     found.add_argument("--to", type=Path, default=RESULTS)
+    found.add_argument("--recompute", action="store_true", help="derive the rates of the file again, and end")
     found.add_argument("rest", nargs="*", help="further options of the server, behind --")
     return found
 
 
 def main() -> None:
     options = parser().parse_args()
+    if options.recompute:
+        options.to.write_text(json.dumps(recomputed(json.loads(options.to.read_text())), indent=1) + "\n")
+        return
     options.rest = options.rest or ["--device", "cpu", "--cpu-threads", "1"]
     options.item_bytes = options.item_bytes or (4 if "cpu" in options.rest else 2)
     load = Load(**{name: getattr(options, name) for name in Load.__struct_fields__ if name != "seed"})

@@ -25,17 +25,22 @@ from services.bench.run import ROOT
 from services.bench.serve import HEADING, Result, add_load, length, line, measure, served_model, shared, workload_of
 from services.bench.workload import Workload
 
+WRITTEN = (":(exclude)benchmarks/results", ":(exclude)README.md", ":(exclude)docs")
 __all__ = ["HEADING", "Result", "commit", "length", "line", "machine", "measure", "parser", "served_model", "workloads"]
 
 
 
 def commit() -> str:
-    """The commit of this tree, with a plus if it was changed since; empty in an export."""
+    """The commit of this tree, with a plus if it was changed since; empty in an export.
+
+    What is written from results counts as no change, so that one measurement does not mark the next.
+    """
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    changed = git("status", "--porcelain", "-uno", "--", ".", *WRITTEN)
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
 
 
 def machine() -> dict[str, Any]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from benchmarks import cpu_embedded
 from benchmarks.cpu_embedded import Comparison, compare, plan, table, versions, write
 from benchmarks.generate_baseline import Figures
 from benchmarks.serve import Result
 from services.bench.client import Record
 from services.bench.summary import summarize
-from services.bench.workload import Workload
+from services.bench.workload import Workload, requests
 
 
 def comparison() -> Comparison:
@@ -33,6 +38,40 @@ def test_both_sides_get_the_same_prompts() -> None:
     ]  # fmt: skip
     assert (found[3].name, found[3].input, found[3].output) == ("mixed c64", (16, 240), (8, 120))
     assert all(w.ignore_eos and w.temperature == 0 for w in found)
+
+
+def test_no_two_prompts_share_a_block_of_the_prefix_cache() -> None:
+    """Of all loads and their warm-ups together: one server gets them all."""
+    options = argparse.Namespace(concurrency="1,16,64", rounds=2, least=8, input=(128, 128), output_tokens=(64, 64))
+    prompts = [
+        msgspec.json.decode(request.body)["prompt"]
+        for workload in plan(options, 4096) for warmup in (False, True)
+        for request in requests(workload, warmup=warmup)
+    ]  # fmt: skip
+    assert len(prompts) == 441
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == len(prompts)
+
+
+def test_a_run_with_prefix_hits_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = comparison()
+    summaries = [msgspec.structs.replace(found.penstock.summary, cached_tokens=16), found.penstock.summary]
+
+    async def served(url: str, workloads: Sequence[Workload]) -> list[Result]:
+        return [found.penstock, msgspec.structs.replace(found.penstock, summary=summaries.pop(0))]
+
+    @contextmanager
+    def serving(arguments: Sequence[str]) -> Iterator[argparse.Namespace]:
+        yield argparse.Namespace(url="", seconds=1.0)
+
+    monkeypatch.setattr(cpu_embedded, "serving", serving)
+    monkeypatch.setattr(cpu_embedded, "serve_all", served)
+    monkeypatch.setattr(cpu_embedded, "generate", lambda *given: [found.generate] * 2)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    output = tmp_path / "found.json"
+    assert cpu_embedded.main(["--output", str(output)]) == 1
+    assert not output.exists()
+    assert cpu_embedded.main(["--output", str(output)]) == 0
+    assert set(json.loads(output.read_text())["cached_tokens"].values()) == {0}
 
 
 def test_the_table_and_the_file(tmp_path: Path) -> None:

@@ -15,7 +15,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks.placement import BLOCK, POLICIES, Figures, Load, compared, converse, line, parser, settled, write
+from benchmarks.placement import (
+    BLOCK,
+    POLICIES,
+    RESULTS,
+    Figures,
+    Load,
+    compared,
+    converse,
+    line,
+    parser,
+    recomputed,
+    settled,
+    write,
+)
 
 LOAD = Load(conversations=3, turns=2, shared=32, history=10, more=4, output=2, open=2)
 
@@ -23,7 +36,7 @@ LOAD = Load(conversations=3, turns=2, shared=32, history=10, more=4, output=2, o
 def figures(policy: str, speed: float, hits: float = 0.5) -> Figures:
     return Figures(
         policy=policy, seconds=2.0, requests=6, prompt_tokens=100, cached_tokens=50, output_tokens=12,
-        tokens_per_second=speed, hit_rate=hits, shares=(0.25, 0.75),
+        output_tokens_per_second=speed / 10, tokens_per_second=speed, hit_rate=hits, shares=(0.25, 0.75),
     )  # fmt: skip
 
 
@@ -110,11 +123,22 @@ def test_medians_of_rounds_are_compared() -> None:
     runs = [figures("prefix", 300.0, 0.9), figures("round_robin", 150.0, 0.4)]
     found = compared(runs)
     assert (found.ratio, found.hit_rate) == (2.0, {"prefix": 0.9, "round_robin": 0.4})
+    assert found.output_tokens_per_second == {"prefix": 30.0, "round_robin": 15.0}
+
+
+def test_the_published_rates_follow_from_their_counts() -> None:
+    """Output tokens stand by themselves: cached prompt tokens are not work."""
+    for path in RESULTS.parent.glob("placement_*.json"):
+        report = json.loads(path.read_text())
+        assert recomputed(report) == report, path.name
+        for run in report["runs"]:
+            assert run["output_tokens_per_second"] == run["output_tokens"] / run["seconds"]
 
 
 def test_a_line_says_rates_and_shares() -> None:
     assert line(figures("prefix", 300.0, 0.9)).split() == [
-        "prefix", "2.0", "s", "300", "tokens/s", "90.0%", "found,", "by", "replica", "25%", "75%",
+        "prefix", "2.0", "s", "30.0", "output", "tokens/s", "300", "with", "prompts", "90.0%", "found,", "by", "replica",
+        "25%", "75%",
     ]  # fmt: skip
 
 
