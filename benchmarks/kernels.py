@@ -1,9 +1,9 @@
 """Each device kernel alone, on one GPU: `python -m benchmarks.kernels`.
 
 Prints time, bytes, FLOPs and the share of the chip's limit: the larger of the least time that the bytes need at the
-speed of a copy and that which the products need at the speed of a large matrix product, over the time taken. Every
-input is counted once. Calls stand in a CUDA graph, each with pages of its own as far as there are enough, so that
-neither launches nor the cache are measured. `--sweep` times other tilings of attention beside the product's.
+speed of a read-only stream and that which the products need at the speed of a large matrix product, over the time
+taken. Every input is counted once. Calls stand in a CUDA graph, each with pages of its own as far as there are enough,
+so that neither launches nor the cache are measured. `--sweep` times other tilings of attention beside the product's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kernels.rope import Rotation
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16  # Llama-3.1-8B
 HIDDEN, INTERMEDIATE = 4096, 14336
-COPY = CHIPS["H200"].bytes_per_second
+READ = CHIPS["H200"].bytes_per_second
 MATRIX = CHIPS["H200"].flops_per_second
 SCALE = DIM**-0.5
 CACHE = 256 << 20  # bytes that calls go through before one repeats: several times the second-level cache
@@ -58,7 +58,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     microseconds: float
     bytes: int
     flops: int
-    limit: str  # the nearer one: copy or matrix
+    limit: str  # the nearer one: read or matrix
     share: float  # of it
 
 
@@ -76,8 +76,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def figure(kernel: str, shape: str, microseconds: float, work: tuple[int, int], **more: Any) -> Figure:
     """The figure of a kernel that does so many bytes and FLOPs of work."""
     size, flops = work
-    limit = "copy" if size / COPY > flops / MATRIX else "matrix"
-    share = max(size / COPY, flops / MATRIX) / (microseconds * 1e-6)
+    limit = "read" if size / READ > flops / MATRIX else "matrix"
+    share = max(size / READ, flops / MATRIX) / (microseconds * 1e-6)
     return Figure(
         kernel=kernel, shape=shape, microseconds=round(microseconds, 2), bytes=size, flops=flops, limit=limit,
         share=round(share, 4), **more,

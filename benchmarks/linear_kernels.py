@@ -58,7 +58,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     microseconds: float
     bytes: int
     flops: int
-    limit: str  # the nearer one: copy or matrix
+    limit: str  # the nearer one: read or matrix
     share: float  # of it
     distance: float = 0.0  # of the result from the plain one, relative
 
@@ -77,10 +77,10 @@ def figure(work: tuple[int, int], microseconds: float, **named: Any) -> Figure:
     """The figure of so many bytes and FLOPs done in that time."""
     size, flops = work
     chip = CHIPS["H200"]
-    copied, multiplied = size / chip.bytes_per_second, flops / chip.flops_per_second
+    read, multiplied = size / chip.bytes_per_second, flops / chip.flops_per_second
     return Figure(
-        microseconds=round(microseconds, 2), bytes=size, flops=flops, limit="copy" if copied > multiplied else "matrix",
-        share=round(max(copied, multiplied) / (microseconds * 1e-6), 4), **named,
+        microseconds=round(microseconds, 2), bytes=size, flops=flops, limit="read" if read > multiplied else "matrix",
+        share=round(max(read, multiplied) / (microseconds * 1e-6), 4), **named,
     )  # fmt: skip
 
 

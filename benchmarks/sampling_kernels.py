@@ -1,9 +1,9 @@
 """What follows the logits of a decode step, on one GPU: `python -m benchmarks.sampling_kernels`.
 
 Prints the time of the sampler's launches for batches that ask for different things, beside the time that reading the
-logits once takes at the speed of a copy, and the share of a decode step that the rows' wishes cost over greedy rows.
-Calls stand in a CUDA graph, so that the host is not measured. Logits are normal, with a spread of 1 (random weights) or
-3.
+logits once takes at the speed of a read-only stream, and the share of a decode step that the rows' wishes cost over
+greedy rows. Calls stand in a CUDA graph, so that the host is not measured. Logits are normal, with a spread of 1
+(random weights) or 3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.kernels import COPY, timed
+from benchmarks.kernels import READ, timed
 from engine_core.execution.slots import SlotSizes, SlotTable
 from engine_core.execution.transfer import Upload
 from kernels.acceptance import accept
@@ -107,7 +107,7 @@ def entry_columns(rows: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int
 
 def read_time(rows: int, vocabulary: int) -> float:
     """Microseconds of reading bf16 logits once."""
-    return 2 * rows * vocabulary / COPY * 1e6
+    return 2 * rows * vocabulary / READ * 1e6
 
 
 def costs(rows: int, vocabulary: int, spread: float, only: str) -> list[Cost]:

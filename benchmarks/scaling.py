@@ -112,7 +112,7 @@ def cell(row: Row, first: Record, record: Record | None) -> str:
         return ""
     if record.value is None:
         return "failed"
-    share = f", {record.share_of_limit:.0%} of the limit" if record.share_of_limit is not None else ""
+    share = f", {100 * record.share_of_limit:.0f} %" if record.share_of_limit is not None else ""
     times = gain(row, first, record) if record is not first else None
     return f"{rows.number(record.value)}{share}" + (f", {times:.2f} times" if times is not None else "")
 

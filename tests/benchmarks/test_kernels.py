@@ -16,11 +16,11 @@ def test_attention_counts_keys_once_and_pairs_below_the_diagonal() -> None:
 
 
 def test_the_nearer_limit_is_the_one_that_counts() -> None:
-    from benchmarks.kernels import COPY, MATRIX, figure
+    from benchmarks.kernels import MATRIX, READ, figure
 
-    read = figure("attention", "decode", 20.0, (int(COPY * 1e-5), int(MATRIX * 1e-6)))
-    assert (read.limit, read.share) == ("copy", 0.5)
-    multiplied = figure("attention", "prefill", 20.0, (int(COPY * 1e-6), int(MATRIX * 1.6e-5)))
+    read = figure("attention", "decode", 20.0, (int(READ * 1e-5), int(MATRIX * 1e-6)))
+    assert (read.limit, read.share) == ("read", 0.5)
+    multiplied = figure("attention", "prefill", 20.0, (int(READ * 1e-6), int(MATRIX * 1.6e-5)))
     assert (multiplied.limit, multiplied.share) == ("matrix", 0.8)
 
 

@@ -29,8 +29,8 @@ def test_work_counts_each_operand_once() -> None:
 
 def test_share_of_the_nearer_limit() -> None:
     named = {"model": "m", "product": "p", "rows": 1, "way": "w", "chosen": True}
-    slow = figure((4_300_000, 1), 2.0, **named)
-    assert (slow.limit, slow.share) == ("copy", 0.5)
+    slow = figure((4_600_000, 1), 2.0, **named)
+    assert (slow.limit, slow.share) == ("read", 0.5)
     busy = figure((1, 790_000_000), 4.0, **named)
     assert (busy.limit, busy.share) == ("matrix", 0.25)
     assert "25.0 % of matrix" in text(busy)

@@ -137,8 +137,8 @@ def test_the_published_rates_follow_from_their_counts() -> None:
 
 def test_a_line_says_rates_and_shares() -> None:
     assert line(figures("prefix", 300.0, 0.9)).split() == [
-        "prefix", "2.0", "s", "30.0", "output", "tokens/s", "300", "with", "prompts", "90.0%", "found,", "by", "replica",
-        "25%", "75%",
+        "prefix", "2.0", "s", "30.0", "output", "tokens/s", "300", "with", "prompts", "90.0%", "found,", "by",
+        "replica", "25%", "75%",
     ]  # fmt: skip
 
 

@@ -1,0 +1,165 @@
+"""The README's figures, from benchmarks/results: `python -m benchmarks.readme_figures --write` or `--check`.
+
+Tables are rendered by benchmarks/readme_tables.py, figures in sentences come from the same files. `--check` exits with
+1 and a diff where the README says something else than the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.readme_tables import BLOCKS, result
+from benchmarks.rendered import Mistake, Sentence, rendered
+from services.bench.run import ROOT
+
+README = ROOT / "README.md"
+
+
+def ratio(part: float, whole: float) -> str:
+    return f"{part / whole:.2f}"
+
+
+def share(report: Any, kernel: str, shape: str) -> str:
+    """Percent of its limit that the product's own form of a kernel reaches."""
+    figure = chosen(report, kernel, shape)
+    return f"{100 * figure['share']:.0f}"
+
+
+def chosen(report: Any, kernel: str, shape: str) -> Any:
+    return next(
+        figure for figure in report["figures"]
+        if (figure["kernel"], figure["shape"], figure["chosen"]) == (kernel, shape, True)
+    )  # fmt: skip
+
+
+def teraflops(report: Any, shape: str) -> str:
+    figure = chosen(report, "attention", shape)
+    return f"{figure['flops'] / figure['microseconds'] / 1e6:.0f}"
+
+
+def fuzz() -> Sentence:
+    statuses = result("fuzz.json")["statuses"]
+    return Sentence("{} times 200, {} times 400, {} times 404, no 500",
+                    tuple(f"{statuses[code]:,}" for code in ("200", "400", "404")))  # fmt: skip
+
+
+def soak() -> list[Sentence]:
+    summary = result("soak_cpu.json")["summary"]
+    counts = [summary["requests"], *(summary["statuses"][code] for code in ("200", "429", "400", "504"))]
+    times = summary["p99_in_flood"], summary["p99_at_capacity"]
+    return [
+        Sentence("Of {} requests, three times what the server takes, {} were served, {} heard 429, {} 400 and {} 504",
+                 tuple(f"{count:,}" for count in counts)),
+        Sentence("first tokens came {} times as late in the flood as at capacity (p99, {} and {} s; limit 2)",
+                 (ratio(*times), *(f"{seconds:.2f}" for seconds in times))),
+    ]  # fmt: skip
+
+
+def bombs() -> list[Sentence]:
+    gpu, cpu = result("bombs_8b_h200.json"), result("bombs.json")
+    alone, plain, hit = (gpu[name] for name in ("alone", "among_plain_requests", "among_bombs"))
+    return [
+        Sentence("between tokens from {} to {} ms, {} times (goal 1.2), as many plain requests to {} ms, "
+                 "and its longest gap from {} to {} ms",
+                 (f"{alone['p99_ms']:.2f}", f"{hit['p99_ms']:.2f}", f"{gpu['p99_ratio_bombs']:.2f}",
+                  f"{plain['p99_ms']:.2f}", f"{alone['max_ms']:.1f}", f"{hit['max_ms']:.1f}")),
+        Sentence("which met {} bombs of all kinds, dealt", (str(sum(gpu["answers"].values())),)),
+        Sentence("it was {} times, and {} among plain requests",
+                 (f"{cpu['p99_ratio_bombs']:.2f}", f"{cpu['p99_ratio_plain']:.2f}")),
+    ]  # fmt: skip
+
+
+def structured() -> list[Sentence]:
+    found = result("structured.json")
+    assert found["wrong"] == []
+    cases = found["cases"]
+    return [
+        Sentence("over {} schemas, {} regexes and {} grammars",
+                 (str(cases["json_schema"]), str(cases["regex"]), str(cases["grammar"]))),
+        Sentence("of {} generations {} ended by themselves", (f"{found['generations']:,}", f"{found['finished']:,}")),
+    ]  # fmt: skip
+
+
+def placement() -> list[Sentence]:
+    found = result("placement_h200.json")["comparison"]
+    rates, outputs, hits = (found[name] for name in ("tokens_per_second", "output_tokens_per_second", "hit_rate"))
+    values = [f"{value:.0f}" for policy in ("prefix", "round_robin") for value in (100 * hits[policy], outputs[policy])]
+    return [
+        Sentence("{} % found and {} output tokens/s by prefix, {} % and {} in turns, **{} times** (goal 1.5",
+                 (*values, f"{found['ratio']:.2f}")),
+        Sentence("with prompt tokens, {} % of them cached, {} and {}",
+                 (f"{100 * hits['prefix']:.0f}", f"{rates['prefix']:,.0f}", f"{rates['round_robin']:,.0f}")),
+    ]  # fmt: skip
+
+
+def tracing() -> list[Sentence]:
+    some, every = result("tracing_host.json")["costs"]
+    return [
+        Sentence("traces of everything took {} % of throughput in the median (rounds from {} to {} %)",
+                 (f"{every['throughput']:.1f}", *(f"{bound:+.0f}" for bound in every["throughput_range"]))),
+        Sentence("that shows ({} %, rounds from {} to {} %)",
+                 (f"{some['throughput']:+.0f}", *(f"{bound:+.0f}" for bound in some["throughput_range"]))),
+    ]  # fmt: skip
+
+
+def drafts() -> list[Sentence]:
+    gpu, cpu = (
+        {(row["load"], row["way"]): row for row in result(f"schema_drafts_{name}.json")["figures"]}
+        for name in ("h200", "cpu")
+    )
+    ways = ("free", "schema, forced runs alone", "schema")
+    return [
+        Sentence("takes {} ms a token there free, {} with forced runs alone and {} with likely ones",
+                 tuple(f"{gpu['extract', way]['milliseconds']:.2f}" for way in ways)),
+        Sentence("it is {} times as fast as free in `extract` and {} times in `call`",
+                 tuple(f"{cpu[load, 'schema']['speedup']:.2f}" for load in ("extract", "call"))),
+    ]  # fmt: skip
+
+
+def kernels() -> list[Sentence]:
+    report = result("kernels_h200.json")
+    return [
+        Sentence("prefill of 8,192 at {} TFLOP/s and of 32,768 at {} (goals",
+                 (teraflops(report, "prefill 8192 of 8192"), teraflops(report, "prefill 32768 of 32768"))),
+        Sentence("decoding attention of 64 rows of 512, 2,048 and 8,192 keys at {}, {} and {} % of the read bandwidth",
+                 tuple(share(report, "attention", f"decode 64 x {keys}") for keys in (512, 2048, 8192))),
+    ]  # fmt: skip
+
+
+def start() -> Sentence:
+    return Sentence("Start to ready: {} s.", (f"{result('cpu_embedded.json')['start_seconds']:.1f}",))
+
+
+def sentences() -> list[Sentence]:
+    """Prose of the README with the figures that its results give."""
+    return [
+        fuzz(), *soak(), *bombs(), *structured(), *placement(), *tracing(), *drafts(), *kernels(), start(),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_figures", description=__doc__.partition("\n")[0])
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--write", action="store_true", help="put the results' figures into the README")
+    way.add_argument("--check", action="store_true", help="only compare")
+    options = parser.parse_args(arguments)
+    before = README.read_text()
+    try:
+        after = rendered(before, BLOCKS, sentences())
+    except Mistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 1
+    if options.write:
+        README.write_text(after)
+        return 0
+    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), "README.md", "results", lineterm="", n=0)
+    print("\n".join(diff))
+    return int(before != after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

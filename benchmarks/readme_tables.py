@@ -1,0 +1,212 @@
+"""The README's tables of figures, each a function of result files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks import rows, scaling, speculation_h200
+from benchmarks.relimit import RESULTS
+from benchmarks.rendered import Blocks, table
+from benchmarks.rows import ALL, UNITS, Record
+from benchmarks.shapes import SHAPES
+
+
+def result(name: str) -> Any:
+    """A result file."""
+    return json.loads((RESULTS / name).read_bytes())
+
+
+def cpu_embedded() -> str:
+    heads = ["Output tokens per second", "Penstock, over HTTP", "transformers `generate`, one padded batch", "ratio",
+             "`generate`, one by one", "ratio"]  # fmt: skip
+    report = result("cpu_embedded.json")
+    comparisons = report["comparisons"]
+    alone = rate(comparisons[0]["generate"])
+    lines = []
+    for one in comparisons:
+        workload, count = one["penstock"]["workload"], one["concurrency"]
+        name = f"{count} stream{'s' * (count > 1)}"
+        low, high = workload["output"]
+        name += f", lengths {low} to {high}" if low != high else ""
+        lines.append([name, rate(one["penstock"]["summary"]), rate(one["generate"]), times(one["ratio"]), alone,
+                      times(one["ratio_alone"])])  # fmt: skip
+    return table(heads, lines)
+
+
+def rate(figures: Mapping[str, Any]) -> str:
+    return f"{figures['output_tokens_per_second']:,.0f}"
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}" if value < 2 else f"{value:.1f}"
+
+
+def scheduler() -> str:
+    measured = result("scheduler_cpu.json")["measured"]
+    found = next(one for one in measured if one["running"] == 256 and not one["aligned"])["microseconds"]
+    goals = {"plan+apply": "median < 400, p99 < 1,000", "outputs": ""}
+    quantiles = ("median", "p90", "p99")
+    lines = [[name.replace("+", " + "), *(f"{found[name][which]:,.0f}" for which in quantiles), goal]
+             for name, goal in goals.items()]  # fmt: skip
+    return table(["µs", *quantiles, "goal"], lines)
+
+
+def h200() -> list[str]:
+    """The tables of serving and of what a request asks for."""
+    titles = [(shape.name, shape.title) for shape in SHAPES.values()]
+    return rows.table(rows.read(RESULTS / "h200"), titles).split("\n\n")
+
+
+def invariant() -> str:
+    plain, slow = rows.read(RESULTS / "h200"), rows.read(RESULTS / "h200" / "invariant")
+    lines = []
+    for row in (row for row in ALL if ("8b", row.name) in slow):
+        with_it, without = slow["8b", row.name].value or 0.0, plain["8b", row.name].value or 0.0
+        lines.append([row.name, rows.number(with_it), rows.number(without), f"{100 * (1 - with_it / without):.0f} %"])
+    return table(["`--batch-invariant`, 8B", "tok/s", "without", "price"], lines)
+
+
+def experts() -> str:
+    report = result("expert_kernels_h200.json")
+    names = {"qwen": "Qwen3-30B-A3B, 8 of 128 of width 768, µs", "8x7b": "Mixtral-8x7B, 2 of 8 of width 14,336, µs"}
+    sizes = (1, 4, 16, 64, 256, 1024, 8192)
+    found = {(one["model"], one["rows"]): one for one in report["figures"]
+             if one["product"] == "experts" and one["chosen"]}  # fmt: skip
+    lines = [[title, *(of_limit(found[name, size]) for size in sizes)] for name, title in names.items()]
+    return table(["Tokens", *(f"{size:,}" for size in sizes)], lines)
+
+
+def of_limit(figure: Mapping[str, Any]) -> str:
+    mark = "" if figure["limit"] == "read" else " of products"
+    return f"{figure['microseconds']:,.0f}, {100 * figure['share']:.0f} %{mark}"
+
+
+def gpus() -> str:
+    """The table of scaling without its verdict; shapes in stages have a table of their own."""
+    found = {key: record for key, record in scaling.read(RESULTS / "scaling").items() if "stages" not in key[0]}
+    return scaling.table(found).split("\n\n")[0]
+
+
+def stages() -> str:
+    found = scaling.read(RESULTS / "scaling")
+    cases = [("8b-stages", 2, "8B, 2 GPUs"), ("70b-stages", 4, "70B, 4 GPUs")]
+    shown = [row for row in ALL if row.name in scaling.SERVED]
+    lines = [[title, *(staged(found.get((shape, size, row.name))) for row in shown)] for shape, size, title in cases]
+    return table(["In stages", *(f"{row.name}, {UNITS[row.figure].split(' ')[0]}" for row in shown)], lines)
+
+
+def staged(record: Record | None) -> str:
+    if record is None or record.value is None:
+        return ""
+    reached = f", {100 * record.share_of_limit:.0f} %" if record.share_of_limit is not None else ""
+    return rows.number(record.value) + reached
+
+
+def exchange() -> str:
+    calls = {(one["ranks"], one["tokens"], one["hidden"]): one for one in result("exchange_h200.json")["calls"]}
+    heads = ["GPUs", "Tokens"]
+    for hidden in (4096, 8192):
+        heads += [f"hidden {hidden}: NCCL, norm", "in order, norm", "exchange", "bytes"]
+    sizes = [(2, count) for count in (1, 8, 64, 256, 512, 2048)] + [(4, count) for count in (1, 8, 64, 256, 512)]
+    lines = []
+    for ranks, tokens in sizes:
+        cells = [str(ranks), f"{tokens:,}"]
+        for hidden in (4096, 8192):
+            one = calls[ranks, tokens, hidden]
+            gain = one["reduced"] / one["exchanged"]
+            cells += [f"{one['reduced']:,.1f}", f"{one['gathered']:,.1f}",
+                      f"{one['exchanged']:,.1f} ({gain:.1f} times)", f"{one['sent']:.1f}"]  # fmt: skip
+        lines.append(cells)
+    return table(heads, lines)
+
+
+def passes() -> str:
+    found = {(one["shape"], one["ranks"], one["tokens"]): one for one in result("exchange_h200.json")["passes"]}
+    sizes = (1, 8, 64, 256)
+    lines = []
+    for shape in ("8B", "70B"):
+        for ranks in (2, 4):
+            each = [found[shape, ranks, size] for size in sizes]
+            cells = [f"{one['reduced']:,.0f}, {one['exchanged']:,.0f}" for one in each]
+            lines.append([f"{shape}, {ranks} GPUs", *cells])
+    heads = ["A decode pass through 8 layers, µs: NCCL, with the exchange", "1 row", *map(str, sizes[1:])]
+    return table(heads, lines)
+
+
+def placement() -> str:
+    report = result("placement_cpu.json")
+    load, found = report["load"], report["comparison"]
+    first = load["shared"] + load["history"]
+    last = first + (load["turns"] - 1) * (load["more"] + load["output"])
+    head = (f"{load['conversations']} conversations of {load['turns']} turns over {report['replicas']} replicas, "
+            f"{first:,} to {last:,} tokens of prompt, {load['open']} open at once; "
+            "each cache holds a third of them")  # fmt: skip
+    lines = [
+        [f"`--placement {policy}`", f"{100 * found['hit_rate'][policy]:.0f} %",
+         f"{found['output_tokens_per_second'][policy]:.1f}", f"{found['tokens_per_second'][policy]:,.0f}"]
+        for policy in ("prefix", "round_robin")
+    ]  # fmt: skip
+    return table([head, "found in a cache", "output tokens/s", "with prompt tokens, cached ones too"], lines)
+
+
+def synthetic() -> str:
+    reports = speculation_h200.read(RESULTS / "h200" / "speculation")
+    plain = {one.batch: one.tpot_ms for report in reports if report.rate is None for one in report.figures}
+    rated = [report for report in reports if report.rate is not None]
+    lines = []
+    for batch, free in plain.items():
+        each = [next(one.tpot_ms for one in report.figures if one.batch == batch) for report in rated]
+        lines.append([str(batch), f"{free:.2f}", *(f"{tpot:.2f} ({free / tpot:.2f})" for tpot in each)])
+    return table(["Open requests", "without", *(f"rate {report.rate:.1f}" for report in rated)], lines)
+
+
+def speculation() -> str:
+    found = {
+        (name, one["load"], one["way"]): one
+        for name in ("cpu", "h200") for one in result(f"speculation_{name}.json")["figures"]
+    }  # fmt: skip
+    ways = {"prediction": "`prediction`", "ngram": "prompt lookup of 8 tokens", "draft_model": "draft model",
+            "eagle": "EAGLE head"}  # fmt: skip
+    columns = [(name, load) for load in ("copy", "chat") for name in ("cpu", "h200")]
+    lines = [[title, *(sped(found.get((name, load, way))) for name, load in columns)] for way, title in ways.items()]
+    return table(["Times as fast, and share of drafts accepted", "repeating lists, CPU", "H200",
+                  "questions of all kinds, CPU", "H200"], lines)  # fmt: skip
+
+
+def sped(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return ""
+    drafted = figures["accepted"] + figures["rejected"]
+    return f"{figures['speedup']:.2f}" + (f", {100 * figures['acceptance']:.0f} %" if drafted else ", none")
+
+
+def drafts() -> str:
+    found = {(one["load"], one["way"]): one for one in result("schema_drafts_8b_h200.json")["figures"]}
+    lines = []
+    for load in ("extract", "call"):
+        free, forced, full = (found[load, way] for way in ("free", "schema, forced runs alone", "schema"))
+        lines.append([load, f"{free['milliseconds']:.2f}", f"{forced['milliseconds']:.2f}",
+                      f"**{full['milliseconds']:.2f}, {full['speedup']:.2f} times as fast as free**",
+                      f"{full['tokens_per_step']:.2f}", f"{100 * full['acceptance']:.0f} %",
+                      f"{100 * full['right']:.0f} %"])  # fmt: skip
+    return table(["", "free", "a schema, forced runs alone", "a schema", "tokens a step", "drafts that came true",
+                  "right"], lines)  # fmt: skip
+
+
+def schemas() -> str:
+    report = result("schemas.json")
+    names = {"own": "our own: tool calls, API payloads, manifests, forms, invoices, unions, trees",
+             "suite": "official suite, draft 2020-12"}  # fmt: skip
+    fields = ("schemas", "compiled", "right", "with_wrong_accepts", "with_wrong_refusals")
+    lines = [[title, *(str(report[name][field]) for field in fields)] for name, title in names.items()]
+    return table(["", "schemas", "compiled", "all instances judged right", "wrong accepts", "wrong refusals"], lines)
+
+
+BLOCKS: Blocks = {
+    "cpu-embedded": cpu_embedded, "scheduler": scheduler, "h200-serving": lambda: h200()[0],
+    "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts, "scaling": gpus,
+    "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
+    "speculation": speculation, "schema-drafts": drafts, "schemas": schemas,
+}  # fmt: skip

@@ -1,0 +1,44 @@
+"""The README says what the result files say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import readme_figures
+from benchmarks.readme_figures import README, main
+
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+MADE = re.compile(r"<!-- figures: .*?<!-- /figures -->", re.DOTALL)
+UNITS = re.compile(r"tok/s|tokens/s|ms per token|µs|\bratio\b")
+BY_HAND = ("| Row | where the time goes |", "| Blow |")  # profiles in words, and counts beside times
+
+
+def test_every_figure_is_that_of_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, "run `python -m benchmarks.readme_figures --write`\n" + capsys.readouterr().out
+
+
+def test_a_figure_that_was_changed_by_hand_is_told_and_mended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "README.md"
+    right = README.read_text()
+    copy.write_text(right.replace("| lat_bs1 | ms per token | ", "| lat_bs1 | ms per token | 1"))
+    monkeypatch.setattr(readme_figures, "README", copy)
+    assert main(["--check"]) == 1
+    assert "+| lat_bs1" in capsys.readouterr().out
+    assert main(["--write"]) == 0
+    assert copy.read_text() == right
+    copy.write_text(right.replace("Start to ready", "Ready"))
+    assert main(["--check"]) == 1
+    assert "places read" in capsys.readouterr().err
+
+
+def test_tables_of_figures_are_rendered() -> None:
+    """A table with a unit of speed in its head stands between markers."""
+    text = MADE.sub("", README.read_text())
+    heads = [found[0].partition("\n")[0] for found in TABLE.finditer(text)]
+    by_hand = [head for head in heads if UNITS.search(head) and not head.startswith(BY_HAND)]
+    assert not by_hand
