@@ -23,7 +23,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 STORED_TYPES = ("F64", "F32", "F16", "BF16")
 STORED_INTEGERS = ("I64", "I32")
 # What a checkpoint may carry beyond the model: frequencies, computed here, and the output embedding of a tied model.
-LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^lm_head\.weight)$")
+LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^lm_head\.weight)\Z")
 
 
 def read_checkpoint(folder: Path, destinations: dict[str, Destination], leftover: re.Pattern[str] = LEFTOVER) -> None:

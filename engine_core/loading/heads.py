@@ -16,7 +16,7 @@ from engine_core.models.head_spec import HeadSpec, read_head
 from protocol.errors import ModelError
 
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
-LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)$")
+LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)\Z")
 
 
 def load_head(

@@ -25,18 +25,18 @@ READ = frozenset((
 
 # Words of settings that change arithmetic.
 ARITHMETIC = re.compile(
-    r"soft_?cap|multipl|scal(e|ing)|clip|clamp|(^|_)norm|norm(_|$)|layer_?norm|sink|sandwich|residual|gate|gating"
+    r"soft_?cap|multipl|scal(e|ing)|clip|clamp|(^|_)norm|norm(_|\Z)|layer_?norm|sink|sandwich|residual|gate|gating"
     r"|alibi|rotary|rope|interleave|bias|lora_rank|mamba|ssm|conv|recurren|linear_(key|value|num|head|attn)|lru"
     r"|query_pre_attn|(^|_)qk?v?_|attn_(temp|scale|window)|attention_(chunk|window|sink|temp|scale|head_dim|gate)"
     r"|window|sparse|shared|per_layer|altup|laurel|swiglu|glu_|activation|hidden_act|parallel_(attn|residual)"
     r"|_attn_layers|n_group|topk_group|topk_method|scoring_func|dense_(replace|layers|intermediate)|swa_|index_(topk|n)"
-    r"|expert|moe_|(^|_)v_head_dim|attn_layer|full_attn|global_attn|local_(attention|layer)|block_types?$|attention_(k_eq|type)"
+    r"|expert|moe_|(^|_)v_head_dim|attn_layer|full_attn|global_attn|local_(attention|layer)|block_types?\Z|attention_(k_eq|type)"
     r"|double_wide|prefix_lm|(alpha|beta)_factor|indexer|ngram|hyper_connection|hc_mult|mup|new_decoder|multi_query|kv_channels|num_kv_heads|position_embedding_type"
 )
 # Words of settings that only training, quantization tools, or another task reads.
 HARMLESS = re.compile(
     r"dropout|pdrop|initializ|init_|loss|jitter|aux|output_(router|hidden_states|attentions|scores)|^_|classifier|unsloth|quant|label|pretraining|token|cache"
-    r"|checkpoint|implementation|problem_type|summary|max_norm|version|kernels?$"
+    r"|checkpoint|implementation|problem_type|summary|max_norm|version|kernels?\Z"
 )
 ROPE_READ = frozenset((
     *("rope_type", "type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),

@@ -29,7 +29,7 @@ MEASURED = 8 << 10  # bytes of a body whose nesting is measured in one go: less 
 
 NULL = b"null"
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
-BOUND = re.compile(r"<= \d+$")  # msgspec's words for a number or a length beyond its bound
+BOUND = re.compile(r"<= \d+\Z")  # msgspec's words for a number or a length beyond its bound
 WORD = re.compile(r"Invalid enum value|Invalid value '")  # msgspec's, for a word that is none of a field's
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 

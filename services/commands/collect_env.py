@@ -22,7 +22,7 @@ from services.process import ExitCode
 from services.sizing import usable_cores
 
 GPU_QUERY = "index,name,driver_version,memory.total,memory.used,compute_cap,mig.mode.current,ecc.mode.current"
-VARIABLES = re.compile(r"(PENSTOCK|CUDA|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|NCCL|HF|TRANSFORMERS|XDG_CACHE)(_|$)")
+VARIABLES = re.compile(r"(PENSTOCK|CUDA|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|NCCL|HF|TRANSFORMERS|XDG_CACHE)(_|\Z)")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CREDENTIAL|COOKIE")
 ADDRESS = re.compile(r"://[^/@\s]*@")  # a user and a password in a URL
 LIMIT = 60.0  # seconds that a question to another program may take

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-PARTS = re.compile(r"^(([^:/?#]+):)?(//([^/?#]*))?([^?#]*)(\?([^#]*))?(#(.*))?$", re.DOTALL)  # appendix B
+PARTS = re.compile(r"^(([^:/?#]+):)?(//([^/?#]*))?([^?#]*)(\?([^#]*))?(#(.*))?\Z", re.DOTALL)  # appendix B
 ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 
 
