@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -35,6 +36,13 @@ class Server:
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=LIMIT) as answer:
             return json.load(answer)
+
+    def aborted(self) -> int:
+        """Requests that the engine has ended because nobody takes their output any more."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=LIMIT) as answer:
+            text = answer.read().decode()
+        found = re.findall(r"^penstock_engine_aborted_total\{.*\} (\S+)$", text, re.MULTILINE)
+        return int(sum(map(float, found)))
 
     def children(self) -> dict[str, int]:
         """Pid of every child process by its role, e.g. "scheduler"."""

@@ -145,6 +145,7 @@ def test_tokenize_round_trip(server: Server) -> None:
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: Server, client: openai.OpenAI) -> None:
+    before = server.aborted()
     stream = client.completions.create(
         model="penstock-demo", prompt="Once", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
     )
@@ -152,6 +153,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: Server, client: openai.Op
     assert server.until("/health", lambda health: health["engine"]["running"] == 1)
     stream.close()
     server.until("/health", lambda health: rests(health["engine"]))
+    server.until("/health", lambda _: server.aborted() > before)  # the output did not end by itself
 
 
 def rests(engine: dict[str, Any]) -> bool:

@@ -168,11 +168,13 @@ def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
     done = server.until(f"/v1/responses/{begun.id}", lambda found: found["status"] != "in_progress")
     assert "585" in done["output"][0]["content"][0]["text"]
     assert client.responses.cancel(begun.id).status == "completed"
+    before = server.aborted()
     long = client.responses.create(
         model=MODEL, input="Tell me a story.", background=True, extra_body={"min_tokens": 400, "ignore_eos": True}
     )
     assert client.responses.cancel(long.id).status == "cancelled"
     assert client.responses.retrieve(long.id).status == "cancelled"
+    server.until("/health", lambda _: server.aborted() > before)  # the output did not end by itself
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(client.responses.create(model=MODEL, input=SUM, max_output_tokens=1).id)
 
