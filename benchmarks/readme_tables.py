@@ -30,7 +30,10 @@ def cpu_embedded() -> str:
         name = f"{count} stream{'s' * (count > 1)}"
         low, high = workload["output"]
         name += f", lengths {low} to {high}" if low != high else ""
-        lines.append([name, rate(one["penstock"]["summary"]), rate(one["generate"]), times(one["ratio"]), alone,
+        summary = one["penstock"]["summary"]
+        cached = summary["cached_tokens"] / summary["prompt_tokens"]
+        name += f" ({100 * cached:.0f} % of the prompts were cached)" if cached else ""
+        lines.append([name, rate(summary), rate(one["generate"]), times(one["ratio"]), alone,
                       times(one["ratio_alone"])])  # fmt: skip
     return table(heads, lines)
 
