@@ -162,6 +162,16 @@ def test_a_place_is_not_reused_while_a_step_in_flight_reads_it() -> None:
             assert read[step][1][row] == allowed(rows[row].guide.matcher.compute_bitmask())
 
 
+def test_a_mask_in_use_outlives_those_that_are_not() -> None:
+    store, executors = MaskStore(tokens(), 4, 1), Executors(4)
+    steady = guide("regex", "a+")
+    for step, letter in enumerate("bcdef", 1):
+        rows = [MaskRow(steady, [], 0), MaskRow(guide("regex", letter), [], 1)]
+        found = executors.masks(store.fill(step, step - 1, rows))
+        assert {vocabulary().token(token)[0] for token in found[0]} == {"a"}
+        assert {vocabulary().token(token)[0] for token in found[1]} == {letter}
+
+
 def test_masks_with_one_digest_keep_apart() -> None:
     store, executors = MaskStore(tokens(), 64, 1), Executors(64)
     store._factors[:] = 0  # every mask has the same digest

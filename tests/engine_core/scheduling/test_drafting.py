@@ -180,13 +180,13 @@ def test_a_row_without_room_for_a_draft_waits_for_its_true_length_and_goes_on() 
 
 
 def test_drafts_cost_budget_and_leave_half_of_it_to_prompts() -> None:
-    server = Server(replace(FOUR, budget=9))
+    server = Server(replace(FOUR, budget=7, slots=4))
     server.submit(PROMPT, max_tokens=20, prediction=truth())
     server.step()
     server.submit([8] * 30)
     plan = server.step()
-    assert {slot: len(ids) for slot, ids in drafts(plan).items()} == {0: 4}
-    assert [count for _, _, count, _ in ints(plan.chunks, 4)] == [4]  # type: ignore[union-attr]
+    assert {slot: len(ids) for slot, ids in drafts(plan).items()} == {0: 3}
+    assert [count for _, _, count, _ in ints(plan.chunks, 4)] == [3]  # type: ignore[union-attr]
     server.run(2)
 
 

@@ -108,6 +108,15 @@ def test_decoded_blocks_are_named_when_their_choice_leaves_even_if_their_turn_ha
     assert [server.seen(number).cached for number in again] == [4] * 100
 
 
+def test_content_of_a_choice_that_failed_is_found_by_nobody() -> None:
+    server = Server()
+    failed = server.submit(STEM, fails_at=1)
+    server.run()
+    assert server.seen(failed).finish == Finish.ERROR
+    server.submit(STEM)
+    assert [start for _, start, _, _ in chunks(server.step())] == [0]
+
+
 def test_a_preempted_choice_finds_its_own_blocks_again() -> None:
     server = Server()
     number = server.submit(STEM, max_tokens=12)

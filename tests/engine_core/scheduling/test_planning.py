@@ -49,6 +49,14 @@ def test_several_prompts_share_a_step_in_order() -> None:
     assert [(start, count, sample) for _, start, count, sample in chunks(plan)] == [(0, 4, 1), (0, 4, 1), (0, 2, 0)]
 
 
+def test_the_rest_of_a_prompt_and_a_newcomer_share_the_budget() -> None:
+    server = Server(replace(ROOMY, budget=10))
+    server.submit([3] * 16)
+    server.submit([4] * 16)
+    found = [[(start, count) for _, start, count, _ in chunks(server.step())] for _ in range(2)]
+    assert found == [[(0, 10)], [(10, 6), (0, 4)]]
+
+
 def test_a_steady_decode_step_costs_only_new_blocks() -> None:
     server = Server(replace(ROOMY, block_size=16))
     for first in range(8):
