@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.slots import NEVER, Slots, joined
+from engine_core.scheduling.slots import NEVER, Slots, blocks_at_end, joined
 from protocol.messages import Sampling, SubmitTokens
 
 
@@ -30,6 +30,11 @@ def test_a_life_names_its_slot_and_is_never_used_again() -> None:
         assert (one.slot, one.life, slots.life[slot]) == (-1, 0, 0)
         slots.give(slot)
     assert slots.committed == 0
+
+
+@pytest.mark.parametrize(("block_size", "blocks"), [(19, 1), (20, 1), (18, 2), (1, 19)])
+def test_the_last_token_needs_no_block(block_size: int, blocks: int) -> None:
+    assert blocks_at_end(choice(1), block_size) == blocks  # its limit is 20
 
 
 def test_a_life_begins_where_its_prefix_ends() -> None:

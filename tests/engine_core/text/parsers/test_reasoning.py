@@ -19,6 +19,7 @@ from tests.engine_core.text.parsers.outputs import content_of, parsed, parser, r
         ("<thi", False, "", "<thi"), ("<thi", True, "<thi", ""), ("\n<think>\nwhy</think>", False, "why", ""),
         (" so", False, "", " so"), ("<think>a </thin</think> b", False, "a </thin", "b"), ("", True, "", ""),
         ("</think>so", True, "", "so"), ("<think>a</think>b</think>", False, "a", "b</think>"),
+        ("<think>why</thi", False, "why</thi", ""), ("why</thi", True, "why</thi", ""),
     ],
 )  # fmt: skip
 def test_texts(text: str, inside: bool, reasoning: str, content: str) -> None:
