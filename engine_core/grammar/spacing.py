@@ -241,6 +241,8 @@ class Spacing:
             self._reach = min(2 * self._reach, FARTHEST) if right else 1
 
     def _learn(self, between: Between, blank: Blank) -> None:
+        if len(blank.head) + len(blank.each) > LONGEST:
+            return  # no guess is as long, and all outputs' habits together stay small
         if self._guess(between) != blank:
             self._known.clear()
         self._own[between] = blank

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from engine_core.grammar.compilation import compile_grammar
+from engine_core.grammar.schema import languages
 from engine_core.grammar.tokens import GrammarTokens, read_tokens
 from engine_core.text.vocabulary import read_vocabulary
 from protocol.errors import InvalidRequest
@@ -26,6 +27,8 @@ from services.tokenizer.frames import allocated, limit_memory, read_frame, write
 from services.tokenizer.orders import Done, Refusal
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
+MOST_REMEMBERED = 32 << 20  # bytes that compilations may leave behind
+BLOCK = 64  # bytes of one of Python's small objects; measured on trees of patterns
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -53,8 +56,28 @@ def main(arguments: Sequence[str]) -> None:
     bounds = Bounds(float(seconds), int(memory))
     outcome(USUAL, tokens)  # tables that the first compilation would fill, and modules that it would import
     write_frame(sys.stdout.buffer, b"")
+    remembered = Remembered()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         write_frame(sys.stdout.buffer, msgspec.msgpack.encode(bounded(frame, tokens, bounds)))
+        remembered.trim()
+
+
+class Remembered:
+    """Bounds what compilations leave behind for the next ones: each may add as much as one compilation may take."""
+
+    def __init__(self) -> None:
+        self._least = held()
+
+    def trim(self) -> None:
+        """Called between two compilations."""
+        if held() - self._least > MOST_REMEMBERED:
+            languages.forget()
+            self._least = held()  # what stays is not for us to give up
+
+
+def held() -> int:
+    """Bytes that this process holds, about: the C library's, and Python's own of small objects."""
+    return allocated() + sys.getallocatedblocks() * BLOCK
 
 
 def bounded(frame: bytes, tokens: GrammarTokens | None, bounds: Bounds) -> Done | Refusal:

@@ -25,6 +25,7 @@ from engine_core.grammar.schema.patterns import (
     Sequence,
     complemented,
     plain_char,
+    read,
     united,
     written,
 )
@@ -257,6 +258,12 @@ def _paired(one: Language, two: Language, holds: Callable[[bool, bool], bool]) -
 
 def _letter(lang: Language, code: int) -> int:
     return next(i for i, ranges in enumerate(lang.letters) if any(low <= code <= high for low, high in ranges))
+
+
+def forget() -> None:
+    """Give up what is remembered of patterns. Requests write them, and a tree takes a hundred times its pattern."""
+    for remembered in (_thread, language, apart, read):
+        remembered.cache_clear()
 
 
 def empty(lang: Language) -> bool:

@@ -172,6 +172,16 @@ def test_a_mask_in_use_outlives_those_that_are_not() -> None:
         assert {vocabulary().token(token)[0] for token in found[1]} == {letter}
 
 
+def test_a_flood_of_masks_keeps_as_many_as_there_are_places() -> None:
+    store = MaskStore(tokens(), 8, 1)
+    for step in range(1, 300):
+        one = guide("regex", f"[{chr(0x4E00 + step)}ab]{{{step}}}[a-z]{{0,{step % 7}}}")
+        one.advance(ids("a" * (step - 1)))
+        store.fill(step, step - 1, [MaskRow(one, ids("b"), 0)])
+        assert len(store._known) + len(store._free) == len(store._texts) == 8
+    assert store.statistics().fresh > 8
+
+
 def test_masks_with_one_digest_keep_apart() -> None:
     store, executors = MaskStore(tokens(), 64, 1), Executors(64)
     store._factors[:] = 0  # every mask has the same digest

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine_core.grammar.guide import Guide
 from engine_core.grammar.spacing import (
     KEPT,
+    LONGEST,
     MOST_PLACES,
     MOST_UNREAD,
     STRONGEST,
@@ -317,3 +318,16 @@ def test_a_byte_without_a_token_ends_a_guess() -> None:
         assert one.forced() == []
         assert said(Spacing(Lacking(byte[0]), Habits()).likely(one.matcher, [])) == expected  # type: ignore[arg-type]
         assert one.forced() == []
+
+
+def test_no_output_makes_the_habits_of_all_large() -> None:
+    """A model may write whitespace without end; what is remembered of it is what a guess may hold."""
+    shared = Habits()
+    one = looking(CALL, shared, whitespace="[ \\n]*")
+    likely(one)
+    for text in ("{ ", *[" " * 200] * 5, '"name":  "get_weather",'):
+        one.advance(ids(text))
+        likely(one)
+    held = [blank for blank, _ in shared._found.values()]
+    assert Blank(b"  ") in held
+    assert max(len(blank.head) + len(blank.each) for blank in held) <= LONGEST

@@ -44,3 +44,14 @@ def test_clear_forgets_everything() -> None:
     assert prefix.match(names("a"), 1) == []
     prefix.seal([b"b"], [1])
     assert prefix.match(names("b"), 1) == [1]
+
+
+def test_a_flood_of_salts_names_no_more_blocks_than_there_are() -> None:
+    """Every salt makes other identities of one prompt. A block has one name: the pool forgets it with the content."""
+    prefix, total = Prefix(8), 8
+    for salt in range(1000):
+        block = salt % total + 1
+        prefix.forget(block)  # as the pool does that gives the block away
+        prefix.seal([salt.to_bytes(16, "little")], [block])
+        assert prefix.statistics().entries <= total
+    assert sum(map(len, prefix._blocks)) == total

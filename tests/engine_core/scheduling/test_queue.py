@@ -176,6 +176,23 @@ def test_inventing_clients_gains_a_tenant_nothing() -> None:
     assert abs(tenants["flood"] - tenants["other"]) <= 4
 
 
+def test_invented_clients_leave_nothing_behind() -> None:
+    """Accounts are opened for names that clients choose, and closed with the last request of each."""
+    queue = Queue()
+    queue.put(waiting((0, 0, 0), "stays"), 0.0)
+    for order in range(1, 2000):
+        choice = waiting((order % 3, order, 0), f"invented-{order}", f"key-{order}")
+        queue.put(choice, 0.0)
+        if order % 2:
+            enter(queue, choice)
+            end(queue, choice)
+        else:
+            queue.remove(choice)
+    assert {number: list(level.tenants) for number, level in queue._levels.items()} == {0: [""]}
+    assert list(queue._levels[0].tenants[""].clients) == ["stays"]
+    assert queue.clients == len(queue._levels[0].ring) == 1
+
+
 def test_preempted_ones_go_before_all_turns_and_pay_once() -> None:
     queue = Queue()
     for order in range(10):

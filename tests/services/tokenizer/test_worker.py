@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from engine_core.grammar.schema import patterns
 from protocol.messages import Grammar
 from services.tokenizer import frames, worker
 from services.tokenizer.orders import OUTCOME, Done, Refusal
@@ -54,3 +55,28 @@ def test_both_outcomes_travel() -> None:
 
 def test_the_address_space_is_known() -> None:
     assert frames.address_space() > 1 << 24
+
+
+def test_a_flood_of_patterns_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each schema has patterns of its own, whose trees are remembered for the next one: without a bound, gigabytes."""
+    monkeypatch.setattr(worker, "MOST_REMEMBERED", 4 << 20)
+    remembered, before = worker.Remembered(), worker.held()
+    most = 0
+    for number in range(16):  # a megabyte each
+        piece = "".join(f"({letter}{number}|x)" for letter in "abcdefghijklmnopqrstuvwxyz" * 40)
+        patterns.read(f"^{piece}$")
+        remembered.trim()
+        most = max(most, worker.held() - before)
+    assert worker.MOST_REMEMBERED // 2 < most < 2 * worker.MOST_REMEMBERED
+
+
+def test_what_stays_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are remembered from one compilation to the next as long as they are small, whatever else has grown."""
+    held = iter([0, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 2])
+    monkeypatch.setattr(worker, "held", lambda: next(held))
+    forgotten: list[bool] = []
+    monkeypatch.setattr(worker.languages, "forget", lambda: forgotten.append(True))
+    remembered = worker.Remembered()
+    remembered.trim()
+    remembered.trim()
+    assert forgotten == [True]
