@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,8 @@ WAIT = 300.0  # seconds of silence that mean a hang; a compilation may take ten 
 CROWD = 12  # clients at once
 SALT, OTHER_SALT = 5, 6
 BEGUN = {"prompt": "Say: ", "max_tokens": 32, "temperature": 1.0, "seed": 3}
-STORY = {"prompt": "Tell me a long story.", "max_tokens": 600, "temperature": 0, "ignore_eos": True, "stream": True}
+STORY_TOKENS = 600
+STORY = {"prompt": "Tell me a long story.", "temperature": 0, "ignore_eos": True, "stream": True}
 ENDED = "the structure|without a choice"  # what a request hears whose automaton passed a limit on its way
 
 MARK = "@"  # where the salt stands
@@ -50,27 +52,40 @@ PLAIN = {
 }
 
 
+# CPU without end, memory without end.
+TEMPLATES = {
+    "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set a = 'x' * 9999 %}" + "{% set a = a ~ a %}" * 60 + "{{ a }}",
+}
+TEMPLATE_SECONDS = 0.5  # of CPU
+TEMPLATE_MEMORY = 128 << 20  # bytes
+TEMPLATE_WAIT = 30.0  # seconds by the clock for half a second of CPU, on a machine that others use too
+TEMPLATES_GROWN = 32 << 20  # bytes of a tokenizer: a fraction of one bomb
+LIMITS = {"time": "more than 0.5 s (--template-timeout)", "memory": "more than 128 MiB (--template-memory)"}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("bombs")) as server:
         yield server
 
 
-def posted(server: Server, body: bytes) -> tuple[int, Any]:
-    """Status and answer of a completion request."""
+def posted(server: Server, body: bytes, path: str = "/v1/completions") -> tuple[int, Any]:
+    """Status and answer of a request."""
     place = urllib.parse.urlsplit(server.url)
     with closing(http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT)) as connection:
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
 
 
-def streamed(server: Server) -> str:
+def streamed(server: Server, tokens: int = STORY_TOKENS) -> str:
     """The neighbour's whole text."""
     place = urllib.parse.urlsplit(server.url)
     pieces = []
     with closing(http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps(STORY), {"Content-Type": "application/json"})
+        asked = json.dumps({**STORY, "max_tokens": tokens})
+        connection.request("POST", "/v1/completions", asked, {"Content-Type": "application/json"})
         response = connection.getresponse()
         assert response.status == 200
         for line in response:
@@ -170,3 +185,24 @@ def test_what_is_slow_to_follow_ends_alone(server: Server) -> None:
     assert status != 200 or answer["choices"][0]["finish_reason"] != "stop"
     assert "ms a token" in json.dumps(answer) or status == 400
     assert server.get("/health/ready")
+
+
+def test_templates_of_requests_end_alone(tmp_path: Path) -> None:
+    """A bomb is a 400 that names the limit, the neighbour reads on, and the tokenizer is as large as before."""
+    options = ("--template-timeout", str(TEMPLATE_SECONDS), "--template-memory", str(TEMPLATE_MEMORY))
+    with serving(tmp_path, "--trust-request-chat-template", *options) as server:
+        alone = streamed(server, 200)
+        pids, before = server.children(), resident(server)
+        with ThreadPoolExecutor(1) as threads:
+            neighbour = threads.submit(streamed, server, 200)
+            for kind, template in TEMPLATES.items():
+                asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "chat_template": template}
+                started = time.monotonic()
+                status, answer = posted(server, json.dumps(asked).encode(), "/v1/chat/completions")
+                assert time.monotonic() - started < TEMPLATE_WAIT
+                assert (status, answer["error"]["param"]) == (400, "chat_template"), answer
+                assert LIMITS[kind] in answer["error"]["message"], answer
+            assert neighbour.result() == alone
+        assert server.children() == pids
+        assert resident(server)["tokenizer"] - before["tokenizer"] < TEMPLATES_GROWN
+        assert server.get("/health/ready")
