@@ -47,6 +47,11 @@ class Scheduler:
         return len(self._state.requests)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Choices that run and choices that wait, as the statistics have them."""
+        return len(self._state.slots.occupied()), len(self._state.queue)
+
+    @property
     def idle(self) -> bool:
         """Nothing is left anywhere: no request, no step in flight, nobody behind the fence or in the queue."""
         state = self._state

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from protocol.figures import ProcessFigures, Sample
+from protocol.links import Role
 from protocol.messages import EngineStatus
 
 UNHEARD = "the engine has not reported yet"
@@ -45,6 +47,19 @@ class Engines:
         """A heartbeat that came at `now`."""
         if 0 <= status.replica < self._replicas:
             self._statuses[status.replica] = status, now
+
+    def refreshed(self, processes: Iterable[ProcessFigures]) -> tuple[ProcessFigures, ...]:
+        """Figures of processes, those of schedulers with what runs and waits by a later heartbeat: one is sent soon
+        after either changes, while figures come once a second."""
+        return tuple(map(self._refreshed, processes))
+
+    def _refreshed(self, figures: ProcessFigures) -> ProcessFigures:
+        status, _ = self._statuses.get(figures.index, (None, 0.0))
+        if figures.role != Role.SCHEDULER or status is None or status.time <= figures.time:
+            return figures
+        now = {"engine_running": status.running, "engine_waiting": status.waiting}
+        samples = tuple(Sample(one.name, float(now.get(one.name, one.value)), one.labels) for one in figures.samples)
+        return msgspec.structs.replace(figures, samples=samples)
 
     @property
     def status(self) -> EngineStatus | None:

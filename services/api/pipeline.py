@@ -302,7 +302,7 @@ class Pipeline:
 
     def processes(self) -> tuple[ProcessFigures, ...]:
         """What the processes behind this one tell of themselves, those that are there."""
-        return self._register.processes([peer for port in self._ports for peer in port.peers])
+        return self.engines.refreshed(self._register.processes([peer for port in self._ports for peer in port.peers]))
 
     def fail_all(self, error: Unavailable) -> None:
         """End every unfinished request with `error`: a limit is over."""

@@ -40,6 +40,7 @@ from services.wire import Arrival, Joined, Left, Peer
 log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the ports
+FRESH = 0.05  # seconds for which what runs and waits may have changed without a heartbeat
 CHECK_STEPS = 256  # steps between checks of the block accounts' sums; every block is checked whenever it rests
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 REST = 1.0  # seconds without work after which there is time for what takes milliseconds
@@ -123,6 +124,7 @@ class Loop:
         self._refusals: deque[tuple[Peer, Rejected]] = deque()  # not sent yet for want of credit
         self._next_tick = self._next_status = now
         self._status: EngineStatus | None = None  # as last sent
+        self._status_at = now
         self._applied_at = now
         self._applied = 0  # last step whose result this epoch's executors sent
         self._busy = 0.0  # seconds of the last result's step on the device
@@ -415,11 +417,14 @@ class Loop:
             journal.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))
 
     def _send_status(self, now: float, wall: float) -> None:
-        """The heartbeat, at its interval and at once when readiness changes."""
+        """The heartbeat, at its interval, at once when readiness changes, and soon when what runs and waits does."""
         before = self._status
         changed = before is not None and (before.ready, before.draining) != (self.ready, self.draining)
+        if before is not None and self._brain is not None and self._brain.counts != (before.running, before.waiting):
+            self._next_status = min(self._next_status, self._status_at + FRESH)
         if now < self._next_status and not changed:
             return
+        self._status_at = now
         self._next_status = now + self._config.scheduler.status_interval
         self._status = self.status(now, wall)
         self._tokens.send_each([peer for peer in self._sources if peer.credit > 0], self._status)

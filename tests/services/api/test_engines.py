@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from protocol.figures import ProcessFigures, Sample
+from protocol.links import Role
 from protocol.messages import EngineStatus
 from services.api.engines import UNHEARD, Engines, total
 from tests.services.api.pipe import status
@@ -79,3 +81,15 @@ def test_each_replica_is_told_of() -> None:
 
 def test_a_replica_that_should_not_be_is_none() -> None:
     assert engines(beat(5), replicas=1).status is None
+
+
+def test_what_runs_and_waits_is_as_the_latest_heartbeat_says() -> None:
+    """Figures come once a second, heartbeats soon after it changes."""
+    samples = (Sample("engine_running", 3), Sample("engine_waiting", 2), Sample("engine_blocks", 9))
+    told = [
+        ProcessFigures(role=role, index=index, incarnation=1, pid=1, time=time, samples=samples)
+        for role, index, time in ((Role.SCHEDULER, 0, 50.0), (Role.SCHEDULER, 1, 70.0), (Role.EXECUTOR, 0, 50.0))
+    ]
+    made = engines(beat(0, time=60.0, running=1, waiting=0), beat(1, time=60.0, running=1, waiting=0))
+    found = [[sample.value for sample in each.samples] for each in made.refreshed(told)]
+    assert found == [[1, 0, 9], [3, 2, 9], [3, 2, 9]]

@@ -10,7 +10,7 @@ from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, S
 from protocol.steps import StepResult
 from services.restarts import LIMIT, Restarts
 from services.scheduler.executors import MEMBERS_LIMIT
-from services.scheduler.loop import LEISURE, MISSING_LIMIT, PLACES, REST, Loop
+from services.scheduler.loop import FRESH, LEISURE, MISSING_LIMIT, PLACES, REST, Loop
 from services.scheduler.options import ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
@@ -333,6 +333,24 @@ def test_an_executor_that_says_ready_again_starts_an_epoch():
     bench.ready()
     assert bench.steps.epoch == 101
     assert bench.run().ends == {1: [Finish.LENGTH]}
+
+
+def test_a_heartbeat_follows_soon_when_what_runs_or_waits_changes():
+    bench = Bench()
+    bench.ready()
+    bench.turn(0.1)
+    bench.statuses()
+    bench.submit(1, max_tokens=40)
+    bench.turn(FRESH)
+    assert [(one.running, one.waiting) for one in bench.statuses()] == [(1, 0)]
+    bench.step()
+    assert bench.statuses() == []  # nothing has changed
+    bench.run()
+    last = bench.now
+    while not (found := bench.statuses()):
+        bench.step()
+        assert bench.now <= last + 2 * FRESH
+    assert [(one.running, one.waiting) for one in found] == [(0, 0)]
 
 
 def test_the_heartbeat_comes_at_its_interval_and_tells_the_totals():
