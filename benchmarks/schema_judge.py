@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import llguidance
 
-from engine_core.grammar.schema import rewrite
+from engine_core.grammar.schema import rewrite, writing_lark
 from protocol.errors import UnsupportedSchema
 
 MAX_TEXTS = 64  # orders tried for one instance
@@ -69,9 +69,14 @@ def compiled(tokenizer: llguidance.LLTokenizer, schema: object, lenient: bool = 
 
 
 def automaton(tokenizer: llguidance.LLTokenizer, schema: object) -> tuple[llguidance.LLMatcher | None, str]:
-    """llguidance's automaton of a schema that it takes as it is, or None and its complaint."""
+    """llguidance's automaton of a rewritten schema, or None and its complaint."""
     overrides: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": "[ ]?"}
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
+    if isinstance(schema, dict):
+        try:
+            grammar = writing_lark.grammar(schema, {**overrides}) or grammar
+        except UnsupportedSchema as error:
+            return None, error.message
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     return (None, matcher.get_error().partition("\n")[0]) if matcher.is_error() else (matcher, "")
 
@@ -160,4 +165,6 @@ def _array(value: list[object], schema: dict[str, object]) -> list[tuple[str, ob
     prefix = schema.get("prefixItems", [])
     assert isinstance(prefix, list)
     rest = schema.get("items", {})
+    if "contains" in schema:
+        rest = {"anyOf": [rest, schema["contains"]]}
     return [("", item, prefix[i] if i < len(prefix) else rest) for i, item in enumerate(value)]

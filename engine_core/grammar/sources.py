@@ -12,16 +12,15 @@ from engine_core.grammar import ebnf
 from engine_core.grammar.fields import read_json, text_of
 from engine_core.grammar.regexes import any_of, check_ends, lark_regex
 from engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
-from engine_core.grammar.schema import rewrite
+from engine_core.grammar.schema import Rewritten, rewrite, writing_lark
 from engine_core.grammar.tags import TagGrammar
 from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, UnsupportedSchema
 from protocol.messages import Grammar
 
 # At one place: a space, or a line break and its indentation. A model that could idle would idle to the token limit.
 BOUNDED = r" |\r?\n[ \t]{0,32}"
 SHORT = 4096  # characters of a schema, which take 0.2 ms to be read as JSON
-OPTIONS = "x-guidance"  # a schema's key for options of the library
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -57,14 +56,28 @@ class SchemaForm:
         return tuple(dict.fromkeys(self._approximations))
 
     def form(self, schema: object, *, lenient: bool = False) -> dict[str, Any]:
-        """Raises UnsupportedSchema, and InvalidRequest for a schema that nothing satisfies."""
-        found = rewrite(schema, lenient=lenient or self._lenient)
+        """A grammar for llguidance, by its kind: `json_schema` or `lark_grammar`.
+
+        Raises UnsupportedSchema, and InvalidRequest for a schema that nothing satisfies.
+        """
+        lenient |= self._lenient
+        try:
+            return self._form(rewrite(schema, lenient=lenient))
+        except UnsupportedSchema:
+            if not lenient:
+                raise
+        return self._form(rewrite(schema, lenient=True, plain=True))
+
+    def _form(self, found: Rewritten) -> dict[str, Any]:
         if found.schema is False:
             raise InvalidRequest("no value satisfies this schema", code="invalid_grammar")
-        self._approximations += found.approximations
         rewritten = {} if found.schema is True else dict(found.schema)
         check_schema(rewritten)
-        return rewritten | {OPTIONS: self._options}
+        lark = writing_lark.grammar(rewritten, self._options)
+        self._approximations += found.approximations
+        if lark is not None:
+            return {"lark_grammar": lark}
+        return {"json_schema": rewritten | {writing_lark.OPTIONS: self._options}}
 
 
 def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
@@ -93,7 +106,11 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
 
 def schema_source(schemas: SchemaForm, schema: object) -> str:
     """A grammar of one schema."""
-    text = json.dumps(schemas.form(schema))
+    form = schemas.form(schema)
+    if "lark_grammar" in form:
+        lark: str = form["lark_grammar"]
+        return lark
+    text = json.dumps(form["json_schema"])
     if len(text) <= SHORT:
         return f'{{"grammars": [{{"name": "json", "json_schema": {text}}}]}}'
     return f"start: %json {text}"

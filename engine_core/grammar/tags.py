@@ -38,7 +38,7 @@ WORDS: Mapping[str, str] = {"dict": "an object", "list": "a list", "str": "a str
 
 
 class SchemaForm(Protocol):
-    """What a schema becomes."""
+    """What a schema becomes: a grammar by its kind, `json_schema` or `lark_grammar`."""
 
     def form(self, schema: object, *, lenient: bool = False) -> dict[str, Any]: ...
 
@@ -240,7 +240,7 @@ class TagGrammar:
     def _schema(self, schema: object, path: str, *, lenient: bool = False) -> str:
         if not isinstance(schema, dict | bool):
             raise wrong(path, "a schema is an object or a boolean")
-        return self._other({"json_schema": self._schemas.form(schema, lenient=lenient)})
+        return self._other(self._schemas.form(schema, lenient=lenient))
 
     def _grammar(self, text: str) -> str:
         kind, found = ebnf.translate(text) if ebnf.is_ebnf(text) else ("lark", text)

@@ -1,7 +1,8 @@
 """Cells of numbers: exact arithmetic on bounds and multiples, and what of it llguidance holds exactly.
 
-Bounds reach llguidance as 64-bit floats and become digits of 64-bit integers; a bound that does not survive that is
-refused. Beyond the largest double a bound says nothing about a JSON number that anybody can read, and is dropped."""
+Bounds reach llguidance as 64-bit floats and become digits of 64-bit integers. An integer bound that does not survive
+that is written all the same, for `writing_lark` to turn into digits, and `holds` tells it; others are refused. Beyond
+the largest double a bound says nothing about a JSON number that anybody can read, and is dropped."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from fractions import Fraction
 from engine_core.grammar.schema.cells import Number
 
 LARGEST = 17976931348623157 * 10**292  # finite double, as people write it
+MAX_BOUND = 10**40  # of a number that is written in digits: 128 bits have 39
 NATIVE = 2**63  # first integer that an int64 cannot hold
 MAX_COEFFICIENT = 20_000  # digits of a multipleOf, as an integer: llguidance makes a state of each remainder
 
@@ -98,6 +100,13 @@ def complement(cell: Number) -> list[Number]:
     return out
 
 
+def holds(kind: object, bound: object) -> bool:
+    """Whether llguidance holds a bound of integers or numbers exactly."""
+    if not isinstance(bound, int):
+        return True
+    return _native(Fraction(bound)) and (kind == "integer" or bound != NATIVE - 1)
+
+
 def _native(value: Fraction) -> bool:
     return (abs(value) < NATIVE and Fraction(float(value)) == value) or value == NATIVE - 1
 
@@ -117,12 +126,18 @@ def _same_decimal(value: Fraction) -> bool:
     return scaled <= MAX_COEFFICIENT and Fraction(int(scaled), 10**digits) == value
 
 
-def write(cell: Number) -> tuple[dict[str, object], str]:
-    """The schema that llguidance holds exactly, and what had to be left out of it: a keyword and a reason, or ''."""
+def write(cell: Number, *, plain: bool = False) -> tuple[dict[str, object], str]:
+    """The schema that is held exactly, and what had to be left out of it: a keyword and a reason, or ''.
+
+    If `plain`, it is one that llguidance takes as it is.
+    """
     cell = snapped(cell)
     grid = step(cell)
     out: dict[str, object] = {"type": "integer" if grid is not None and grid.denominator == 1 else "number"}
-    if cell.whole is False:
+    digits = not plain and _in_digits(cell)
+    if cell.whole is False and digits:
+        out["not"] = {"type": "integer"}
+    elif cell.whole is False:
         return out, "not: fractions without the integers among them have no exact form"
     if cell.not_multiples:
         return out, "not: numbers that are no multiple have no exact form"
@@ -133,7 +148,7 @@ def write(cell: Number) -> tuple[dict[str, object], str]:
         if bound is None or (bound <= -LARGEST if name == "inimum" else bound >= LARGEST):
             continue
         side = "m" + name
-        if not _exact(bound) or (bound == NATIVE - 1 and out["type"] == "number"):
+        if not digits and (not _exact(bound) or (bound == NATIVE - 1 and out["type"] == "number")):
             trouble = f"{side}: {_shown(bound)} is more than 64-bit arithmetic holds exactly"
             continue
         out["exclusiveM" + name if is_open else side] = _literal(bound)
@@ -143,6 +158,14 @@ def write(cell: Number) -> tuple[dict[str, object], str]:
         return out, f"multipleOf: {_shown(grid)} has too many digits to be counted in states"
     options: list[object] = [{**out, "multipleOf": _literal(each)} for each in _spellings(grid)]
     return ({"anyOf": options} if len(options) > 1 else {**out, "multipleOf": _literal(grid)}), trouble
+
+
+def _in_digits(cell: Number) -> bool:
+    """Whether digits alone decide: the bounds are integers, and nothing is asked of multiples."""
+    low = cell.low if cell.low is not None and cell.low > -LARGEST else Fraction(0)
+    high = cell.high if cell.high is not None and cell.high < LARGEST else Fraction(0)
+    digits = all(bound.denominator == 1 and abs(bound) < MAX_BOUND for bound in (low, high))
+    return digits and step(cell) in (None, 1) and not cell.not_multiples
 
 
 def _spellings(grid: Fraction) -> list[Fraction]:

@@ -10,7 +10,7 @@ Json: TypeAlias = dict[str, object]
 LEAST = 120  # characters or so of a schema that is worth a reference
 NAMED = ("properties", "patternProperties")
 LISTED = ("anyOf", "allOf", "prefixItems")
-ONE = ("items", "additionalProperties")
+ONE = ("items", "additionalProperties", "contains")
 
 
 class _Copies:

@@ -40,12 +40,16 @@ SCALARS: tuple[tuple[Cell, str], ...] = (
 
 
 class Writer:
-    """Writes the terms of one document, each at most once beside the place where it is first met."""
+    """Writes the terms of one document, each at most once beside the place where it is first met.
 
-    def __init__(self, document: Document, algebra: Algebra, lenient: bool) -> None:
+    If `plain`, nothing is written that only `writing_lark` can turn into a grammar.
+    """
+
+    def __init__(self, document: Document, algebra: Algebra, lenient: bool, *, plain: bool = False) -> None:
         self.document = document
         self.algebra = algebra
         self.lenient = lenient
+        self.plain = plain
         self.approximations: dict[str, None] = {}
         self.names: dict[Term, str] = {}  # terms that are written in $defs
         self.taken: set[str] = set()
@@ -170,7 +174,7 @@ class Writer:
         return {"anyOf": options} if options else {"enum": []}
 
     def scalar(self, cell: Number | Text) -> Json:
-        written, trouble = numbers.write(cell) if isinstance(cell, Number) else texts.write(cell)
+        written, trouble = numbers.write(cell, plain=self.plain) if isinstance(cell, Number) else texts.write(cell)
         if trouble:
             keyword, _, reason = trouble.partition(": ")
             self.left_out(keyword, reason)

@@ -1,11 +1,12 @@
 """Arrays as llguidance takes them: prefixItems, items, minItems, maxItems. `contains` and `uniqueItems` have no place
-there; they are proven idle, or the arrays are listed by what stands where, or it is a refusal."""
+there; they are proven idle, or the arrays are listed by what stands where, or they are left to `writing_lark` in a form
+that it can count: items that match `contains` apart from those that do not, unique items one by one. Else it is a
+refusal."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 from engine_core.grammar.schema.bounds import MAX_ARRANGEMENTS
 from engine_core.grammar.schema.cells import (
     ANY,
-    NEVER,
     Cell,
     Count,
     Null,
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from engine_core.grammar.schema.writing import Json, Writer
 
 MAX_PAIRED = 64  # items that are compared with one another
+MAX_VALUES = 64  # values of unique items: a bit each of a rule's parameter
+MAX_COUNTED = 1024  # states in which the items that match `contains`, and all items, are counted
 
 
 def write(writer: Writer, cell: Series) -> list[Json]:
     """The alternatives of a cell of arrays. Raises UnsupportedSchema."""
     writer.obstacles(cell.obstacles)
-    plain = dataclasses.replace(cell, counts=(), unique=False, obstacles=(), evaluated=0)
+    plain = dataclasses.replace(cell, counts=(), obstacles=(), evaluated=0)
     cells = [plain]
     for count in cell.counts:
         cells = [narrowed for one in cells for narrowed in counted(writer, one, count)]
@@ -48,6 +50,13 @@ def write(writer: Writer, cell: Series) -> list[Json]:
 
 def _written(writer: Writer, cell: Series) -> Json:
     out: Json = {"type": "array"}
+    if cell.counts:
+        return _written_count(writer, cell, cell.counts[0])
+    if cell.unique:
+        values = values_of(writer, cell.items)
+        assert values is not None, "the others have been made distinct"
+        out |= {"items": {"enum": list(map(_value, values))}, "uniqueItems": True}
+        return out | _lengths(cell)
     prefix = [writer.child(term) for term in cell.prefix]
     most = cell.most
     if False in prefix:
@@ -65,6 +74,49 @@ def _written(writer: Writer, cell: Series) -> Json:
     if most is not None and (rest is not False or most < len(prefix)):
         out["maxItems"] = most
     return out
+
+
+def _written_count(writer: Writer, cell: Series, count: Count) -> Json:
+    """With an upper bound the items are either of two kinds, of which `contains` is the second."""
+    inside = writer.child(every(cell.items, count.term))
+    out: Json = {"type": "array", "contains": inside, "minContains": count.least}
+    if count.most is None:
+        out["items"] = writer.child(cell.items)
+    else:
+        out["items"] = {"anyOf": [writer.child(every(cell.items, inverse(count.term))), inside]}
+        out["maxContains"] = count.most
+    return out | _lengths(cell)
+
+
+def _lengths(cell: Series) -> Json:
+    most: Json = {} if cell.most is None else {"maxItems": cell.most}
+    return ({"minItems": cell.fewest} if cell.fewest else {}) | most
+
+
+def _value(cell: Cell) -> object:
+    """The only value of a cell."""
+    match cell:
+        case Truth(values):
+            return values[0]
+        case Text(among=tuple(texts)):
+            return texts[0]
+        case Number(low=Fraction() as value):
+            return int(value) if value.denominator == 1 else float(value)
+    return None
+
+
+def states(cell: Series, count: Count) -> tuple[int, int]:
+    """How many items that match must be told apart, and how many items of all: both counted from 0."""
+    matching = count.least if count.most is None else count.most
+    if cell.most is not None:
+        return matching, cell.most
+    return matching, 0 if cell.fewest <= count.least else cell.fewest
+
+
+def _countable(writer: Writer, cell: Series, count: Count) -> bool:
+    matching, length = states(cell, count)
+    alone = not (writer.plain or cell.prefix or cell.counts or cell.unique)
+    return alone and (matching + 1) * (length + 1) <= MAX_COUNTED
 
 
 def counted(writer: Writer, cell: Series, count: Count) -> Iterator[Series]:
@@ -95,7 +147,11 @@ def counted(writer: Writer, cell: Series, count: Count) -> Iterator[Series]:
             cell, prefix=tuple(every(t, refused) for t in cell.prefix), items=every(cell.items, refused)
         )
         return
-    if longest is None or _ways(longest, count) > MAX_ARRANGEMENTS:
+    arranged = longest is not None and _ways(longest, count) <= MAX_ARRANGEMENTS
+    if not arranged and _countable(writer, cell, count):
+        yield dataclasses.replace(cell, counts=(count,))
+        return
+    if longest is None or not arranged or cell.counts:
         writer.left_out("contains", "it has no exact form in an array of any length beside other items")
         yield cell
         return
@@ -151,28 +207,24 @@ def _of(cell: Cell) -> Term:
 
 
 def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
-    """`uniqueItems` without `uniqueItems`."""
+    """`uniqueItems` left out where the items differ anyway, kept where they can be counted one by one."""
     longest = cell.most
     kinds = [item(cell, i) for i in range(min(longest, MAX_PAIRED))] if longest is not None else []
+    proven = dataclasses.replace(cell, unique=False)
     if longest is not None and longest <= 1:
-        yield cell
+        yield proven
         return
     pairs = itertools.combinations(kinds, 2)
     if longest is not None and longest <= MAX_PAIRED and all(writer.algebra.disjoint(a, b) for a, b in pairs):
-        yield cell
+        yield proven
         return
     values = values_of(writer, cell.items)
     if values is not None and not cell.prefix:
         limit = len(values) if longest is None else min(longest, len(values))
-        ways = 0
-        for size in range(cell.fewest, limit + 1):
-            ways += math.perm(len(values), size)
-            if ways > MAX_ARRANGEMENTS:
-                break
-        if ways <= MAX_ARRANGEMENTS:
-            for size in range(cell.fewest, limit + 1):
-                for chosen in itertools.permutations(values, size):
-                    yield Series(tuple(_of(value) for value in chosen), NEVER, size, size)
+        if len(values) <= MAX_VALUES and not cell.counts and not writer.plain:
+            if cell.fewest <= limit:
+                yield dataclasses.replace(cell, most=limit)
             return
-    writer.left_out("uniqueItems", "no exact form but for an enum of few values or one item; lenient leaves it out")
-    yield cell
+    reason = f"no exact form but for items of at most {MAX_VALUES} values in all, or one item; lenient leaves it out"
+    writer.left_out("uniqueItems", reason)
+    yield dataclasses.replace(cell, unique=False)

@@ -222,3 +222,13 @@ def test_a_schema_may_be_held_loosely_beside_an_exact_one() -> None:
     assert takes(form(type="json_schema", json_schema=odd, lenient=True), "[1,1]")
     with pytest.raises(InvalidRequest):
         form(type="json_schema", json_schema=odd)
+
+
+def test_a_schema_that_has_a_form_in_lark_alone_stands_in_a_tag_as_others_do() -> None:
+    levels = {"type": "array", "items": {"enum": ["low", "high"]}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"levels": levels}, "required": ["levels"], "additionalProperties": False}
+    found = form(type="tag", begin="<f>", content={"type": "json_schema", "json_schema": schema}, end="</f>")
+    assert takes(found, '<f>{"levels": ["low", "high"]}</f>')
+    assert takes(found, '<f>{ "levels": [] }</f>')
+    assert not takes(found, '<f>{"levels": ["low", "low"]}</f>')
+    assert not takes(found, '<f>{"levels":  ["low"]}</f>')

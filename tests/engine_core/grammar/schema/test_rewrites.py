@@ -381,14 +381,14 @@ def test_multiples_are_decimal() -> None:
 
 REFUSED: dict[str, Any] = {
     "uniqueItems": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-    "contains": {"type": "array", "contains": {"const": 1}},
+    "contains": {"type": "array", "contains": {"const": 1}, "allOf": [{"contains": {"const": 2}}]},
     "minProperties": {"type": "object", "minProperties": 2},
     "pattern": {"type": "string", "pattern": r"(a)\1"},
     "patternProperties": {"type": "object", "patternProperties": {"a(?!b)": {"type": "null"}}},
     "multipleOf": {"type": "integer", "multipleOf": 1_000_003},
-    "minimum": {"type": "integer", "minimum": -(2**63)},
-    "maximum": {"type": "integer", "maximum": 2**64 - 1},
-    "not": {"type": "number", "not": {"type": "integer"}},
+    "minimum": {"type": "integer", "minimum": -(10**40)},
+    "maximum": {"type": "integer", "maximum": 10**40},
+    "not": {"type": "number", "not": {"type": "integer"}, "minimum": 0.5},
 }
 
 
