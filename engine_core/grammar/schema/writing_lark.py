@@ -94,6 +94,7 @@ class _Rules:
         self._known: dict[str, str] = {}  # a schema's text, or `$ref` and a name → its rule
         self._reach = {name: _referenced(node) for name, node in definitions.items()}
         self._lark = self._holding()  # definitions that need rules
+        self._waiting: list[str] = []  # definitions whose rules `source` writes: they may refer to one another for long
         self._longest = longest
         self._length = 0  # of the schemas within
         pattern = options.get("whitespace_pattern")
@@ -117,6 +118,9 @@ class _Rules:
 
     def source(self, root: Json) -> str:
         start = f"start: {self.rule(root)}"
+        for name in self._waiting:
+            rule = self._known[f"$ref {name}"]
+            self._lines[int(rule[1:])] = f"{rule}: {self.rule(self._definitions[name])}"
         return "\n".join([start, *self._lines])
 
     def needs(self, node: Json) -> bool:
@@ -136,9 +140,8 @@ class _Rules:
     def _defined(self, name: str) -> str:
         key = f"$ref {name}"
         if key not in self._known:
-            place = len(self._lines)
             self._known[key] = self._rule(NOTHING)
-            self._lines[place] = f"{self._known[key]}: {self.rule(self._definitions[name])}"
+            self._waiting.append(name)
         return self._known[key]
 
     def _rule(self, body: str) -> str:

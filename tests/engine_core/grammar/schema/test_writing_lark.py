@@ -131,6 +131,14 @@ def test_definitions_that_refer_to_themselves() -> None:
     assert same(schema, *inner, *({"next": value} for value in inner), {"next": {"next": {"tags": [1, 1]}}})
 
 
+def test_a_long_chain_of_definitions() -> None:
+    links: Json = {
+        f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}, "maxItems": 1} for i in range(1200)
+    }
+    form = SchemaForm("none", lenient=False).form({"$defs": {**links, "d1200": SET}, "$ref": "#/$defs/d0"})
+    assert "lark_grammar" in form
+
+
 def test_counted_keys_beside_a_set() -> None:
     schema = {"type": "object", "properties": {"a": SET}, "required": ["a"], "additionalProperties": SET}
     values: list[Any] = [{"a": []}, {"a": [], "b": []}, {"a": [], "b": [], "c": []}, {"b": [], "c": []}]
