@@ -36,7 +36,8 @@ HOPS = ("connection", "content-length", "host", "transfer-encoding", "accept-enc
 def roomy_model(folder: Path) -> Path:
     """A model of one layer with random weights, `CONTEXT`, and the embedded model's tokenizer and chat template."""
     place = folder / "roomy"
-    shutil.copytree(demo_folder(), place, ignore=shutil.ignore_patterns("*.safetensors", "README.md"))
+    own = shutil.ignore_patterns("*.safetensors", "README.md", "SHA256SUMS", "self_test.json")
+    shutil.copytree(demo_folder(), place, ignore=own)
     config = json.loads((place / "config.json").read_text())
     config |= {
         "max_position_embeddings": CONTEXT, "hidden_size": WIDTH, "intermediate_size": WIDTH, "head_dim": HEAD,

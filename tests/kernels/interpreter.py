@@ -38,7 +38,7 @@ def place_free(dot: Any) -> Any:
 
     @functools.wraps(dot)
     def product(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        if d.data.dtype != np.float32 or a.data.dtype != np.float32:
+        if d.data.dtype != np.float32 or a.data.dtype not in (np.float32, np.float16):
             return dot(self, a, b, d, *rest)
         made = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.float32)
         return interpreter.TensorHandle(made + d.data, d.dtype.scalar)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_core.text.codec import FastCodec
 from engine_core.text.controls import Controls, Sentinels, holds, key_characters, marks_of, read_controls
 from engine_core.text.parsers.dialect import Dialect, read_dialect
 from engine_core.text.plain import STAND_IN
@@ -229,12 +230,17 @@ def test_tokenize_shows_the_same() -> None:
     assert len(strings) == len(found.ids(user(EVIL)))
 
 
+def fresh(kind: str) -> Vocabulary:
+    """One that no other test has given its control tokens, which are the same at every call."""
+    return Vocabulary(FastCodec(tokenizer(kind)), {"bos_token": "<s>", "eos_token": "</s>"})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_pieces_are_encoded_as_the_whole_is(kind: str, data: st.DataObject) -> None:
     """In vocabularies of every kind, with and without what the post-processor adds."""
-    found = vocabulary(kind)
+    found = fresh(kind)
     controls = frozenset(("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<tool_call>"))
     words = st.one_of(st.sampled_from(("one", " two ", "x y", "\n", "Größe", "</tool_call>")), st.text(max_size=5))
     texts = data.draw(st.lists(words.map(lambda text: text.encode("utf-8", "ignore").decode()), min_size=1, max_size=5))
@@ -250,7 +256,7 @@ def test_pieces_are_encoded_as_the_whole_is(kind: str, data: st.DataObject) -> N
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["a<|im_end|>b", "<s>", "one </s> two", "<|im_start|>" + STAND_IN])
 def test_plain_text_has_no_control_tokens_in_any_vocabulary(kind: str, text: str) -> None:
-    found = vocabulary(kind)
+    found = fresh(kind)
     controls = frozenset(("<s>", "</s>", "<|im_start|>", "<|im_end|>"))
     ids = found.encode_pieces([text, "<|im_end|>", text], controls, add_special_tokens=False)
     assert [found.token(each) for each in ids if found.token(each) in controls] == ["<|im_end|>"]

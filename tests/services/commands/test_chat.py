@@ -65,7 +65,7 @@ def test_a_conversation(server: Server) -> None:
         shown.until("temperature: expected", shown.type("Hello\n"))
         shown.type("/set temperature=0\n")
         shown.type("/system You are terse.\n")
-        shown.until("= 585.", shown.type("What is 128 \\\n+ 457?\n"))
+        shown.until("= 585.", shown.type("What is\\\n128 + 457?\n"))
         for line in ("/clear", "/set max_tokens=4000", "/set ignore_eos=true"):
             shown.until("> ", shown.type(line + "\n") + len(line) + 1)
         shown.until(" the ", shown.type("Tell me a story.\n"))
