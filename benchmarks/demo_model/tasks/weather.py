@@ -6,9 +6,9 @@ Its signatures want "San Francisco, CA" or "Bogotá, Colombia" of whoever says S
 from random import Random
 
 from benchmarks.demo_model.lexicon import CAPITALS, place, pseudo_word
-from benchmarks.demo_model.tasks.families import asked, styled
 from benchmarks.demo_model.tasks.skills import Parameter, Skill, Value
 from benchmarks.demo_model.tasks.values import Said
+from benchmarks.demo_model.tasks.wording import asked, styled
 
 _STATES = {
     "San Francisco": "CA", "Boston": "MA", "Chicago": "IL", "Denver": "CO", "Seattle": "WA", "Houston": "TX",
