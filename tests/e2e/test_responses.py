@@ -162,6 +162,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
 
+@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
     begun = client.responses.create(model=MODEL, input=SUM, background=True, temperature=0)
     assert (begun.status, begun.output) == ("in_progress", [])

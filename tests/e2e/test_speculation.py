@@ -75,6 +75,7 @@ def streamed(client: openai.OpenAI, **options: Any) -> tuple[str, Any]:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]), chunks[-1]
 
 
+@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_a_prediction_changes_no_answer_and_is_accounted_for(client: openai.OpenAI) -> None:
     plain = whole(client)
     text = plain.choices[0].message.content
@@ -92,6 +93,7 @@ def test_a_prediction_changes_no_answer_and_is_accounted_for(client: openai.Open
     assert drafted(whole(client, prediction=PREDICTION, extra_body={"speculative": False})) == (0, 0)
 
 
+@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_a_prediction_takes_fewer_steps(server: Server, client: openai.OpenAI) -> None:
     taken = []
     for options in ({}, {"prediction": PREDICTION}):
@@ -114,6 +116,7 @@ def test_a_prediction_in_parts_with_choices_seeds_and_logprobs(client: openai.Op
     assert sum(drafted(predicted)) > 0
 
 
+@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_completions_take_a_prediction_too(client: openai.OpenAI) -> None:
     prompt = f"<|im_start|>user\n{ASK[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     found = [
@@ -125,6 +128,7 @@ def test_completions_take_a_prediction_too(client: openai.OpenAI) -> None:
     assert drafted(found[1])[0] > 10
 
 
+@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_a_stop_string_within_a_draft(client: openai.OpenAI) -> None:
     """The text ends where it would; drafts before it are accounted for although the tokenizer ends the choice."""
     plain = whole(client, stop=["thoonia"])
@@ -154,6 +158,7 @@ def test_prompt_lookup_changes_no_answer_and_can_be_switched_off(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_metrics_count_what_became_of_drafts(lookup: Server, copier: openai.OpenAI) -> None:
     accepted, _ = drafted(whole(copier))
     assert accepted > 0

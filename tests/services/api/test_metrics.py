@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -86,7 +87,8 @@ async def test_a_process_that_is_gone_has_no_series() -> None:
 async def test_two_engines_are_told_apart() -> None:
     port = FakePort(answering(words("a")))
     async with client(service(port)) as http:
-        port.arrive(Census((every(Role.SCHEDULER, 0, engine_running=3), every(Role.SCHEDULER, 1, engine_running=4))))
+        told = (every(Role.SCHEDULER, 0, engine_running=3), every(Role.SCHEDULER, 1, engine_running=4))
+        port.arrive(Census(tuple(msgspec.structs.replace(each, time=1e12) for each in told)))  # after any heartbeat
         lines = (await http.get("/metrics")).text.splitlines()
     assert 'penstock_engine_running{replica="0"} 3.0' in lines
     assert 'penstock_engine_running{replica="1"} 4.0' in lines
