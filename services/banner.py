@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from services.child import Child
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
+WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: what is known of the weights
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
         wrong_output=wrong_output(config),
-        weights=told.get("X_PENSTOCK_WEIGHTS", ""),
+        weights=told.get(WEIGHTS, ""),
     )
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from protocol.errors import ConfigError
 from protocol.links import Role
+from services.rundir import private
 
 WINDOW = 60.0  # seconds
 LIMIT = 5  # failures within them
@@ -147,10 +148,6 @@ def reserved(path: Path, size: int) -> FileIO:
         why = f"{size >> 10} KiB of it must be free: {error.strerror}"
         raise ConfigError("--run-dir", str(path.parent), why) from error
     return file
-
-
-def private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def failures(directory: Path) -> tuple[Failure, ...]:

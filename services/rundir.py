@@ -81,6 +81,11 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def private(path: str, flags: int) -> int:
+    """An `opener` for files that their owner alone may read."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 def taken(lock: int) -> bool:
     """Take the lock of an open file; False when another process has it."""
     try:

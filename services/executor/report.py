@@ -20,6 +20,7 @@ import torch
 from protocol.steps import ExecutorReady, SlotStart, StepPlan
 from protocol.version import VERSION
 from services import journal
+from services.rundir import private
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +107,6 @@ class Reports:
             return None
         journal.error(log, "report", reason=reason, file=str(path))
         return path
-
-
-def private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def modified(path: Path) -> float:

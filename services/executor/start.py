@@ -44,12 +44,13 @@ from protocol.parts import parts_of
 from protocol.speculation import WITH_MODEL, read_speculative
 from protocol.steps import ExecutorReady
 from services import journal, process
+from services.banner import WEIGHTS
 from services.executor.compilers import compilers
 from services.executor.drafts import check_agreed, draft_folder, find_draft, load_draft
 from services.executor.exchange import with_exchange
 from services.executor.handshake import Life
 from services.executor.membership import begin
-from services.executor.verify import FIELD, check_output, verification
+from services.executor.verify import check_output, verification
 from services.notify import notify
 from services.stages import Stages
 
@@ -118,7 +119,7 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
         warm = warm_up(config, runner, stages)
         stages.begin("checking the weights")
         if checks is not None:
-            notify(f"{FIELD}={checks.finish()}")
+            notify(f"{WEIGHTS}={checks.finish()}")
         check_output(config, runner, path)
     ready = ExecutorReady(
         epoch=0,

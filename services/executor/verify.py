@@ -20,7 +20,6 @@ from services import journal
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 8
-FIELD = "X_PENSTOCK_WEIGHTS"  # of a notice: what is known of the weights
 
 
 class Verification:

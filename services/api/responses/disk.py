@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from protocol.errors import ConfigError
+from services.rundir import private
 
 PREFIX = "penstock-responses-"
 CACHE = "CACHE_DIRECTORY"  # systemd.exec(5), CacheDirectory=
@@ -119,10 +120,6 @@ def write(path: Path, data: bytes) -> None:
     with open(fresh, "wb", opener=private) as file:
         file.write(data)
     fresh.replace(path)
-
-
-def private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def found(path: Path) -> bytes | None:
