@@ -25,11 +25,11 @@ import msgspec
 from benchmarks.generate_baseline import Figures
 from benchmarks.serve import HEADING, Result, commit, length, line, machine, measure, served_model
 from benchmarks.server import serving
-from engine_core import folder
-from engine_core.models.spec import read_spec
-from services.bench.client import target
-from services.bench.run import ROOT
-from services.bench.workload import Workload
+from penstock.engine_core import folder
+from penstock.engine_core.models.spec import read_spec
+from penstock.services.bench.client import target
+from penstock.services.bench.run import ROOT
+from penstock.services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_embedded.json"
 

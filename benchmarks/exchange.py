@@ -26,15 +26,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks.shapes import EIGHT, SEVENTY, Shape
-from engine_core.execution.exchange import Exchange, open_exchange
-from engine_core.execution.exchange_trial import Trial, microseconds, try_exchange
-from engine_core.execution.group import Group
-from engine_core.execution.peers import CudaMemory
-from engine_core.loading import load
-from engine_core.models.registry import build
-from engine_core.models.spec import read_spec
-from kernels.attention import AttentionBatch
-from services.executor.membership import ENVIRONMENT, ONE_HOST
+from penstock.engine_core.execution.exchange import Exchange, open_exchange
+from penstock.engine_core.execution.exchange_trial import Trial, microseconds, try_exchange
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.execution.peers import CudaMemory
+from penstock.engine_core.loading import load
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import read_spec
+from penstock.kernels.attention import AttentionBatch
+from penstock.services.executor.membership import ENVIRONMENT, ONE_HOST
 
 RANKS = (2, 4, 8)
 HIDDEN = (4096, 8192)
@@ -86,7 +86,7 @@ def decode_batch(rows: int, device: torch.device) -> AttentionBatch:
     tables = 1 + first[:, None] * pages + torch.arange(pages, dtype=torch.int32, device=device)
     arrivals = None
     if device.type == "cuda":
-        from kernels.attention_device import arrival_counters
+        from penstock.kernels.attention_device import arrival_counters
 
         arrivals = arrival_counters(device)
     return AttentionBatch(

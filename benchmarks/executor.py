@@ -25,15 +25,15 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import SHAPES
-from engine_core import loading
-from engine_core.execution.estimate import idle_weights
-from engine_core.execution.graph_sizes import graph_sizes
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import warm_steps
-from engine_core.models import registry
-from engine_core.models.spec import read_spec
-from protocol.messages import Sampling
-from protocol.steps import SlotStart, StepPlan
+from penstock.engine_core import loading
+from penstock.engine_core.execution.estimate import idle_weights
+from penstock.engine_core.execution.graph_sizes import graph_sizes
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import warm_steps
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
 
 BLOCK = 16
 SLOTS = 256

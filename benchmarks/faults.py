@@ -40,9 +40,9 @@ from benchmarks.serve import commit, machine
 from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from benchmarks.soak import below, memory_of
-from services.bench.client import target
-from services.bench.run import ROOT
-from services.restarts import DELAYS, LIMIT, WINDOW
+from penstock.services.bench.client import target
+from penstock.services.bench.run import ROOT
+from penstock.services.restarts import DELAYS, LIMIT, WINDOW
 
 RESULTS = ROOT / "benchmarks" / "results"
 TWO_EACH = ("--api-processes", "2", "--tokenizer-processes", "2")

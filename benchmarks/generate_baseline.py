@@ -20,7 +20,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from benchmarks.serve import length
-from services.bench.workload import Workload, requests
+from penstock.services.bench.workload import Workload, requests
 
 Batch = list[tuple[list[int], int]]  # token ids and how many to generate
 

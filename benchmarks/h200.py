@@ -33,10 +33,10 @@ from benchmarks.rows import ALL, FEATURES, OFFLINE, SERVING, STARTS, WARMUP_OUTP
 from benchmarks.serve import HEADING, Result, commit, line, machine, measure
 from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import SHAPES, Shape, make_folder
-from engine_core.models.spec import ModelSpec, read_spec
-from services.bench.client import target
-from services.bench.run import ROOT, ClientDied
-from services.bench.workload import Workload
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.services.bench.client import target
+from penstock.services.bench.run import ROOT, ClientDied
+from penstock.services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 SERVE = ("--load-format", "dummy", "--max-model-len", "40960", "--gpu-memory-utilization", "0.90")

@@ -30,36 +30,36 @@ from uvicorn.server import ServerState
 from benchmarks.load.executor import BLOCKS, STEP_TOKENS, Device
 from benchmarks.serve import commit, machine
 from benchmarks.shapes import SHAPES, make_folder
-from engine_core.histogram import Histogram
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.config import Config, ModelConfig, RunConfig
-from protocol.links import STEPS, TEXT, TOKENS, Hello, Link, Role, decoder
-from protocol.messages import Message
-from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
-from services.api.app import application
-from services.api.connection import Connection
-from services.api.figures import Figures
-from services.api.keys import Keys
-from services.api.ledger import Ledger
-from services.api.metrics import Traffic
-from services.api.pipeline import Pipeline
-from services.api.responses.store import ResponseStore
-from services.api.served import served_model
-from services.api.service import Service
-from services.bench.client import Target
-from services.bench.workload import Workload, requests
-from services.census import LAG, Vitals
-from services.executor.report import Reports
-from services.executor.steps import Steps
-from services.executor.watchdog import Watchdog
-from services.scheduler.guides import Guides
-from services.scheduler.loop import Loop
-from services.scheduler.masker import Masker
-from services.scheduler.options import ModelFacts
-from services.sizing import sized
-from services.tokenizer.main import read_frontend
-from services.tokenizer.relay import Relay
-from services.wire import Arrival, Joined, Peer, PortStatistics, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.config import Config, ModelConfig, RunConfig
+from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, Link, Role, decoder
+from penstock.protocol.messages import Message
+from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
+from penstock.services.api.app import application
+from penstock.services.api.connection import Connection
+from penstock.services.api.figures import Figures
+from penstock.services.api.keys import Keys
+from penstock.services.api.ledger import Ledger
+from penstock.services.api.metrics import Traffic
+from penstock.services.api.pipeline import Pipeline
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.api.served import served_model
+from penstock.services.api.service import Service
+from penstock.services.bench.client import Target
+from penstock.services.bench.workload import Workload, requests
+from penstock.services.census import LAG, Vitals
+from penstock.services.executor.report import Reports
+from penstock.services.executor.steps import Steps
+from penstock.services.executor.watchdog import Watchdog
+from penstock.services.scheduler.guides import Guides
+from penstock.services.scheduler.loop import Loop
+from penstock.services.scheduler.masker import Masker
+from penstock.services.scheduler.options import ModelFacts
+from penstock.services.sizing import sized
+from penstock.services.tokenizer.main import read_frontend
+from penstock.services.tokenizer.relay import Relay
+from penstock.services.wire import Arrival, Joined, Peer, PortStatistics, Self
 
 CREDIT = 1 << 40
 SPARE = 64  # tokens of a stream before and behind the steps that are measured

@@ -23,9 +23,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from engine_core.execution.estimate import expert_weights
-from engine_core.models.spec import ModelSpec
-from services.bench.workload import Workload, lengths
+from penstock.engine_core.execution.estimate import expert_weights
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.services.bench.workload import Workload, lengths
 
 TWO_BYTES = 2  # of a bf16 number
 

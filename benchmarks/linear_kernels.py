@@ -28,15 +28,15 @@ from torch.nn import functional
 from benchmarks.kernels import replayed
 from benchmarks.limits import CHIPS
 from benchmarks.linear_shapes import MODELS, Model, Product, candidates, products, work
-from kernels.activation import silu_mul
-from kernels.attention import AttentionBatch, paged_attention
-from kernels.linear import gated_linear, linear
-from kernels.linear_hopper import multiply_ring
-from kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling
-from kernels.linear_triton import multiply_described, multiply_tiles, multiply_vector
-from kernels.norm import add_rms_norm
-from kernels.qkv import rotate_and_store
-from kernels.rope import Rotation
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.attention import AttentionBatch, paged_attention
+from penstock.kernels.linear import gated_linear, linear
+from penstock.kernels.linear_hopper import multiply_ring
+from penstock.kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling
+from penstock.kernels.linear_triton import multiply_described, multiply_tiles, multiply_vector
+from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.qkv import rotate_and_store
+from penstock.kernels.rope import Rotation
 
 Way = Tiling | VectorTiling | RingTiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -240,7 +240,7 @@ def without_overlap() -> Iterator[None]:
     """Every kernel as it would be launched on a GPU before Hopper."""
     with ExitStack() as patches:
         for name in ("activation", "linear", "norm", "qkv", "rope"):
-            patches.enter_context(mock.patch(f"kernels.{name}_triton.overlaps", return_value=False))
+            patches.enter_context(mock.patch(f"penstock.kernels.{name}_triton.overlaps", return_value=False))
         yield
 
 

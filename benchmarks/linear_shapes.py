@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from kernels.linear_tilings import RING_ROWS, RingTiling, Tiling, VectorTiling
+from penstock.kernels.linear_tilings import RING_ROWS, RingTiling, Tiling, VectorTiling
 
 
 class Model(NamedTuple):

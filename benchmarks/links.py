@@ -24,13 +24,13 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from protocol.config import LinksConfig
-from protocol.errors import AddressError
-from protocol.links import TEXT, Role
-from protocol.messages import Abort, Rejected
-from services.linkkeys import new_keys, write_keys
-from services.sockets import network_of
-from services.wire import Port, Self
+from penstock.protocol.config import LinksConfig
+from penstock.protocol.errors import AddressError
+from penstock.protocol.links import TEXT, Role
+from penstock.protocol.messages import Abort, Rejected
+from penstock.services.linkkeys import new_keys, write_keys
+from penstock.services.sockets import network_of
+from penstock.services.wire import Port, Self
 
 FIRST_PORT, LAST_PORT = 29_600, 29_700
 WARM = 500  # round trips before those that count

@@ -32,22 +32,22 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.shapes import SHAPES, make_folder
-from engine_core.grammar.guide import Guide
-from engine_core.grammar.masks import MaskStore
-from engine_core.grammar.sources import source_of
-from engine_core.grammar.tokens import GrammarTokens, read_tokens
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.config import Config, ModelConfig
-from protocol.links import PROTOCOL_VERSION, Hello, Role
-from protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
-from protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
-from services.scheduler.guides import Guides
-from services.scheduler.loop import Loop
-from services.scheduler.main import SWITCH
-from services.scheduler.masker import Masker
-from services.scheduler.options import ModelFacts
-from services.wire import Arrival, Joined, Peer
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.masks import MaskStore
+from penstock.engine_core.grammar.sources import source_of
+from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.config import Config, ModelConfig
+from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
+from penstock.protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
+from penstock.protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
+from penstock.services.scheduler.guides import Guides
+from penstock.services.scheduler.loop import Loop
+from penstock.services.scheduler.main import SWITCH
+from penstock.services.scheduler.masker import Masker
+from penstock.services.scheduler.options import ModelFacts
+from penstock.services.wire import Arrival, Joined, Peer
 
 PROMPT, BLOCK, WINDOW, STEP = 128, 16, 1 << 30, 0.005
 ROW = {"id": {"type": "integer", "minimum": 0, "maximum": 99_999}, "name": {"type": "string", "maxLength": 12},

@@ -30,7 +30,7 @@ from queue import SimpleQueue
 import msgspec
 
 from benchmarks.serve import commit, machine
-from services.bench.run import ROOT
+from penstock.services.bench.run import ROOT
 
 LIST = ROOT / "benchmarks" / "mutants.json"
 KILLED, BY_TIME, SURVIVED, STALE, UNJUDGED = "killed", "killed by time", "SURVIVED", "stale", "not judged"

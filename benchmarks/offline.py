@@ -21,11 +21,11 @@ import msgspec
 from benchmarks.load.workload import ROWS
 from benchmarks.shapes import SHAPES, make_folder
 from penstock import LLM
-from protocol.config import fields
-from services import options
-from services.bench.offline import Offline, measure
-from services.bench.run import ROOT
-from services.bench.workload import Workload
+from penstock.protocol.config import fields
+from penstock.services import options
+from penstock.services.bench.offline import Offline, measure
+from penstock.services.bench.run import ROOT
+from penstock.services.bench.workload import Workload
 
 ROW = "offline_256"
 DUMMY: Mapping[str, Any] = {"load_format": "dummy", "max_model_len": 40960}

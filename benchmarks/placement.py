@@ -28,10 +28,10 @@ import msgspec
 
 from benchmarks.serve import commit, machine
 from benchmarks.server import serving
-from engine_core import folder
-from engine_core.execution.capacity import block_bytes
-from engine_core.models.spec import ModelSpec, read_spec
-from services.bench.run import ROOT
+from penstock.engine_core import folder
+from penstock.engine_core.execution.capacity import block_bytes
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.services.bench.run import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "placement_cpu.json"
 BLOCK = 16

@@ -15,8 +15,8 @@ import msgspec
 from benchmarks.load.workload import ROWS
 from benchmarks.serve import Result
 from benchmarks.shapes import SHAPES
-from services.bench.summary import Summary
-from services.bench.workload import Workload
+from penstock.services.bench.summary import Summary
+from penstock.services.bench.workload import Workload
 
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in ROWS}
 WARMUP_OUTPUT = 64  # tokens: enough for every form of step to have run

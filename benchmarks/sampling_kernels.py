@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import READ, timed
-from engine_core.execution.slots import SlotSizes, SlotTable
-from engine_core.execution.transfer import Upload
-from kernels.acceptance import accept
-from kernels.gather import DECODING, InputRows, gather_inputs
-from kernels.logprobs import Processing, token_logprobs
-from kernels.sampling import sample_entries
-from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
-from protocol.messages import Sampling
-from protocol.steps import SlotStart, StepPlan
+from penstock.engine_core.execution.slots import SlotSizes, SlotTable
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.acceptance import accept
+from penstock.kernels.gather import DECODING, InputRows, gather_inputs
+from penstock.kernels.logprobs import Processing, token_logprobs
+from penstock.kernels.sampling import sample_entries
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
 
 SHAPES = ((1, 128256), (64, 128256), (256, 128256), (64, 151936), (256, 151936))  # rows, vocabulary
 STEP = {1: 4.1e3, 64: 5.5e3, 256: 11.0e3}  # microseconds of a decode step of 8B with so many rows

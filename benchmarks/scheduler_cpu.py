@@ -27,11 +27,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Sampling, SubmitTokens
-from protocol.steps import REJECTED, StepPlan, StepResult
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Sampling, SubmitTokens
+from penstock.protocol.steps import REJECTED, StepPlan, StepResult
 
 VOCAB = 150_000
 EOS = 2
@@ -222,12 +222,16 @@ def main() -> None:
         for load in arguments.loads:
             measured = measure(running, arguments.steps, load, clock)
             found.append(measured)
-            print(f"{running} running, {LOADS[load]}: {measured.ended} ended, "
-                  f"{measured.reused_share:.0%} of prompts reused, {measured.plan_bytes:.0f} bytes a plan, "
-                  f"{measured.drafts:.0f} drafts a step, {measured.accepted:.0f} accepted")
+            print(
+                f"{running} running, {LOADS[load]}: {measured.ended} ended, "
+                f"{measured.reused_share:.0%} of prompts reused, {measured.plan_bytes:.0f} bytes a plan, "
+                f"{measured.drafts:.0f} drafts a step, {measured.accepted:.0f} accepted"
+            )
             for name, value in measured.microseconds.items():
-                print(f"  {name:<11} median {value.median:7.1f}  p90 {value.p90:7.1f}  p99 {value.p99:7.1f}  "
-                      f"worst {value.worst:7.1f} µs")
+                print(
+                    f"  {name:<11} median {value.median:7.1f}  p90 {value.p90:7.1f}  p99 {value.p99:7.1f}  "
+                    f"worst {value.worst:7.1f} µs"
+                )
     if arguments.out is not None:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
         report = {"machine": machine, "depth": DEPTH, "clock": arguments.clock, "measured": found}

@@ -22,11 +22,11 @@ from typing import Any
 
 from benchmarks.schemas import OWN, ROOT, own_groups, percentile
 from benchmarks.shapes import SHAPES, make_folder
-from engine_core.grammar.compilation import compile_grammar
-from engine_core.grammar.tokens import GrammarTokens, read_tokens
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.engine_core.grammar.compilation import compile_grammar
+from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 
 LONGEST = 16  # bytes of a token that the split below looks for
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import llguidance
 
-from engine_core.grammar.schema import rewrite, writing_lark
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema import rewrite, writing_lark
+from penstock.protocol.errors import UnsupportedSchema
 
 MAX_TEXTS = 64  # orders tried for one instance
 LIMITS = llguidance.LLParserLimits(max_items_in_row=50_000, step_max_items=1_000_000)

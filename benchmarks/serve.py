@@ -20,14 +20,23 @@ from typing import Any
 import msgspec
 
 from benchmarks.load.workload import ROWS
-from services.bench.client import target
-from services.bench.run import ROOT
-from services.bench.serve import HEADING, Result, add_load, length, line, measure, served_model, shared, workload_of
-from services.bench.workload import Workload
+from penstock.services.bench.client import target
+from penstock.services.bench.run import ROOT
+from penstock.services.bench.serve import (
+    HEADING,
+    Result,
+    add_load,
+    length,
+    line,
+    measure,
+    served_model,
+    shared,
+    workload_of,
+)
+from penstock.services.bench.workload import Workload
 
 WRITTEN = (":(exclude)benchmarks/results", ":(exclude)README.md", ":(exclude)docs")
 __all__ = ["HEADING", "Result", "commit", "length", "line", "machine", "measure", "parser", "served_model", "workloads"]
-
 
 
 def commit() -> str:
@@ -35,6 +44,7 @@ def commit() -> str:
 
     What is written from results counts as no change, so that one measurement does not mark the next.
     """
+
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()

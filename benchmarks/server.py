@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.bench.processes import cpu_seconds
-from services.bench.run import ROOT
-from services.notify import NoticeSocket
+from penstock.services.bench.processes import cpu_seconds
+from penstock.services.bench.run import ROOT
+from penstock.services.notify import NoticeSocket
 
 START_LIMIT = 180.0  # seconds
 END_LIMIT = 30.0
 TAIL = 40  # lines of the log that are shown
-MODULES = tuple(f"services.{role}" for role in (
+MODULES = tuple(f"penstock.services.{role}" for role in (
     "launch", "api.main", "tokenizer.main", "scheduler.main", "executor.main", "executor.start",
 ))  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine_core.embedded import demo_folder
+from penstock.engine_core.embedded import demo_folder
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPACE = "\u0120"  # how byte-level vocabularies spell a space

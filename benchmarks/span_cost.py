@@ -20,23 +20,23 @@ import msgspec
 
 from benchmarks.serve import commit, machine
 from benchmarks.tracing import collecting
-from engine_core.scheduling.history import PrefillChunk, Stay, StepFacts
-from engine_core.text.prompts import Prepared
-from protocol.config import TraceConfig
-from protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext
-from protocol.steps import SlotStart, StepPlan, StepResult
-from services.tracing.clock import Clock
-from services.tracing.collector import OtlpCollector
-from services.tracing.context import Ids, joined
-from services.tracing.exchange import served
-from services.tracing.execution import ExecutionTraces
-from services.tracing.operation import Operations, Outcome
-from services.tracing.scheduling import SchedulerTraces
-from services.tracing.settings import HTTP, Settings
-from services.tracing.settings import Sampling as Share
-from services.tracing.span import Span
-from services.tracing.texts import TextTraces
-from services.tracing.tracer import Tracer
+from penstock.engine_core.scheduling.history import PrefillChunk, Stay, StepFacts
+from penstock.engine_core.text.prompts import Prepared
+from penstock.protocol.config import TraceConfig
+from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext
+from penstock.protocol.steps import SlotStart, StepPlan, StepResult
+from penstock.services.tracing.clock import Clock
+from penstock.services.tracing.collector import OtlpCollector
+from penstock.services.tracing.context import Ids, joined
+from penstock.services.tracing.exchange import served
+from penstock.services.tracing.execution import ExecutionTraces
+from penstock.services.tracing.operation import Operations, Outcome
+from penstock.services.tracing.scheduling import SchedulerTraces
+from penstock.services.tracing.settings import HTTP, Settings
+from penstock.services.tracing.settings import Sampling as Share
+from penstock.services.tracing.span import Span
+from penstock.services.tracing.texts import TextTraces
+from penstock.services.tracing.tracer import Tracer
 
 REQUESTS, PROMPT, OUTPUT = 256, 128, 512
 TRIES = 5

@@ -30,8 +30,8 @@ from benchmarks.samples import scrape, total
 from benchmarks.serve import commit, machine, measure
 from benchmarks.server import Server, serving
 from benchmarks.shapes import EIGHT, SMOKE, Shape, make_folder
-from services.bench.client import target
-from services.bench.workload import Variant, Workload
+from penstock.services.bench.client import target
+from penstock.services.bench.workload import Variant, Workload
 
 RESULTS = H200_RESULTS / "speculation"
 RATES = (0.0, 0.5, 0.8, 1.0)
@@ -204,8 +204,7 @@ def measure_all(options: argparse.Namespace) -> None:
             with serving([str(folder), *(SMOKE_SERVE if options.smoke else SERVE), *extra], caches) as server:
                 chip = device(server)
                 figures = tuple(
-                    run(server, load(batch, shape, smoke=options.smoke), drafting=rate is not None)
-                    for batch in batches
+                    run(server, load(batch, shape, smoke=options.smoke), drafting=rate is not None) for batch in batches
                 )
                 print(server.tail(), file=sys.stderr, flush=True)
             report = Report(

@@ -27,12 +27,12 @@ import torch
 
 from benchmarks.structured_cases import Case, cases
 from benchmarks.structured_engine import Answer, Ask, Cell, Engine
-from engine_core.embedded import demo_folder
-from engine_core.grammar.compilation import compile_grammar
-from engine_core.grammar.tokens import GrammarTokens, read_tokens
-from engine_core.text.vocabulary import Vocabulary, read_vocabulary
-from protocol.errors import InvalidRequest
-from protocol.messages import Automaton, Finish, Sampling
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.grammar.compilation import compile_grammar
+from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
+from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Automaton, Finish, Sampling
 
 CELLS = {
     "overlap, forced runs": Cell(),

@@ -18,7 +18,7 @@ import lark
 import regex
 from jsonschema.validators import validator_for
 
-from protocol.messages import Grammar
+from penstock.protocol.messages import Grammar
 
 SCHEMAS = Path(__file__).with_name("schemas")
 SMALL = 80  # schemas that are made by chance, besides those of the folder
@@ -121,7 +121,7 @@ def small(rng: random.Random, depth: int) -> dict[str, Any]:
         {"type": "integer", "minimum": rng.randrange(-50, 0), "maximum": rng.randrange(1, 500)},
         {"type": "string", "maxLength": rng.randrange(1, 9)},
         {"type": "string", "pattern": "^[a-z]{1,6}$"},
-        {"enum": rng.sample(["red", "green", 3, None, True, "a\"b", 2.5], 3)},
+        {"enum": rng.sample(["red", "green", 3, None, True, 'a"b', 2.5], 3)},
         {"type": "boolean"},
         {"const": rng.choice(["fixed", 7, [1, "x"], {"k": None}])},
         {"type": ["null", "boolean"]},

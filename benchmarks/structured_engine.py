@@ -12,27 +12,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine_core.execution.drafting import Draft
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.grammar.guide import Guide
-from engine_core.grammar.masks import MaskStore
-from engine_core.grammar.tokens import GrammarTokens
-from engine_core.loading import load
-from engine_core.loading.checkpoint import stored_names
-from engine_core.loading.heads import load_head
-from engine_core.models.decoder import Decoder
-from engine_core.models.draft_spec import DraftSpec, read_draft
-from engine_core.models.eagle import EagleHead
-from engine_core.models.registry import build
-from engine_core.models.spec import read_spec
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.statistics import SchedulerStatistics
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
-from protocol.speculation import WITH_MODEL
-from protocol.steps import StepMasks, StepPlan
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.masks import MaskStore
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.engine_core.loading import load
+from penstock.engine_core.loading.checkpoint import stored_names
+from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.speculation import WITH_MODEL
+from penstock.protocol.steps import StepMasks, StepPlan
 
 MAX_MODEL_LEN = 1024
 Key = tuple[int, int]  # request, choice

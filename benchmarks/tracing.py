@@ -35,11 +35,11 @@ import msgspec
 from benchmarks.host_ceiling import pipeline
 from benchmarks.serve import commit, machine
 from benchmarks.server import serving
-from services.bench.client import target
-from services.bench.processes import cpu_seconds
-from services.bench.run import ROOT, run
-from services.bench.summary import summarize
-from services.bench.workload import Workload
+from penstock.services.bench.client import target
+from penstock.services.bench.processes import cpu_seconds
+from penstock.services.bench.run import ROOT, run
+from penstock.services.bench.summary import summarize
+from penstock.services.bench.workload import Workload
 
 SETTINGS: Mapping[str, float | None] = {"off": None, "1 %": 0.01, "100 %": 1.0}
 ROLES = ("api", "tokenizer", "scheduler", "executor")

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_core.embedded import demo_folder
+from penstock.engine_core.embedded import demo_folder
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 NOISE = 0.02  # standard deviation of weights that change nothing
@@ -105,9 +105,7 @@ def layer(weights: Mapping[str, torch.Tensor], old: Width, new: Width) -> Weight
 def idle_layer(like: Mapping[str, torch.Tensor]) -> Weights:
     """A layer that adds zero: as large as the real one."""
     generator = torch.Generator().manual_seed(0)
-    found = {
-        name: torch.empty_like(weight).normal_(0.0, NOISE, generator=generator) for name, weight in like.items()
-    }
+    found = {name: torch.empty_like(weight).normal_(0.0, NOISE, generator=generator) for name, weight in like.items()}
     for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
         found[name].zero_()
     return found

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.models.config_file import read_json
-from engine_core.models.spec import ModelSpec
-from protocol.config import ModelConfig
-from protocol.errors import ConfigError, ModelError
+from penstock.engine_core.models.config_file import read_json
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.errors import ConfigError, ModelError
 
 EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
 EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
@@ -48,7 +48,7 @@ def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -
     if revision and (not model or Path(model).expanduser().is_dir()):
         raise ConfigError("--revision", revision, "only models of the hub have revisions, a folder on disk has none")
     if not model:
-        from engine_core.embedded import demo_folder
+        from penstock.engine_core.embedded import demo_folder
 
         return demo_folder()
     path = Path(model).expanduser()
@@ -64,7 +64,7 @@ def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -
 def resolve_draft(model: str, wanted: tuple[str, ...] = FETCHED) -> Path:
     """The folder of a draft model or a head, as `resolve` finds it, or one of the embedded model's by its name."""
     if model in (EMBEDDED_DRAFT, EMBEDDED_EAGLE) and not Path(model).is_dir():
-        from engine_core.embedded import draft_folder, eagle_folder
+        from penstock.engine_core.embedded import draft_folder, eagle_folder
 
         return draft_folder() if model == EMBEDDED_DRAFT else eagle_folder()
     return resolve(model, wanted=wanted)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from protocol.figures import HistogramStatistics
+from penstock.protocol.figures import HistogramStatistics
 
 
 class Histogram:

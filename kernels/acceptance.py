@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.random import acceptance_words
-from kernels.sampling_tables import NO_DRAFT, OWN_DRAFT, PENALTIES, Entries, SlotHistory, SlotSampling
+from penstock.kernels.random import acceptance_words
+from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT, PENALTIES, Entries, SlotHistory, SlotSampling
 
 REJECTED = -2  # the token of an entry behind a draft that was not drawn; as in protocol/steps.py
 
@@ -35,7 +35,7 @@ def accept(
     One launch on a GPU, which waits for nothing. `rate`, 0 to 1, is for benchmarks: see above.
     """
     if tokens.is_cuda:
-        from kernels.acceptance_triton import accept_rows
+        from penstock.kernels.acceptance_triton import accept_rows
 
         accept_rows(tokens, entries, sampling, history, rate)
     else:

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.acceptance import REJECTED, threshold
-from kernels.random_triton import acceptance_word
-from kernels.sampling_tables import NO_DRAFT, PENALTIES, Entries, SlotHistory, SlotSampling
+from penstock.kernels.acceptance import REJECTED, threshold
+from penstock.kernels.random_triton import acceptance_word
+from penstock.kernels.sampling_tables import NO_DRAFT, PENALTIES, Entries, SlotHistory, SlotSampling
 
 PENALISED = tl.constexpr(PENALTIES)
 THROWN = tl.constexpr(REJECTED)

@@ -9,7 +9,7 @@ from torch import Tensor
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of a fused product `[tokens, 2 * width]`, gate first. Returns `[tokens, width]`."""
     if gate_up.is_cuda:
-        from kernels.activation_triton import silu_mul_rows
+        from penstock.kernels.activation_triton import silu_mul_rows
 
         return silu_mul_rows(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import overlaps
+from penstock.kernels.launch import overlaps
 
 TILE = 1024
 

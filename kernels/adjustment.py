@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sampling_tables import (
+from penstock.kernels.sampling_tables import (
     ALLOWED,
     EDITS,
     NO_MASK,

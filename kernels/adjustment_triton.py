@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels import sampling_tables
+from penstock.kernels import sampling_tables
 
 PENALTIES = tl.constexpr(sampling_tables.PENALTIES)
 EDITS = tl.constexpr(sampling_tables.EDITS)

@@ -63,7 +63,7 @@ def paged_attention(
     end is never read. On a GPU it is a kernel that waits for nothing.
     """
     if q.is_cuda:
-        from kernels.attention_device import attend_pages
+        from penstock.kernels.attention_device import attend_pages
 
         return attend_pages(q, k_pages, v_pages, batch, scale, window)
     return attend_spans(q, k_pages, v_pages, batch, scale, window)
@@ -74,7 +74,7 @@ def prepare_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window:
     wait. q: any tensor of the queries' shape and type.
     """
     if q.is_cuda:
-        from kernels.attention_device import prepare_pages
+        from penstock.kernels.attention_device import prepare_pages
 
         prepare_pages(q, k_pages, batch, window)
 

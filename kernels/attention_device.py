@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
-from kernels.attention_tiling import (
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.attention_tiling import (
     LOW,
     PACKED,
     WAVES,
@@ -24,8 +24,8 @@ from kernels.attention_tiling import (
     tall_tiling,
     wants_cuts,
 )
-from kernels.attention_triton import attend_tiles
-from kernels.launch import processors
+from penstock.kernels.attention_triton import attend_tiles
+from penstock.kernels.launch import processors
 
 SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float], Tensor]
 COUNTERS = 1 << 13  # rows times key-value heads whose parts streamed attention can count
@@ -77,7 +77,7 @@ def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention |
     if not q.is_cuda:
         return None
     try:
-        from kernels.attention_hopper import attend_chunks, serves
+        from penstock.kernels.attention_hopper import attend_chunks, serves
     except ImportError:  # a Triton without Gluon
         return None
     return attend_chunks if serves(q, k_pages, window) else None
@@ -86,7 +86,7 @@ def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention |
 def prepare_pages(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int = 0) -> None:
     """`kernels.attention.prepare_attention` on a GPU: the schedule of rows that may share a prefix."""
     if shared_attention(q, k_pages, batch, window) is not None:
-        from kernels.attention_stream import schedule_of
+        from penstock.kernels.attention_stream import schedule_of
 
         schedule_of(batch, k_pages.shape[1], q.shape[1] // k_pages.shape[2])
 
@@ -96,7 +96,7 @@ def shared_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: 
     if not q.is_cuda:
         return None
     try:
-        from kernels.attention_stream import attend_stream, serves
+        from penstock.kernels.attention_stream import attend_stream, serves
     except ImportError:  # a Triton without Gluon
         return None
     return attend_stream if serves(q, k_pages, batch, window) else None

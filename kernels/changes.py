@@ -39,7 +39,7 @@ def change_slots(packed: Tensor, memory: SlotMemory) -> bool:
     launch on a GPU, which waits for nothing; False where it is only noted to be compiled.
     """
     if memory.tokens.is_cuda:
-        from kernels.changes_triton import launch_changes
+        from penstock.kernels.changes_triton import launch_changes
 
         return launch_changes(packed, memory)
     change_lines(packed, memory)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
+from penstock.kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
 
 
 def read_drafts(entries: Entries, history: SlotHistory) -> Entries:
@@ -22,7 +22,7 @@ def read_drafts(entries: Entries, history: SlotHistory) -> Entries:
     nothing.
     """
     if entries.drafts.is_cuda:
-        from kernels.drafts_triton import drafts_of
+        from penstock.kernels.drafts_triton import drafts_of
 
         return replace(entries, drafts=drafts_of(entries, history))
     return replace(entries, drafts=own_drafts(entries, history))

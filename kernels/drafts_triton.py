@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
+from penstock.kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
 
 TILE = 128  # entries of one program
 OWN = tl.constexpr(OWN_DRAFT)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels import random, sampling_tables
-from kernels.random_triton import gumbel_noise, noise_bound, tile_words
+from penstock.kernels import random, sampling_tables
+from penstock.kernels.random_triton import gumbel_noise, noise_bound, tile_words
 
 DRAWS = tl.constexpr(sampling_tables.DRAWS)
 TOP_P = tl.constexpr(sampling_tables.TOP_P)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_rms_norm
 
 TURNS = 2  # halves of an inbox, which a row uses by turns
 

@@ -29,8 +29,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.exchange import TURNS, Inboxes, empty_word
-from kernels.launch import overlaps, processors
+from penstock.kernels.exchange import TURNS, Inboxes, empty_word
+from penstock.kernels.launch import overlaps, processors
 
 PER_THREAD = 16  # elements of a row: as in the norm's kernel, so that a row's sum of squares has the same bits
 REGISTERS = 1 << 16  # of a multiprocessor, of which Volta and every GPU since has so many

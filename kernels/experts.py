@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from kernels.activation import silu_mul
-from kernels.routing import Routes
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.routing import Routes
 
 
 def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0) -> Tensor:
@@ -21,7 +21,7 @@ def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, firs
     Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
     """
     if x.is_cuda:
-        from kernels.experts_triton import multiply_experts
+        from penstock.kernels.experts_triton import multiply_experts
 
         return multiply_experts(x, routes, gate_up, down, first=first)
     total = torch.zeros(x.shape, dtype=torch.float32)

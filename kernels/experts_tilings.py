@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear_tilings import SINGLE, Tiling
+from penstock.kernels.linear_tilings import SINGLE, Tiling
 
 
 @dataclass(frozen=True)

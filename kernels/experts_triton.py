@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.experts_tilings import ExpertTiling, choose_expert_tiling
-from kernels.launch import overlaps
-from kernels.linear_tilings import Tiling
-from kernels.linear_triton import add_product, describable, gate_values, load_box, load_tile
-from kernels.routing import Routes
-from kernels.routing_triton import Schedule, sort_pairs
+from penstock.kernels.experts_tilings import ExpertTiling, choose_expert_tiling
+from penstock.kernels.launch import overlaps
+from penstock.kernels.linear_tilings import Tiling
+from penstock.kernels.linear_triton import add_product, describable, gate_values, load_box, load_tile
+from penstock.kernels.routing import Routes
+from penstock.kernels.routing_triton import Schedule, sort_pairs
 
 COLUMNS = 1024  # of a token's sum that a program makes
 

@@ -39,7 +39,7 @@ def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
     position past the end of its slot's tables writes to scratch and is not counted as a key.
     """
     if tokens.is_cuda:
-        from kernels.gather_triton import gather_tokens
+        from penstock.kernels.gather_triton import gather_tokens
 
         return gather_tokens(rows, tokens, known, block_tables, block_size)
     return gather_rows(rows, tokens, known, block_tables, block_size)

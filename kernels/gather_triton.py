@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gather import InputRows, Inputs
+from penstock.kernels.gather import InputRows, Inputs
 
 TILE = 128  # tokens or rows of one program
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.activation import silu_mul
+from penstock.kernels.activation import silu_mul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type."""
     if x.is_cuda:
-        from kernels.linear_triton import multiply
+        from penstock.kernels.linear_triton import multiply
 
         return multiply(x, weight, bias, gated=False, invariant=invariant)
     return functional.linear(x, weight, bias)
@@ -24,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`."""
     if x.is_cuda:
-        from kernels.linear_triton import multiply
+        from penstock.kernels.linear_triton import multiply
 
         return multiply(x, weight, bias, gated=True, invariant=invariant)
     return silu_mul(functional.linear(x, weight, bias))

@@ -20,8 +20,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.launch import overlaps
-from kernels.linear_tilings import RING_INPUTS, RingTiling
+from penstock.kernels.launch import overlaps
+from penstock.kernels.linear_tilings import RING_INPUTS, RingTiling
 
 try:
     from triton.experimental.gluon.language import barrier

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.activation import silu_mul
-from kernels.launch import overlaps, processors
-from kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling, low_tiling
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.launch import overlaps, processors
+from penstock.kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling, low_tiling
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
@@ -55,7 +55,7 @@ def ring_product(device: torch.device) -> Callable[..., Tensor] | None:
     if not overlaps(device):
         return None
     try:
-        from kernels.linear_hopper import multiply_ring
+        from penstock.kernels.linear_hopper import multiply_ring
     except ImportError:  # a Triton without Gluon
         return None
     return multiply_ring

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, PROCESSED
+from penstock.kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, PROCESSED
 
 MOST = 20  # of the best that one may ask for
 
@@ -47,7 +47,7 @@ def token_logprobs(
     a GPU nothing waits for the device.
     """
     if logits.is_cuda:
-        from kernels.logprobs_triton import score_tokens
+        from penstock.kernels.logprobs_triton import score_tokens
 
         return score_tokens(logits, tokens, slots, widths, processing)
     return score_rows(logits, tokens, slots, widths, processing)

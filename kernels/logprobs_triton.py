@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import sampling_tables
-from kernels.drawing_triton import ADJUSTED, DRAWS, read_logits
-from kernels.logprobs import MOST, Processing, TokenLogprobs
+from penstock.kernels import sampling_tables
+from penstock.kernels.drawing_triton import ADJUSTED, DRAWS, read_logits
+from penstock.kernels.logprobs import MOST, Processing, TokenLogprobs
 
 SPAN = 8192  # tokens of one program
 GROUP = 64

@@ -12,7 +12,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x is `[..., width]`, weight `[width]`.
     """
     if x.is_cuda and x.dim() == 2:
-        from kernels.norm_triton import norm_rows
+        from penstock.kernels.norm_triton import norm_rows
 
         return norm_rows(x, weight, eps)
     return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and that sum, which is the next residual. All are `[tokens, width]`."""
     if x.is_cuda:
-        from kernels.norm_triton import add_norm_rows
+        from penstock.kernels.norm_triton import add_norm_rows
 
         return add_norm_rows(x, residual, weight, eps)
     total = x + residual

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import overlaps
+from penstock.kernels.launch import overlaps
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:

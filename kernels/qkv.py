@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.attention import write_kv
-from kernels.norm import rms_norm
-from kernels.rope import Rotation, apply_rope
+from penstock.kernels.attention import write_kv
+from penstock.kernels.norm import rms_norm
+from penstock.kernels.rope import Rotation, apply_rope
 
 
 class HeadNorms(NamedTuple):
@@ -35,7 +35,7 @@ def rotate_and_store(
     On a GPU it is one kernel, which rounds once.
     """
     if q.is_cuda:
-        from kernels.qkv_triton import rotate_heads
+        from penstock.kernels.qkv_triton import rotate_heads
 
         return rotate_heads(q, k, v, rotation, k_pages, v_pages, slot_mapping, norms)
     if norms is not None:

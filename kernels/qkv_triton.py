@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import overlaps
-from kernels.rope import Rotation
+from penstock.kernels.launch import overlaps
+from penstock.kernels.rope import Rotation
 
 if TYPE_CHECKING:
-    from kernels.qkv import HeadNorms
+    from penstock.kernels.qkv import HeadNorms
 
 HEADS_TILE = 8  # heads of one program
 

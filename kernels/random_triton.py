@@ -7,7 +7,7 @@ import math
 import triton
 import triton.language as tl
 
-from kernels import random
+from penstock.kernels import random
 
 BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 PURPOSE = tl.constexpr(random.SAMPLING)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels import sampling_tables
-from kernels.drawing_triton import ABSENT, ADJUSTED, DRAWS, best_of, distance, read_logits, read_peak
-from kernels.random_triton import token_noise
+from penstock.kernels import sampling_tables
+from penstock.kernels.drawing_triton import ABSENT, ADJUSTED, DRAWS, best_of, distance, read_logits, read_peak
+from penstock.kernels.random_triton import token_noise
 
 TOP_K = tl.constexpr(sampling_tables.TOP_K)
 FINITE = tl.constexpr(0x7F7FFFFF)  # the largest key of a token that is not forbidden

@@ -18,7 +18,7 @@ class Rotation(NamedTuple):
 def gather_rotation(table: Tensor, positions: Tensor) -> Rotation:
     """Rows of the model's table `[length, dim]` (cosines of dim / 2 frequencies, then their sines) at `[tokens]`."""
     if table.is_cuda:
-        from kernels.rope_triton import rotation_rows
+        from penstock.kernels.rope_triton import rotation_rows
 
         return rotation_rows(table, positions)
     cos, sin = table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]

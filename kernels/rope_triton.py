@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import overlaps
-from kernels.rope import Rotation
+from penstock.kernels.launch import overlaps
+from penstock.kernels.rope import Rotation
 
 
 def rotation_rows(table: Tensor, positions: Tensor) -> Rotation:

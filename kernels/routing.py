@@ -22,7 +22,7 @@ def route(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
     Shares are probabilities, or if `normalised` add up to one. A row with NaN has some experts and shares of NaN.
     """
     if logits.is_cuda:
-        from kernels.routing_triton import route_rows
+        from penstock.kernels.routing_triton import route_rows
 
         return route_rows(logits, chosen, normalised=normalised)
     probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)

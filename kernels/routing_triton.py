@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import overlaps
-from kernels.routing import Routes
+from penstock.kernels.launch import overlaps
+from penstock.kernels.routing import Routes
 
 FEW = 512  # pairs that are counted at once
 MANY = 8192  # where there are more

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import adjustment
-from kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
-from kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Chosen, Entries, SlotHistory, SlotSampling
+from penstock.kernels import adjustment
+from penstock.kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
+from penstock.kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Chosen, Entries, SlotHistory, SlotSampling
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
 
@@ -56,7 +56,7 @@ def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, his
     depends in size on data, so that a graph may hold it.
     """
     if logits.is_cuda:
-        from kernels.sampling_triton import choose_tokens
+        from penstock.kernels.sampling_triton import choose_tokens
 
         return choose_tokens(logits, entries, sampling, history)
     return sample_rows(logits, entries, sampling, history)

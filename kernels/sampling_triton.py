@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import sampling_tables
-from kernels.adjustment_triton import adjust_kernel
-from kernels.drawing_triton import ADJUSTED, choose_kernel, draw_kernel, read_logits
-from kernels.ranking_triton import rank_kernel
-from kernels.sampling_tables import Chosen, Entries, SlotHistory, SlotSampling
+from penstock.kernels import sampling_tables
+from penstock.kernels.adjustment_triton import adjust_kernel
+from penstock.kernels.drawing_triton import ADJUSTED, choose_kernel, draw_kernel, read_logits
+from penstock.kernels.ranking_triton import rank_kernel
+from penstock.kernels.sampling_tables import Chosen, Entries, SlotHistory, SlotSampling
 
 TOP_K = tl.constexpr(sampling_tables.TOP_K)
 

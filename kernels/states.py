@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from penstock.kernels.attention import AttentionBatch
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def state_places(positions: Tensor, batch: AttentionBatch, known: Tensor, block_
     token at or past the last row's end gets, too.
     """
     if positions.is_cuda:
-        from kernels.states_triton import places_of
+        from penstock.kernels.states_triton import places_of
 
         return places_of(positions, batch, known, block_size, zeros)
     return find_places(positions, batch, known, block_size, zeros)

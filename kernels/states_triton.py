@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
-from kernels.states import StatePlaces
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.states import StatePlaces
 
 TILE = 128  # tokens of one program
 

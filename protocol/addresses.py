@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 
 PATTERN = re.compile(r"tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 PORTS = 1 << 16

@@ -14,14 +14,14 @@ from typing import Annotated
 
 import msgspec
 
-from protocol import limits
-from protocol.addresses import HostAddress, check_apart, read_address
-from protocol.errors import ConfigError
-from protocol.groups import MOST_EXECUTORS, check_groups
-from protocol.links import ports_of
-from protocol.option import Field, Option, check_value, words
-from protocol.parts import check_parts
-from protocol.speculation import read_speculative
+from penstock.protocol import limits
+from penstock.protocol.addresses import HostAddress, check_apart, read_address
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.groups import MOST_EXECUTORS, check_groups
+from penstock.protocol.links import ports_of
+from penstock.protocol.option import Field, Option, check_value, words
+from penstock.protocol.parts import check_parts
+from penstock.protocol.speculation import read_speculative
 
 ON, OFF = "on", "off"  # --fairness
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy

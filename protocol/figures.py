@@ -7,7 +7,7 @@ services/catalogue.py.
 
 from __future__ import annotations
 
-from protocol.messages import Message, Part
+from penstock.protocol.messages import Message, Part
 
 
 class HistogramStatistics(Part, frozen=True):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from protocol.config import ModelConfig
+    from penstock.protocol.config import ModelConfig
 
 MOST_EXECUTORS = 512  # processes of one server; each opens a few descriptors at its scheduler
 

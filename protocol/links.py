@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.addresses import read_address
-from protocol.figures import Census
-from protocol.messages import (
+from penstock.protocol.addresses import read_address
+from penstock.protocol.figures import Census
+from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
@@ -33,10 +33,10 @@ from protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
+from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from protocol.config import LinksConfig
+    from penstock.protocol.config import LinksConfig
 
 PROTOCOL_VERSION = 1
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token

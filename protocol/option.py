@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 
 TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol import groups
-from protocol.errors import ConfigError
-from protocol.links import Role
+from penstock.protocol import groups
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
 
 if TYPE_CHECKING:
-    from protocol.config import Config
+    from penstock.protocol.config import Config
 
 OPTION = "--parts"
 FORM = re.compile(r"(api|tokenizer|scheduler|executor)(?::([0-9]{1,4})(?:-([0-9]{1,4}))?)?")

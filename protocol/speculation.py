@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 
 FLAG = "--speculative-config"
 METHODS = ("none", "ngram", "draft_model", "eagle")

@@ -35,7 +35,7 @@ ends where the chunk does: the draft model keeps up.
 
 from __future__ import annotations
 
-from protocol.messages import Logprobs, Message, Part, Pooling, Sampling, TraceContext
+from penstock.protocol.messages import Logprobs, Message, Part, Pooling, Sampling, TraceContext
 
 REJECTED = -2  # token of an entry after a rejected draft
 NOBODY = -1  # micro-batch of a step that runs chunks alone

@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from protocol.config import ApiConfig
-from protocol.errors import AddressError
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import AddressError
 
 MAX_UDS = 107 - len("..new")  # bytes of a path: what sockaddr_un holds, less what its first name has more
 

@@ -20,8 +20,8 @@ import time
 import zmq
 from zmq.utils import z85
 
-from services import journal
-from services.linkkeys import LinkKeys
+from penstock.services import journal
+from penstock.services.linkkeys import LinkKeys
 
 log = logging.getLogger(__name__)
 

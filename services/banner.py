@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.config import Config, wrong_output
-from protocol.messages import EngineStatus
+from penstock.protocol.config import Config, wrong_output
+from penstock.protocol.messages import EngineStatus
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from services.child import Child
+    from penstock.services.child import Child
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: what is known of the weights

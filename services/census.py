@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from engine_core.histogram import Histogram
-from protocol.figures import Census, HistogramStatistics, ProcessFigures, Sample, Spread
-from services import process
-from services.tracing.tracer import Tracer, TraceStatistics
-from services.wire import Peer, PortStatistics, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import Census, HistogramStatistics, ProcessFigures, Sample, Spread
+from penstock.services import process
+from penstock.services.tracing.tracer import Tracer, TraceStatistics
+from penstock.services.wire import Peer, PortStatistics, Self
 
 INTERVAL = 1.0  # seconds between two censuses of one process
 LOOK = 0.5  # seconds between looks at an asyncio loop's lag

@@ -9,7 +9,7 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from protocol.links import Role
+from penstock.protocol.links import Role
 
 TAIL_LINES = 8
 READ_BYTES = 64 << 10

@@ -11,15 +11,15 @@ from functools import partial
 
 import msgspec
 
-from protocol.config import Config
-from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
-from protocol.links import Role
-from protocol.parts import count
-from protocol.version import VERSION
-from services import faults, options, process, rundir
-from services.notify import notify, progress
-from services.process import ExitCode
-from services.sizing import sized, usable_cores
+from penstock.protocol.config import Config
+from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import count
+from penstock.protocol.version import VERSION
+from penstock.services import faults, options, process, rundir
+from penstock.services.notify import notify, progress
+from penstock.services.process import ExitCode
+from penstock.services.sizing import sized, usable_cores
 
 COMMANDS: Mapping[str, str] = {
     "serve": "start every process of a server on this machine",
@@ -44,16 +44,16 @@ BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "chat", "complete", "run-batch", *BENCHES)
 # Commands with arguments of their own, and the module of each.
 MODULES: Mapping[str, str] = {
-    "keys": "services.commands.keys",
-    "chat": "services.commands.chat",
-    "complete": "services.commands.complete",
-    "run-batch": "services.commands.run_batch",
-    "bench serve": "services.bench.serve",
-    "bench offline": "services.bench.offline",
-    "bench start": "services.bench.start",
-    "plan": "services.commands.plan",
-    "top": "services.commands.top",
-    "collect-env": "services.commands.collect_env",
+    "keys": "penstock.services.commands.keys",
+    "chat": "penstock.services.commands.chat",
+    "complete": "penstock.services.commands.complete",
+    "run-batch": "penstock.services.commands.run_batch",
+    "bench serve": "penstock.services.bench.serve",
+    "bench offline": "penstock.services.bench.offline",
+    "bench start": "penstock.services.bench.start",
+    "plan": "penstock.services.commands.plan",
+    "top": "penstock.services.commands.top",
+    "collect-env": "penstock.services.commands.collect_env",
 }
 MOST_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
@@ -100,11 +100,11 @@ def run(words: list[str]) -> int:
         print(options.as_toml(effective), end="")
         return ExitCode.ORDERLY
     if command == "serve":
-        from services.launch import serve
+        from penstock.services.launch import serve
 
         return serve(effective.config)
     if command == "engine":
-        from services.engine import engine
+        from penstock.services.engine import engine
 
         return engine(effective.config)
     if command in MODULES:
@@ -172,7 +172,7 @@ def run_role(role: Role, index: int, config: Config) -> int:
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
     process.enter(role, index, config.run)
     try:
-        code: int = importlib.import_module(f"services.{role}.main").run(config, index)
+        code: int = importlib.import_module(f"penstock.services.{role}.main").run(config, index)
         if code == ExitCode.ORDERLY:
             process.leave(role, index, config.run)
         return code

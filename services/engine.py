@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from protocol.config import Config
-from protocol.errors import ConfigError
-from protocol.links import Role
-from protocol.parts import OPTION, parts_of
-from services import journal, meeting, output, process
-from services.launch import ENTRY, Launch, placed, resolved
-from services.rundir import RunDirectory
-from services.sizing import sized, usable_cores
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import OPTION, parts_of
+from penstock.services import journal, meeting, output, process
+from penstock.services.launch import ENTRY, Launch, placed, resolved
+from penstock.services.rundir import RunDirectory
+from penstock.services.sizing import sized, usable_cores
 
 
 def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:

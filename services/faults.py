@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 
 FIELD = "X_PENSTOCK_FAULT"  # of a notice
 LONGEST = 4000  # characters of a message: a notice is one datagram

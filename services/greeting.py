@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from protocol.links import PROTOCOL_VERSION, Hello, Link, Welcome
+from penstock.protocol.links import PROTOCOL_VERSION, Hello, Link, Welcome
 
 if TYPE_CHECKING:
-    from services.wire import Self
+    from penstock.services.wire import Self
 
 
 def hello(me: Self, epoch: int, session: int) -> Hello:

@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Mapping
 
-from services.notify import notify, speaker
+from penstock.services.notify import notify, speaker
 
 INTERVAL = "WATCHDOG_USEC"  # microseconds of silence after which the supervisor acts
 PID = "WATCHDOG_PID"  # whom it means, if anybody in particular

@@ -24,30 +24,30 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine_core import folder
-from engine_core.models.shares import check_ranks
-from engine_core.models.spec import read_spec
-from protocol.config import ApiConfig, Config
-from protocol.errors import ConfigError
-from protocol.links import Role
-from protocol.parts import ORDER, Parts, parts_of, spelled
-from services import address, banner, faults, heartbeat, journal, meeting, options, output, process
-from services.api import listening
-from services.api.keys import Keys
-from services.child import Child
-from services.notify import VARIABLE, NoticeSocket, notify
-from services.process import ExitCode, Stop
-from services.restarts import Restarts
-from services.rundir import RunDirectory
-from services.sizing import sized, usable_cores
-from services.stages import Stages
-from services.tracing import names
-from services.tracing.startup import PARENT, STATE, Start
-from services.tracing.tracer import tracer_of
+from penstock.engine_core import folder
+from penstock.engine_core.models.shares import check_ranks
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import ORDER, Parts, parts_of, spelled
+from penstock.services import address, banner, faults, heartbeat, journal, meeting, options, output, process
+from penstock.services.api import listening
+from penstock.services.api.keys import Keys
+from penstock.services.child import Child
+from penstock.services.notify import VARIABLE, NoticeSocket, notify
+from penstock.services.process import ExitCode, Stop
+from penstock.services.restarts import Restarts
+from penstock.services.rundir import RunDirectory
+from penstock.services.sizing import sized, usable_cores
+from penstock.services.stages import Stages
+from penstock.services.tracing import names
+from penstock.services.tracing.startup import PARENT, STATE, Start
+from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
 
-ENTRY = Path(__file__).resolve().parent.parent / "penstock.py"  # run by path: what stands in the cwd hides nothing
+ENTRY = Path(__file__).absolute().parents[1] / "__main__.py"  # by path: nothing in the working directory hides it
 END_ORDER = ORDER  # whoever still serves somebody goes first
 START_ORDER = ORDER[::-1]  # the slowest first
 LAUNCHER = "launcher"

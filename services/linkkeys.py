@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 
 OPTION = "--link-keys"
 MODE = 0o600

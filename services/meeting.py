@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from protocol import groups
-from protocol.addresses import HostAddress, read_address
-from protocol.config import Config
-from protocol.errors import AddressError, ConfigError
-from protocol.links import Role, ports_of
-from protocol.parts import ORDER, Parts, count
-from services import address
-from services.linkkeys import read_keys
+from penstock.protocol import groups
+from penstock.protocol.addresses import HostAddress, read_address
+from penstock.protocol.config import Config
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.links import Role, ports_of
+from penstock.protocol.parts import ORDER, Parts, count
+from penstock.services import address
+from penstock.services.linkkeys import read_keys
 
 
 def check(config: Config, parts: Parts) -> None:

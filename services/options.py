@@ -17,9 +17,9 @@ from typing import NoReturn
 
 import msgspec
 
-from protocol.config import Config, check, fields
-from protocol.errors import ConfigError
-from protocol.option import Field, check_content, check_value
+from penstock.protocol.config import Config, check, fields
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import Field, check_content, check_value
 
 TITLES: Mapping[str, str] = {
     "model": "model (the same for every process)",

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from protocol.config import RunConfig
-from protocol.links import Role
-from services import journal, rundir
-from services.rundir import PARENT as PARENT
+from penstock.protocol.config import RunConfig
+from penstock.protocol.links import Role
+from penstock.services import journal, rundir
+from penstock.services.rundir import PARENT as PARENT
 
 log = logging.getLogger(__name__)
 

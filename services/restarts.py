@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.errors import ConfigError
-from protocol.links import Role
-from services.rundir import private
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.services.rundir import private
 
 WINDOW = 60.0  # seconds
 LIMIT = 5  # failures within them

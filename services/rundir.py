@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.errors import ConfigError
-from protocol.links import LINKS
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import LINKS
 
 PREFIX = "penstock-"
 TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import Config
+from penstock.protocol.config import Config
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 FEW, MANY = 4, 8  # cores

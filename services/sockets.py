@@ -19,13 +19,13 @@ from pathlib import Path
 
 import zmq
 
-from protocol.addresses import HostAddress, read_address
-from protocol.config import LinksConfig
-from protocol.errors import AddressError
-from protocol.links import Link, address, given_address
-from services import journal
-from services.admission import DOMAIN, EVENT, FAILURES, Admission, Door, reason_of
-from services.linkkeys import LinkKeys, read_keys
+from penstock.protocol.addresses import HostAddress, read_address
+from penstock.protocol.config import LinksConfig
+from penstock.protocol.errors import AddressError
+from penstock.protocol.links import Link, address, given_address
+from penstock.services import journal
+from penstock.services.admission import DOMAIN, EVENT, FAILURES, Admission, Door, reason_of
+from penstock.services.linkkeys import LinkKeys, read_keys
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import time
 
 import msgspec
 
-from services import process
-from services.notify import progress
+from penstock.services import process
+from penstock.services.notify import progress
 
 IMPORTS = "importing"  # from the process's very beginning
 

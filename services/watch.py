@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable
 
-from protocol.messages import Message
-from services.wire import Arrival, Joined, Left, Peer, Port, PortStatistics
+from penstock.protocol.messages import Message
+from penstock.services.wire import Arrival, Joined, Left, Peer, Port, PortStatistics
 
 TICK = 0.2  # seconds, until somebody is there
 CALM = 1.0  # seconds from then on: hellos are rare, and the end of a peer's process wakes the loop by itself

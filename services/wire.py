@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from protocol.errors import LinkError
-from protocol.links import (
+from penstock.protocol.errors import LinkError
+from penstock.protocol.links import (
     MALFORMED,
     Credit,
     Goodbye,
@@ -36,13 +36,13 @@ from protocol.links import (
     decoder,
     identity,
 )
-from protocol.messages import Message
-from services import greeting
-from services.admission import Door
-from services.rundir import SocketFile
-from services.sight import ended, open_pidfd, place
-from services.sockets import Line, Network, open_socket
-from services.tracing.clock import Clock
+from penstock.protocol.messages import Message
+from penstock.services import greeting
+from penstock.services.admission import Door
+from penstock.services.rundir import SocketFile
+from penstock.services.sight import ended, open_pidfd, place
+from penstock.services.sockets import Line, Network, open_socket
+from penstock.services.tracing.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine_core.execution.group import Group
-from services.executor.membership import ENVIRONMENT, ONE_HOST
+from penstock.engine_core.execution.group import Group
+from penstock.services.executor.membership import ENVIRONMENT, ONE_HOST
 
 Size = int | tuple[int, int]  # ranks, or ranks and stages
 SECONDS = 240.0  # that a member may take for one thing; nobody waits that long unless something hangs

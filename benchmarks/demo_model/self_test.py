@@ -1,6 +1,6 @@
 """Write the canary of a model folder: a prompt, and what the model says to it greedily. Each start asks for it.
 
-    python -m benchmarks.demo_model.self_test FOLDER
+python -m benchmarks.demo_model.self_test FOLDER
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.execution.self_test import FILE, Canary
 from penstock import LLM, SamplingParams
+from penstock.engine_core.execution.self_test import FILE, Canary
 
 QUESTION = "What is 128 + 457?"
 

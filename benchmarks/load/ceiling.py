@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.load.fake import Behaviour, Fake
-from services.bench.client import target
-from services.bench.run import run
-from services.bench.summary import summarize
-from services.bench.workload import Workload
+from penstock.services.bench.client import target
+from penstock.services.bench.run import run
+from penstock.services.bench.summary import summarize
+from penstock.services.bench.workload import Workload
 
 
 class Ceiling(msgspec.Struct, frozen=True):

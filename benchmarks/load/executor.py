@@ -16,14 +16,14 @@ from pathlib import Path
 
 import zmq
 
-from engine_core.models.spec import read_spec
-from protocol.config import ModelConfig, TraceConfig
-from protocol.links import STEPS, Role, new_incarnation, shared_hash
-from protocol.steps import ExecutorReady, StepPlan, StepResult
-from services.process import Stop
-from services.tracing.execution import ExecutionTraces
-from services.tracing.tracer import tracer_of
-from services.wire import Arrival, Joined, Left, Peer, Port, Self
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import ModelConfig, TraceConfig
+from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
+from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
+from penstock.services.process import Stop
+from penstock.services.tracing.execution import ExecutionTraces
+from penstock.services.tracing.tracer import tracer_of
+from penstock.services.wire import Arrival, Joined, Left, Peer, Port, Self
 
 BLOCKS = 1 << 16
 STEP_TOKENS = 8192

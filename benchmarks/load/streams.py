@@ -12,8 +12,8 @@ from typing import cast
 
 import msgspec
 
-from services.bench.client import Target
-from services.bench.response import Malformed, Response
+from penstock.services.bench.client import Target
+from penstock.services.bench.response import Malformed, Response
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ Each fixes every request to the last token id, so two servers are given the same
 
 from __future__ import annotations
 
-from services.bench.workload import FREE, Variant, Workload
+from penstock.services.bench.workload import FREE, Variant, Workload
 
 OBJECT = {
     "type": "object",

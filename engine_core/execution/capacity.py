@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_core.models.spec import ModelSpec
-from protocol.errors import ConfigError
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.errors import ConfigError
 
 CPU_SHARE = 8  # a CPU gives the cache one part in eight of the memory that is available
 CPU_CEILING = 4 << 30  # and never more than this unless --kv-cache-memory says so

@@ -21,8 +21,8 @@ import torch
 MOST_THREADS = 16
 # What these write becomes an index: they run in rehearsals too.
 INDEXERS = frozenset((
-    *("kernels.attention_schedule", "kernels.drafts_triton", "kernels.gather_triton", "kernels.routing_triton"),
-    "kernels.states_triton",
+    *("penstock.kernels.attention_schedule", "penstock.kernels.drafts_triton", "penstock.kernels.gather_triton"),
+    *("penstock.kernels.routing_triton", "penstock.kernels.states_triton"),
 ))  # fmt: skip
 
 

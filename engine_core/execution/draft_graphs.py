@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine_core.execution.forward import Forward
-from engine_core.execution.graph_sizes import (
+from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.graph_sizes import (
     MIXED_MOST,
     Captures,
     GraphSizes,
@@ -27,10 +27,10 @@ from engine_core.execution.graph_sizes import (
     mixed_sizes,
     shapes,
 )
-from engine_core.execution.graphs import ForwardGraphs, GraphColumns, Memory, nobodys_entries, nobodys_inputs
-from engine_core.execution.rows import HostRows, entry_columns, entry_padding, input_columns, input_padding
-from engine_core.execution.sampler import Sampler
-from engine_core.execution.transfer import Upload
+from penstock.engine_core.execution.graphs import ForwardGraphs, GraphColumns, Memory, nobodys_entries, nobodys_inputs
+from penstock.engine_core.execution.rows import HostRows, entry_columns, entry_padding, input_columns, input_padding
+from penstock.engine_core.execution.sampler import Sampler
+from penstock.engine_core.execution.transfer import Upload
 
 LACKED = 2  # positions of a row, as a rule: see `StepPlan.drafting`
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine_core.execution.rows import Column, HostRows, cumulated, decode_rows, integers
-from kernels.sampling_tables import NO_DRAFT
+from penstock.engine_core.execution.rows import Column, HostRows, cumulated, decode_rows, integers
+from penstock.kernels.sampling_tables import NO_DRAFT
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
-from engine_core.execution.draft_rows import DraftRows
-from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graph_sizes import GraphSizes
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.padding import fitted
-from engine_core.execution.pages import kv_pages
-from engine_core.execution.rows import Column, HostRows, entry_columns, input_columns, step_inputs
-from engine_core.execution.sampler import Sampler
-from engine_core.execution.slots import SlotTable
-from engine_core.execution.transfer import Upload
-from engine_core.models.eagle import EagleHead
-from engine_core.models.spec import ModelSpec
-from kernels.drafts import standing_drafts
-from kernels.gather import InputRows
-from kernels.sampling_tables import Entries
+from penstock.engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
+from penstock.engine_core.execution.draft_rows import DraftRows
+from penstock.engine_core.execution.forward import Forward, Network
+from penstock.engine_core.execution.graph_sizes import GraphSizes
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.padding import fitted
+from penstock.engine_core.execution.pages import kv_pages
+from penstock.engine_core.execution.rows import Column, HostRows, entry_columns, input_columns, step_inputs
+from penstock.engine_core.execution.sampler import Sampler
+from penstock.engine_core.execution.slots import SlotTable
+from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.drafts import standing_drafts
+from penstock.kernels.gather import InputRows
+from penstock.kernels.sampling_tables import Entries
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_core.models.expert_spec import ExpertSpec
-from engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.expert_spec import ExpertSpec
+from penstock.engine_core.models.spec import ModelSpec
 
 CONTEXT_BYTES = 960 << 20  # CUDA's context, kernels, what libraries take for themselves
 ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs

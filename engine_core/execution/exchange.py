@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine_core.execution.peers import DeviceMemory, SharedMemory
-from kernels.exchange import Inboxes, empty_word, inbox_bytes
+from penstock.engine_core.execution.peers import DeviceMemory, SharedMemory
+from penstock.kernels.exchange import Inboxes, empty_word, inbox_bytes
 
 MOST_LINES = 4096  # of all ranks' rows in half of an inbox: a rank reads as many in an exchange
 FEWEST_PROOFS = 4096  # bytes, in which the ranks prove that they reach the memory
@@ -43,7 +43,7 @@ class Exchange:
     def add(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The norm of residual + all ranks' partial sums, and that sum, which is the next residual: `[tokens, width]`
         each, the same bits on every rank."""
-        from kernels.exchange_triton import exchange_rows
+        from penstock.kernels.exchange_triton import exchange_rows
 
         return exchange_rows(partial, residual, weight, eps, self.inboxes)
 

@@ -9,10 +9,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine_core.execution.exchange import Exchange
-from engine_core.execution.graphs import Memory
-from engine_core.execution.group import Group
-from kernels.norm import add_rms_norm
+from penstock.engine_core.execution.exchange import Exchange
+from penstock.engine_core.execution.graphs import Memory
+from penstock.engine_core.execution.group import Group
+from penstock.kernels.norm import add_rms_norm
 
 TRIED = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)  # rows
 CALLS = 20  # in a graph

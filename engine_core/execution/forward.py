@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine_core.execution.pages import Pages
-from kernels.attention import AttentionBatch
-from kernels.gather import InputRows, gather_inputs
-from kernels.sampling_tables import SlotHistory
+from penstock.engine_core.execution.pages import Pages
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.gather import InputRows, gather_inputs
+from penstock.kernels.sampling_tables import SlotHistory
 
 
 class Network(Protocol):
@@ -38,7 +38,7 @@ class Forward:
         self._block_size = cache[0][0].shape[1]
         self._arrivals: Tensor | None = None
         if block_tables.is_cuda:
-            from kernels.attention_device import arrival_counters
+            from penstock.kernels.attention_device import arrival_counters
 
             self._arrivals = arrival_counters(block_tables.device)
 

@@ -17,9 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine_core.execution.forward import Forward
-from engine_core.execution.graph_sizes import Captures, GraphSizes, Shape, entry_lengths, shapes, size_of
-from engine_core.execution.rows import (
+from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.graph_sizes import Captures, GraphSizes, Shape, entry_lengths, shapes, size_of
+from penstock.engine_core.execution.rows import (
     Column,
     HostRows,
     Packing,
@@ -30,9 +30,9 @@ from engine_core.execution.rows import (
     input_padding,
     step_inputs,
 )
-from engine_core.execution.sampler import Sampled, Sampler
-from engine_core.execution.transfer import Upload
-from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
+from penstock.engine_core.execution.sampler import Sampled, Sampler
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 
 Output = TypeVar("Output")
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine_core.execution.exchange import Exchange
+from penstock.engine_core.execution.exchange import Exchange
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine_core.execution.capacity import drafting_bytes
-from engine_core.execution.drafting import Draft
-from engine_core.execution.pages import Pages, zeros
-from engine_core.models.eagle import EagleHead
-from kernels.attention import AttentionBatch
-from kernels.states import state_places
+from penstock.engine_core.execution.capacity import drafting_bytes
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.pages import Pages, zeros
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.states import state_places
 
 
 class TappedNetwork(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from engine_core.execution.rows import Column, integers
-from engine_core.execution.transfer import Upload
-from kernels.sampling_tables import NO_MASK
-from protocol.steps import StepMasks
+from penstock.engine_core.execution.rows import Column, integers
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.sampling_tables import NO_MASK
+from penstock.protocol.steps import StepMasks
 
 MOST_PLACES = 4096
 MOST_BYTES = 128 << 20  # of all places: room for 4096 masks of a vocabulary of 262,144

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from engine_core.execution.drafting import Draft
-from engine_core.execution.forward import Network
-from engine_core.execution.graph_sizes import kept_tokens
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import late_steps, worst_step
-from engine_core.models.spec import ModelSpec
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.graph_sizes import kept_tokens
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import late_steps, worst_step
+from penstock.engine_core.models.spec import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine_core.execution.forward import Network
-from engine_core.execution.pages import Pages
-from kernels.attention import AttentionBatch
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.pages import Pages
+from penstock.kernels.attention import AttentionBatch
 
 LEAST = -30000.0  # logit of an id that the draft model lacks; in range of every type
 

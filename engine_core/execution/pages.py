@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import ModelSpec
 
 CACHE_LINE = 64  # bytes
 

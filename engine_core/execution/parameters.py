@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_core.execution.transfer import Upload
-from kernels.changes import NUMBERS, SEED_WORDS
-from kernels.sampling import GREEDY_BELOW
-from kernels.sampling_tables import (
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.changes import NUMBERS, SEED_WORDS
+from penstock.kernels.sampling import GREEDY_BELOW
+from penstock.kernels.sampling_tables import (
     ALLOWED,
     DRAWS,
     EDITS,
@@ -26,9 +26,9 @@ from kernels.sampling_tables import (
     WORDS,
     SlotSampling,
 )
-from protocol.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from protocol.messages import Sampling
-from protocol.steps import SlotStart
+from penstock.protocol.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart
 
 # A slot's numbers behind its seed; all but the first are columns of `SlotSampling`.
 INTEGERS = ("known", "uses", "top_k", "prompt_tokens", "logprobs", "edit_counts", "word_counts")

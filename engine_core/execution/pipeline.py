@@ -30,17 +30,17 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_core.execution.draft_rows import DraftRows
-from engine_core.execution.forward import Network
-from engine_core.execution.group import Group
-from engine_core.execution.pages import Pages
-from engine_core.execution.rows import HostRows, entry_columns
-from engine_core.execution.transfer import Upload
-from engine_core.models.decoder import Decoder
-from kernels.acceptance import accept, marked_entries
-from kernels.attention import AttentionBatch
-from kernels.drafts import place_drafts
-from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
+from penstock.engine_core.execution.draft_rows import DraftRows
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.execution.pages import Pages
+from penstock.engine_core.execution.rows import HostRows, entry_columns
+from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.decoder import Decoder
+from penstock.kernels.acceptance import accept, marked_entries
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.drafts import place_drafts
+from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 
 class PipelineStatistics(msgspec.Struct, frozen=True):

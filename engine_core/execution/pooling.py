@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_core.execution.forward import Network
-from engine_core.execution.rows import HostRows, integers
-from engine_core.execution.transfer import Upload
-from protocol.messages import Pooling
-from protocol.steps import RowVector, SlotStart, StepPlan
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.rows import HostRows, integers
+from penstock.engine_core.execution.transfer import Upload
+from penstock.protocol.messages import Pooling
+from penstock.protocol.steps import RowVector, SlotStart, StepPlan
 
 PIECE = 64  # prompts whose logits are looked at together
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_core.execution.forward import Network
-from engine_core.execution.results import PromptScores
-from engine_core.execution.rows import HostRows, integers
-from engine_core.execution.slots import SlotTable
-from engine_core.execution.transfer import Upload
-from kernels.logprobs import TokenLogprobs, token_logprobs
-from protocol.steps import StepPlan
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.results import PromptScores
+from penstock.engine_core.execution.rows import HostRows, integers
+from penstock.engine_core.execution.slots import SlotTable
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.logprobs import TokenLogprobs, token_logprobs
+from penstock.protocol.steps import StepPlan
 
 PIECE_BYTES = 64 << 20  # of the fp32 logits that are looked at together
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from engine_core.execution.drafting import Draft
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import crowded_steps, warm_steps, worst_step
-from engine_core.models.decoder import Decoder
-from engine_core.models.eagle import EagleHead
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import crowded_steps, warm_steps, worst_step
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.eagle import EagleHead
 
 
 def compile_steps(

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_core.execution.draft_rows import DraftRows
-from engine_core.execution.pooling import Vectors
-from kernels.logprobs import TokenLogprobs
-from protocol.messages import Logprobs
-from protocol.steps import RowLogprobs
+from penstock.engine_core.execution.draft_rows import DraftRows
+from penstock.engine_core.execution.pooling import Vectors
+from penstock.kernels.logprobs import TokenLogprobs
+from penstock.protocol.messages import Logprobs
+from penstock.protocol.steps import RowLogprobs
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.gather import DECODING, InputRows
-from kernels.sampling_tables import NO_DRAFT, NO_MASK
-from protocol.steps import StepPlan
+from penstock.kernels.gather import DECODING, InputRows
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK
+from penstock.protocol.steps import StepPlan
 
 Column = NDArray[np.int32]
 

@@ -17,32 +17,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_core.execution.compilation import compile_all, rehearsal
-from engine_core.execution.draft_graphs import DraftGraphs
-from engine_core.execution.draft_rows import DraftRows, draft_rows
-from engine_core.execution.drafting import Draft, Drafting
-from engine_core.execution.forward import Forward, Network
-from engine_core.execution.graph_sizes import GraphSizes
-from engine_core.execution.graphs import Graphs
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.heads import attach
-from engine_core.execution.masks import entry_masks, store_masks
-from engine_core.execution.pages import kv_pages
-from engine_core.execution.pipeline import Pipeline, staged
-from engine_core.execution.pooling import Pools, Vectors, vector_rows
-from engine_core.execution.prompts import prompt_scores, prompt_spans
-from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs, told_drafts
-from engine_core.execution.rows import Column, HostRows, StepInputs, entry_columns, input_columns, step_inputs
-from engine_core.execution.sampler import Sampled, Sampler
-from engine_core.execution.slots import SlotSizes, SlotTable
-from engine_core.execution.timing import step_times
-from engine_core.execution.transfer import Download, Upload
-from engine_core.execution.trial import with_drafting
-from engine_core.models.eagle import EagleHead
-from engine_core.models.shares import rank_spec
-from engine_core.models.spec import ModelSpec
-from kernels.sampling_tables import Entries
-from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
+from penstock.engine_core.execution.compilation import compile_all, rehearsal
+from penstock.engine_core.execution.draft_graphs import DraftGraphs
+from penstock.engine_core.execution.draft_rows import DraftRows, draft_rows
+from penstock.engine_core.execution.drafting import Draft, Drafting
+from penstock.engine_core.execution.forward import Forward, Network
+from penstock.engine_core.execution.graph_sizes import GraphSizes
+from penstock.engine_core.execution.graphs import Graphs
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.heads import attach
+from penstock.engine_core.execution.masks import entry_masks, store_masks
+from penstock.engine_core.execution.pages import kv_pages
+from penstock.engine_core.execution.pipeline import Pipeline, staged
+from penstock.engine_core.execution.pooling import Pools, Vectors, vector_rows
+from penstock.engine_core.execution.prompts import prompt_scores, prompt_spans
+from penstock.engine_core.execution.results import (
+    Launched,
+    Output,
+    PromptScores,
+    entry_logprobs,
+    prompt_logprobs,
+    told_drafts,
+)
+from penstock.engine_core.execution.rows import Column, HostRows, StepInputs, entry_columns, input_columns, step_inputs
+from penstock.engine_core.execution.sampler import Sampled, Sampler
+from penstock.engine_core.execution.slots import SlotSizes, SlotTable
+from penstock.engine_core.execution.timing import step_times
+from penstock.engine_core.execution.transfer import Download, Upload
+from penstock.engine_core.execution.trial import with_drafting
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.shares import rank_spec
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.sampling_tables import Entries
+from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 
 FAILED = -1  # token of an entry with non-finite logits
 NOTHING = Output(None, None, ())

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine_core.execution.forward import Network
-from engine_core.execution.group import ALONE, Group
-from kernels.acceptance import accept
-from kernels.drafts import read_drafts
-from kernels.logprobs import Processing, TokenLogprobs, token_logprobs
-from kernels.sampling import sample_entries
-from kernels.sampling_tables import Entries, SlotHistory, SlotSampling
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.kernels.acceptance import accept
+from penstock.kernels.drafts import read_drafts
+from penstock.kernels.logprobs import Processing, TokenLogprobs, token_logprobs
+from penstock.kernels.sampling import sample_entries
+from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 
 @dataclass(frozen=True)

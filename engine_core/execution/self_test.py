@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine_core.execution.runner import Runner
-from protocol.errors import ModelError
-from protocol.messages import Logprobs, Sampling
-from protocol.steps import SlotStart, StepPlan
+from penstock.engine_core.execution.runner import Runner
+from penstock.protocol.errors import ModelError
+from penstock.protocol.messages import Logprobs, Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
 
 FILE = "self_test.json"
 PROMPT_TOKENS = 24  # of the prompt where there is no canary: tokens from all over the vocabulary

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_core.execution.masks import mask_places
-from engine_core.execution.parameters import NUMBER, SlotParameters
-from engine_core.execution.rows import Column, HostRows, decode_rows, integers, mixed_rows
-from engine_core.execution.transfer import Upload
-from kernels.changes import COUNT_WORDS, COUNTS, HEAD, HEAD_WORDS, PAIR, SlotMemory, change_slots
-from kernels.sampling_tables import PENALTIES, SlotHistory
-from protocol.steps import NOBODY, SlotStart, StepPlan
+from penstock.engine_core.execution.masks import mask_places
+from penstock.engine_core.execution.parameters import NUMBER, SlotParameters
+from penstock.engine_core.execution.rows import Column, HostRows, decode_rows, integers, mixed_rows
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.changes import COUNT_WORDS, COUNTS, HEAD, HEAD_WORDS, PAIR, SlotMemory, change_slots
+from penstock.kernels.sampling_tables import PENALTIES, SlotHistory
+from penstock.protocol.steps import NOBODY, SlotStart, StepPlan
 
 IntArray = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_core.execution.results import Launched
+from penstock.engine_core.execution.results import Launched
 
 
 @dataclass(frozen=True)

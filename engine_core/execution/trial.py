@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from engine_core.execution.slots import SlotSizes
-from protocol.messages import Sampling
-from protocol.steps import SlotStart, StepPlan
+from penstock.engine_core.execution.slots import SlotSizes
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
 
 WARM_TOKENS = 8
 FAR = 1024  # a context whose keys several programs of a GPU share

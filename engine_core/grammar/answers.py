@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from engine_core.grammar import calls
-from engine_core.grammar.calls import Format, Function
-from engine_core.grammar.fields import text_of
-from engine_core.grammar.regexes import names_of
-from engine_core.text.columns import pack
-from engine_core.text.parsers.dialect import Dialect
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar, ToolUse
+from penstock.engine_core.grammar import calls
+from penstock.engine_core.grammar.calls import Format, Function
+from penstock.engine_core.grammar.fields import text_of
+from penstock.engine_core.grammar.regexes import names_of
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.parsers.dialect import Dialect
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar, ToolUse
 
 BUDGET = "thinking_token_budget"
 FREE: Mapping[str, Any] = {"type": "any_text"}

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from weakref import WeakSet
 
-from engine_core.grammar.guide import Charge, Guide
-from protocol.errors import InvalidRequest, Overloaded
-from protocol.messages import Automaton
+from penstock.engine_core.grammar.guide import Charge, Guide
+from penstock.protocol.errors import InvalidRequest, Overloaded
+from penstock.protocol.messages import Automaton
 
 Key = tuple[str, bytes]  # an automaton's source and what it begins after
 FAMILY = 16  # requests after which an automaton is made once more: masks of one's copies are filled one by one

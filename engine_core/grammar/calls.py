@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from engine_core.text.parsers.dialect import ARGS, CallFormat, Dialect
-from engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
-from engine_core.text.parsers.values import kinds_of
-from protocol.errors import InvalidRequest
-from protocol.messages import CustomInput
+from penstock.engine_core.text.parsers.dialect import ARGS, CallFormat, Dialect
+from penstock.engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
+from penstock.engine_core.text.parsers.values import kinds_of
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import CustomInput
 
 Format = dict[str, Any]  # of a structural tag
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from engine_core.grammar.guide import MOST_FORCED, first_line
-from engine_core.grammar.sources import source_of
-from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.engine_core.grammar.guide import MOST_FORCED, first_line
+from penstock.engine_core.grammar.sources import source_of
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 
 OURS = "at 1(8): failed to compile JSON schema: "  # before the library's words on a schema: its place in our Lark
 STEPS = 24  # of the walk that tries the automaton

@@ -13,10 +13,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from engine_core.grammar.lexemes import with_lexemes
-from engine_core.grammar.regexes import escaped, quoted
-from engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text, completable, names
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.lexemes import with_lexemes
+from penstock.engine_core.grammar.regexes import escaped, quoted
+from penstock.engine_core.grammar.rules import (
+    Chars,
+    Choice,
+    Lexeme,
+    Name,
+    Node,
+    Repeat,
+    Sequence,
+    Text,
+    completable,
+    names,
+)
+from penstock.protocol.errors import InvalidRequest
 
 ROOT = "root"
 LONGEST_REGEX = 200_000  # characters that a grammar without recursion may grow to when its rules are put in place

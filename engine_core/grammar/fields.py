@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 
 QUOTE = b'"'
 TEXTS = ("regex", "grammar")  # kinds whose source is a string of JSON; the others' may be one

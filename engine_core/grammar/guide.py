@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher
 
-from engine_core.grammar.spacing import Habits, Spacing
-from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import EngineFailure, GrammarFailure
-from protocol.messages import Automaton
+from penstock.engine_core.grammar.spacing import Habits, Spacing
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.protocol.errors import EngineFailure, GrammarFailure
+from penstock.protocol.messages import Automaton
 
 LONGEST_RUN = 64  # forced tokens looked at in one go
 SHORT_RUN = 16  # forced tokens behind which more is guessed

@@ -12,10 +12,10 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from engine_core.grammar.ebnf import DEEPEST, MOST_REPEATS, ROOT
-from engine_core.grammar.rules import Chars, Choice, Name, Node, Repeat, Sequence, Text
-from engine_core.grammar.schema import patterns
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.ebnf import DEEPEST, MOST_REPEATS, ROOT
+from penstock.engine_core.grammar.rules import Chars, Choice, Name, Node, Repeat, Sequence, Text
+from penstock.engine_core.grammar.schema import patterns
+from penstock.protocol.errors import InvalidRequest
 
 START = "start"
 LONGEST = 200_000  # characters of a grammar

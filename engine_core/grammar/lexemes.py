@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
+from penstock.engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
 
 Ranges = tuple[tuple[int, int], ...]  # of code points, both ends included, ascending and apart
 LAST = 0x10FFFF

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask_par
 
-from engine_core.grammar.guide import Guide, first_line
-from engine_core.grammar.tokens import GrammarTokens
+from penstock.engine_core.grammar.guide import Guide, first_line
+from penstock.engine_core.grammar.tokens import GrammarTokens
 
 Masks32 = npt.NDArray[np.int32]  # [rows, words]
 Job = tuple[Guide, int, list[int]]  # of which the mask at this entry, and those after each of these drafts, are wanted

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from engine_core.grammar import ebnf, lark
-from engine_core.grammar.lexemes import Ranges, ranges_of
-from engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
-from engine_core.grammar.schema.patterns import PatternError, complemented, united
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar import ebnf, lark
+from penstock.engine_core.grammar.lexemes import Ranges, ranges_of
+from penstock.engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
+from penstock.engine_core.grammar.schema.patterns import PatternError, complemented, united
+from penstock.protocol.errors import InvalidRequest
 
 ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))  # what JSON escapes
 SURROGATES: Ranges = ((0xD800, 0xDFFF),)

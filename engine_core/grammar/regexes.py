@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from llguidance import regex_to_lark
 
-from protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest
 
 # What a Lark grammar names tokens by, outside of its literals and comments: <name>, or <[ids and ranges of ids]>.
 TOKENS = re.compile(

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_core.grammar.guide import MOST_FORCED
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.guide import MOST_FORCED
+from penstock.protocol.errors import InvalidRequest
 
 LONGEST = MOST_FORCED  # bytes: then they are no more tokens than a guide follows
 

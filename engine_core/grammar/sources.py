@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from engine_core.grammar import ebnf
-from engine_core.grammar.fields import read_json, text_of
-from engine_core.grammar.regexes import any_of, check_ends, lark_regex
-from engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
-from engine_core.grammar.schema import Rewritten, rewrite, writing_lark
-from engine_core.grammar.tags import TagGrammar
-from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import InvalidRequest, UnsupportedSchema
-from protocol.messages import Grammar
+from penstock.engine_core.grammar import ebnf
+from penstock.engine_core.grammar.fields import read_json, text_of
+from penstock.engine_core.grammar.regexes import any_of, check_ends, lark_regex
+from penstock.engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
+from penstock.engine_core.grammar.schema import Rewritten, rewrite, writing_lark
+from penstock.engine_core.grammar.tags import TagGrammar
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.protocol.errors import InvalidRequest, UnsupportedSchema
+from penstock.protocol.messages import Grammar
 
 # At one place: a space, or a line break and its indentation. A model that could idle would idle to the token limit.
 BOUNDED = r" |\r?\n[ \t]{0,32}"

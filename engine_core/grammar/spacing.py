@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from engine_core.grammar.tokens import ABSENT, GrammarTokens
+from penstock.engine_core.grammar.tokens import ABSENT, GrammarTokens
 
 BLANKS = b" \t\r\n"
 QUOTE, ESCAPE, NEWLINE, DIGIT = b'"'[0], b"\\"[0], b"\n"[0], b"0"[0]

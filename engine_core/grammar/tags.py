@@ -21,11 +21,11 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
-from engine_core.grammar import ebnf
-from engine_core.grammar.quoting import quoted_grammar, quoted_regex
-from engine_core.grammar.regexes import check_ends, lark_regex, quoted
-from engine_core.grammar.repetition import check_lark
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar import ebnf
+from penstock.engine_core.grammar.quoting import quoted_grammar, quoted_regex
+from penstock.engine_core.grammar.regexes import check_ends, lark_regex, quoted
+from penstock.engine_core.grammar.repetition import check_lark
+from penstock.protocol.errors import InvalidRequest
 
 DEEPEST = 32
 MOST_TAGS = 1000

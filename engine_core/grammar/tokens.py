@@ -9,9 +9,9 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from engine_core.models.spec import read_spec
-from engine_core.text.ends import end_tokens
-from engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.text.ends import end_tokens
+from penstock.engine_core.text.vocabulary import Vocabulary
 
 ABSENT = -1  # in place of the token of a byte that has none
 MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")

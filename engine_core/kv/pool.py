@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.kv.idle import IdleQueue
-from engine_core.kv.prefix import Prefix
+from penstock.engine_core.kv.idle import IdleQueue
+from penstock.engine_core.kv.prefix import Prefix
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):

@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from engine_core.loading.checkpoint import LEFTOVER, read_checkpoint
-from engine_core.loading.dummy import fill_random
-from engine_core.models.decoder import Decoder
-from engine_core.models.layers import Destination
-from engine_core.models.weight_names import read_names
+from penstock.engine_core.loading.checkpoint import LEFTOVER, read_checkpoint
+from penstock.engine_core.loading.dummy import fill_random
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import Destination
+from penstock.engine_core.models.weight_names import read_names
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"

@@ -13,9 +13,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine_core.models.config_file import read_json
-from engine_core.models.layers import Destination
-from protocol.errors import ModelError
+from penstock.engine_core.models.config_file import read_json
+from penstock.engine_core.models.layers import Destination
+from penstock.protocol.errors import ModelError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

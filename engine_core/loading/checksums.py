@@ -12,7 +12,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from protocol.errors import ModelError
+from penstock.protocol.errors import ModelError
 
 SUMS = "SHA256SUMS"
 SHA256 = re.compile(r"[0-9a-f]{64}")

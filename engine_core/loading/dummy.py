@@ -8,8 +8,8 @@ import zlib
 import torch
 from torch import Tensor
 
-from engine_core.loading.checkpoint import cuts
-from engine_core.models.layers import Destination
+from penstock.engine_core.loading.checkpoint import cuts
+from penstock.engine_core.models.layers import Destination
 
 CHUNK = 1 << 24  # numbers that are made at a time
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine_core.loading.checkpoint import read_checkpoint, stored_names
-from engine_core.loading.dummy import fill_random
-from engine_core.models.decoder import Decoder
-from engine_core.models.eagle import EagleHead
-from engine_core.models.head_spec import HeadSpec, read_head
-from protocol.errors import ModelError
+from penstock.engine_core.loading.checkpoint import read_checkpoint, stored_names
+from penstock.engine_core.loading.dummy import fill_random
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.head_spec import HeadSpec, read_head
+from penstock.protocol.errors import ModelError
 
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
 LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)\Z")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine_core.models.decoder import Pages
-from engine_core.models.layers import Destinations, FusedQKV, Norm, Placement, output_projection, prefixed
-from engine_core.models.spec import ModelSpec
-from kernels.attention import AttentionBatch, paged_attention, prepare_attention
-from kernels.qkv import HeadNorms, rotate_and_store
-from kernels.rope import Rotation
+from penstock.engine_core.models.decoder import Pages
+from penstock.engine_core.models.layers import Destinations, FusedQKV, Norm, Placement, output_projection, prefixed
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.attention import AttentionBatch, paged_attention, prepare_attention
+from penstock.kernels.qkv import HeadNorms, rotate_and_store
+from penstock.kernels.rope import Rotation
 
 
 class SelfAttention:

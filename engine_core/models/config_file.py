@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import ModelError
+from penstock.protocol.errors import ModelError
 
 
 class ConfigFile(msgspec.Struct, frozen=True):

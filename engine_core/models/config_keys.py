@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.config_file import ConfigFile
 
 # What the families of spec.py and expert_spec.py read, or what says the same as a key that they read.
 READ = frozenset((

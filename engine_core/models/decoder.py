@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine_core.models.experts import layer_mlp
-from engine_core.models.layers import (
+from penstock.engine_core.models.experts import layer_mlp
+from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
     Embedding,
@@ -22,11 +22,11 @@ from engine_core.models.layers import (
     prefixed,
     vocabulary,
 )
-from engine_core.models.rope import rope_table
-from engine_core.models.spec import ModelSpec
-from kernels.attention import AttentionBatch
-from kernels.linear import linear
-from kernels.rope import Rotation, gather_rotation
+from penstock.engine_core.models.rope import rope_table
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.linear import linear
+from penstock.kernels.rope import Rotation, gather_rotation
 
 Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.execution.estimate import weights
-from engine_core.models.head_spec import HeadSpec, head_weights, read_head
-from engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.execution.estimate import weights
+from penstock.engine_core.models.head_spec import HeadSpec, head_weights, read_head
+from penstock.engine_core.models.spec import ModelSpec, read_spec
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):

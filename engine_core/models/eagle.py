@@ -26,10 +26,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine_core.models.attention import SelfAttention
-from engine_core.models.decoder import Block, Decoder, Pages
-from engine_core.models.head_spec import DEPTHS, FIRST, HeadSpec
-from engine_core.models.layers import (
+from penstock.engine_core.models.attention import SelfAttention
+from penstock.engine_core.models.decoder import Block, Decoder, Pages
+from penstock.engine_core.models.head_spec import DEPTHS, FIRST, HeadSpec
+from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
     GatedMlp,
@@ -39,12 +39,12 @@ from engine_core.models.layers import (
     prefixed,
     whole,
 )
-from engine_core.models.rope import rope_table
-from engine_core.models.spec import ModelSpec
-from kernels.attention import AttentionBatch
-from kernels.linear import linear
-from kernels.norm import add_rms_norm
-from kernels.rope import Rotation, gather_rotation
+from penstock.engine_core.models.rope import rope_table
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.linear import linear
+from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.rope import Rotation, gather_rotation
 
 LEAST = -30000.0  # logit of a target token that the head does not know; in range of every type
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.config_file import ConfigFile
 
 QWEN, MIXTRAL = "qwen3_moe", "mixtral"
 STACKED = "mlp.experts.gate_up_proj"  # in a checkpoint whose experts are

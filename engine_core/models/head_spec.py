@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.execution.estimate import weights
-from engine_core.models.config_file import ConfigFile, read_json
-from engine_core.models.spec import ModelSpec, decoder_spec
+from penstock.engine_core.execution.estimate import weights
+from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.engine_core.models.spec import ModelSpec, decoder_spec
 
 FIRST, THIRD = 1, 3  # versions; the second is the first with trees of drafts
 ARCHITECTURES: Mapping[str, int] = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from engine_core.models.config_file import read_json
-from protocol.errors import ModelError
+from penstock.engine_core.models.config_file import read_json
+from penstock.protocol.errors import ModelError
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"

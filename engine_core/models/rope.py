@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 
 
 def rope_table(spec: ModelSpec, length: int, device: torch.device) -> Tensor:

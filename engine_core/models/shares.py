@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.models.spec import ModelSpec
-from protocol.errors import ConfigError
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
 VOCABULARY_STEP = 64  # rows; shares of a vocabulary are multiples, which suits a device's products

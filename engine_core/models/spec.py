@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from engine_core.models.config_file import ConfigFile, read_json
-from engine_core.models.config_keys import refuse_unread
-from engine_core.models.expert_spec import ExpertSpec, read_experts, with_layout
-from engine_core.models.weight_names import read_names
-from protocol.errors import ModelError
+from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.engine_core.models.config_keys import refuse_unread
+from penstock.engine_core.models.expert_spec import ExpertSpec, read_experts, with_layout
+from penstock.engine_core.models.weight_names import read_names
+from penstock.protocol.errors import ModelError
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",

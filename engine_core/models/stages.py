@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from engine_core.execution.estimate import weights
-from engine_core.models.draft_spec import DraftSpec
-from engine_core.models.spec import ModelSpec
-from protocol.errors import ConfigError
+from penstock.engine_core.execution.estimate import weights
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.errors import ConfigError
 
 FLAG = "--pipeline-parallel-size"
 

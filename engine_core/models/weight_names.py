@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.models.config_file import read_json
+from penstock.engine_core.models.config_file import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

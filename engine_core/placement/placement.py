@@ -28,9 +28,9 @@ from collections.abc import Sequence, Set
 
 import msgspec
 
-from engine_core.placement.replica import Replica, ReplicaStatistics
-from engine_core.placement.sessions import Sessions
-from protocol.messages import EngineStatus
+from penstock.engine_core.placement.replica import Replica, ReplicaStatistics
+from penstock.engine_core.placement.sessions import Sessions
+from penstock.protocol.messages import EngineStatus
 
 RATIO = 2
 SLACK = 8  # choices

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.placement.shadow import Shadow
-from protocol.messages import EngineStatus
+from penstock.engine_core.placement.shadow import Shadow
+from penstock.protocol.messages import EngineStatus
 
 
 class ReplicaStatistics(msgspec.Struct, frozen=True):

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine_core.kv.identity import extend
-from engine_core.scheduling.forecast import Outlook
-from engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel, preempt
-from engine_core.scheduling.queue import rank
-from engine_core.scheduling.request import Choice
-from engine_core.scheduling.slots import Ints, blocks_at_end
-from engine_core.scheduling.state import State
-from engine_core.scheduling.tracing import YIELDED, enter
-from protocol.messages import Finish
+from penstock.engine_core.kv.identity import extend
+from penstock.engine_core.scheduling.forecast import Outlook
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel, preempt
+from penstock.engine_core.scheduling.queue import rank
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.slots import Ints, blocks_at_end
+from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.tracing import YIELDED, enter
+from penstock.protocol.messages import Finish
 
 LOOKAHEAD = 256  # waiting choices that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms

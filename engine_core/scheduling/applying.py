@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
-from engine_core.scheduling.guessing import land_drafting, tell_guesses
-from engine_core.scheduling.judging import follow, judge_rows
-from engine_core.scheduling.lifecycle import end, release, seal_to
-from engine_core.scheduling.outbox import Note, Rows, joined
-from engine_core.scheduling.pooling import take_vectors
-from engine_core.scheduling.slots import Lane
-from engine_core.scheduling.state import Chunk, Flight, Judged, State
-from engine_core.scheduling.tracing import note_chunks, note_marks
-from protocol.messages import Logprobs
-from protocol.steps import REJECTED, StepResult
+from penstock.engine_core.scheduling.drafting import count_drafts, land_drafts, settle_drafts
+from penstock.engine_core.scheduling.guessing import land_drafting, tell_guesses
+from penstock.engine_core.scheduling.judging import follow, judge_rows
+from penstock.engine_core.scheduling.lifecycle import end, release, seal_to
+from penstock.engine_core.scheduling.outbox import Note, Rows, joined
+from penstock.engine_core.scheduling.pooling import take_vectors
+from penstock.engine_core.scheduling.slots import Lane
+from penstock.engine_core.scheduling.state import Chunk, Flight, Judged, State
+from penstock.engine_core.scheduling.tracing import note_chunks, note_marks
+from penstock.protocol.messages import Logprobs
+from penstock.protocol.steps import REJECTED, StepResult
 
 SEALS = 64  # decoded blocks named in one apply; the others follow in the next ones or when the choice leaves
 

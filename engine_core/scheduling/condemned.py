@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from protocol.messages import Detokenize, SubmitText, SubmitTokens, Tokenize
+from penstock.protocol.messages import Detokenize, SubmitText, SubmitTokens, Tokenize
 
 REFUSED_SECONDS = 600.0
 MOST = 256  # remembered signatures

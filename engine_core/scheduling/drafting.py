@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.grammar.guide import Guide
-from engine_core.scheduling.judging import look_ahead
-from engine_core.scheduling.outbox import Note
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.slots import Ints, Lane
-from engine_core.scheduling.state import Drafts, Flight, State
-from engine_core.speculation.acceptance import Acceptance
-from engine_core.speculation.drafter import Draft, Drafter
-from engine_core.speculation.lengths import draft_lengths
-from engine_core.speculation.looks import Gain
-from engine_core.speculation.lookup import PromptLookup
-from engine_core.speculation.options import SpeculationOptions
-from engine_core.speculation.prediction import Prediction
-from engine_core.speculation.proposer import Proposer
-from protocol.errors import EngineFailure, GrammarFailure
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.scheduling.judging import look_ahead
+from penstock.engine_core.scheduling.outbox import Note
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.slots import Ints, Lane
+from penstock.engine_core.scheduling.state import Drafts, Flight, State
+from penstock.engine_core.speculation.acceptance import Acceptance
+from penstock.engine_core.speculation.drafter import Draft, Drafter
+from penstock.engine_core.speculation.lengths import draft_lengths
+from penstock.engine_core.speculation.looks import Gain
+from penstock.engine_core.speculation.lookup import PromptLookup
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.speculation.prediction import Prediction
+from penstock.engine_core.speculation.proposer import Proposer
+from penstock.protocol.errors import EngineFailure, GrammarFailure
 
 Counts = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]

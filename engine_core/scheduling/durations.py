@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.histogram import Histogram
-from engine_core.scheduling.request import Choice
-from protocol.figures import HistogramStatistics
-from protocol.messages import Finish
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.scheduling.request import Choice
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.messages import Finish
 
 # Seconds: from a lone short prompt on a fast device to what an overloaded server does to a long one.
 PHASE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.slots import Slots
+from penstock.engine_core.scheduling.slots import Slots
 
 Ints = npt.NDArray[np.int64]
 MEMORY = 1.0 / 32  # weight of one end in the running mean

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.microbatches import stretch
-from engine_core.scheduling.slots import Ints, Lane
-from engine_core.scheduling.state import Chunk, Drafts, Flight, Made, State, Told
-from protocol.steps import OWN_DRAFT, StepResult
+from penstock.engine_core.scheduling.microbatches import stretch
+from penstock.engine_core.scheduling.slots import Ints, Lane
+from penstock.engine_core.scheduling.state import Chunk, Drafts, Flight, Made, State, Told
+from penstock.protocol.steps import OWN_DRAFT, StepResult
 
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int32]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.messages import TraceContext
+from penstock.protocol.messages import TraceContext
 
 if TYPE_CHECKING:
-    from engine_core.scheduling.request import Choice
+    from penstock.engine_core.scheduling.request import Choice
 
 
 class PrefillChunk(msgspec.Struct, frozen=True, gc=False):

@@ -6,18 +6,18 @@ import sys
 
 import numpy as np
 
-from engine_core.grammar.guide import Guide
-from engine_core.kv.identity import root
-from engine_core.scheduling.condemned import signature
-from engine_core.scheduling.lifecycle import add, resume
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.overload import check_room
-from engine_core.scheduling.request import Request
-from engine_core.scheduling.state import State
-from engine_core.scheduling.stops import ending_tokens
-from engine_core.scheduling.tracing import traces
-from protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
-from protocol.messages import Rejected, SubmitTokens
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.kv.identity import root
+from penstock.engine_core.scheduling.condemned import signature
+from penstock.engine_core.scheduling.lifecycle import add, resume
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.overload import check_room
+from penstock.engine_core.scheduling.request import Request
+from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.stops import ending_tokens
+from penstock.engine_core.scheduling.tracing import traces
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
+from penstock.protocol.messages import Rejected, SubmitTokens
 
 CONDEMNED = "a request like this one ended the engine's executor; it is refused for ten minutes"
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.grammar.guide import Guide
-from engine_core.scheduling.guessing import fill_told
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.state import Flight, Judged, State
-from engine_core.scheduling.stops import NON_FINITE, verdict
-from engine_core.speculation.drafter import Drafter
-from engine_core.speculation.looks import Looks
-from protocol.errors import EngineFailure, GrammarFailure
-from protocol.messages import Finish
-from protocol.steps import REJECTED, StepResult
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.scheduling.guessing import fill_told
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.state import Flight, Judged, State
+from penstock.engine_core.scheduling.stops import NON_FINITE, verdict
+from penstock.engine_core.speculation.drafter import Drafter
+from penstock.engine_core.speculation.looks import Looks
+from penstock.protocol.errors import EngineFailure, GrammarFailure
+from penstock.protocol.messages import Finish
+from penstock.protocol.steps import REJECTED, StepResult
 
 NOT_FINITE = "the model produced non-finite logits for this request"
 BROKEN_OFF = "the output ended inside its structure"

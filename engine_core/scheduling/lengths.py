@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.histogram import Histogram
-from engine_core.scheduling.request import Choice
-from protocol.figures import HistogramStatistics
-from protocol.messages import Finish
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.scheduling.request import Choice
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.messages import Finish
 
 TOKENS = (
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from array import array
 
-from engine_core.kv.fence import Fenced
-from engine_core.kv.identity import extend
-from engine_core.scheduling.drafting import equip
-from engine_core.scheduling.outbox import end_row
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.state import State
-from engine_core.scheduling.statistics import FINISHED
-from engine_core.scheduling.tracing import PREEMPTED, YIELDED, tell, wait
-from protocol.messages import Finish
+from penstock.engine_core.kv.fence import Fenced
+from penstock.engine_core.kv.identity import extend
+from penstock.engine_core.scheduling.drafting import equip
+from penstock.engine_core.scheduling.outbox import end_row
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.statistics import FINISHED
+from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED, tell, wait
+from penstock.protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine_core.grammar.masks import MaskRow
-from engine_core.scheduling.slots import Lane
-from engine_core.scheduling.state import Drafts, GuidedRow, State
+from penstock.engine_core.grammar.masks import MaskRow
+from penstock.engine_core.scheduling.slots import Lane
+from penstock.engine_core.scheduling.state import Drafts, GuidedRow, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)

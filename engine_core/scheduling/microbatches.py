@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine_core.scheduling.slots import Ints, Lane
-from engine_core.scheduling.state import State
-from protocol.steps import NOBODY
+from penstock.engine_core.scheduling.slots import Ints, Lane
+from penstock.engine_core.scheduling.state import State
+from penstock.protocol.steps import NOBODY
 
 
 def next_turn(state: State) -> tuple[int, Lane]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.speculation.options import SpeculationOptions
 
 UNBOUNDED = 1 << 30
 

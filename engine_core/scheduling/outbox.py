@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
+from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
 
 MERGE_AT = 64  # undelivered steps of one source before they are merged into one
 

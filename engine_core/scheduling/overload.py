@@ -5,11 +5,11 @@ Order is not touched by it, and who has had a slot once is not turned away any m
 
 from __future__ import annotations
 
-from engine_core.scheduling.lifecycle import end
-from engine_core.scheduling.request import Request
-from engine_core.scheduling.state import State
-from protocol.errors import Overloaded
-from protocol.messages import Finish, Rejected, SubmitTokens
+from penstock.engine_core.scheduling.lifecycle import end
+from penstock.engine_core.scheduling.request import Request
+from penstock.engine_core.scheduling.state import State
+from penstock.protocol.errors import Overloaded
+from penstock.protocol.messages import Finish, Rejected, SubmitTokens
 
 UNKNOWN = 1.0  # seconds to come again in, where nothing has ended lately
 

@@ -14,19 +14,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.admission import Admissions, make_way
-from engine_core.scheduling.drafting import draft_rows, launch_drafts
-from engine_core.scheduling.guessing import Asked, ask, with_guesses
-from engine_core.scheduling.lifecycle import add_others, announce, retract, seal
-from engine_core.scheduling.masking import guided_rows
-from engine_core.scheduling.microbatches import end_turn, join, next_turn, prompt_budget
-from engine_core.scheduling.ration import ration
-from engine_core.scheduling.request import Choice
-from engine_core.scheduling.slots import Ints, Lane, joined
-from engine_core.scheduling.state import Chunk, Drafts, Flight, State
-from engine_core.scheduling.trials import acquit
-from protocol.messages import TraceContext
-from protocol.steps import NOBODY, SlotStart, StepPlan, choice_seed
+from penstock.engine_core.scheduling.admission import Admissions, make_way
+from penstock.engine_core.scheduling.drafting import draft_rows, launch_drafts
+from penstock.engine_core.scheduling.guessing import Asked, ask, with_guesses
+from penstock.engine_core.scheduling.lifecycle import add_others, announce, retract, seal
+from penstock.engine_core.scheduling.masking import guided_rows
+from penstock.engine_core.scheduling.microbatches import end_turn, join, next_turn, prompt_budget
+from penstock.engine_core.scheduling.ration import ration
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.slots import Ints, Lane, joined
+from penstock.engine_core.scheduling.state import Chunk, Drafts, Flight, State
+from penstock.engine_core.scheduling.trials import acquit
+from penstock.protocol.messages import TraceContext
+from penstock.protocol.steps import NOBODY, SlotStart, StepPlan, choice_seed
 
 UNTRACED = TraceContext()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine_core.scheduling.judging import NOT_FINITE
-from engine_core.scheduling.lifecycle import end
-from engine_core.scheduling.outbox import Note, Rows
-from engine_core.scheduling.request import Choice
-from engine_core.scheduling.state import Flight, State
-from protocol.messages import Finish
-from protocol.steps import StepResult
+from penstock.engine_core.scheduling.judging import NOT_FINITE
+from penstock.engine_core.scheduling.lifecycle import end
+from penstock.engine_core.scheduling.outbox import Note, Rows
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.state import Flight, State
+from penstock.protocol.messages import Finish
+from penstock.protocol.steps import StepResult
 
 Ended = tuple[Choice, Finish, Note]
 

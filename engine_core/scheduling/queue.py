@@ -16,8 +16,8 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from engine_core.scheduling.fairness import Place, Ring, Share
-from engine_core.scheduling.request import Choice, Rank
+from penstock.engine_core.scheduling.fairness import Place, Ring, Share
+from penstock.engine_core.scheduling.request import Choice, Rank
 
 PATIENCE = 0.25  # seconds; mostly a slot is free before
 LOOK = 0.05  # seconds between looks at who starves

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine_core.scheduling.admission import leaving_blocks
-from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, preempt
-from engine_core.scheduling.queue import rank
-from engine_core.scheduling.request import Choice
-from engine_core.scheduling.slots import Ints, Lane
-from engine_core.scheduling.state import State
-from protocol.messages import Finish
+from penstock.engine_core.scheduling.admission import leaving_blocks
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, preempt
+from penstock.engine_core.scheduling.queue import rank
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.slots import Ints, Lane
+from penstock.engine_core.scheduling.state import State
+from penstock.protocol.messages import Finish
 
 
 def ration(

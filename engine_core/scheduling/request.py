@@ -6,13 +6,13 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine_core.grammar.guide import Guide
-from engine_core.scheduling.history import Passage
-from engine_core.speculation.drafter import Drafter
-from protocol.messages import Logprobs, SubmitTokens
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.scheduling.history import Passage
+from penstock.engine_core.speculation.drafter import Drafter
+from penstock.protocol.messages import Logprobs, SubmitTokens
 
 if TYPE_CHECKING:
-    from engine_core.scheduling.queue import Client
+    from penstock.engine_core.scheduling.queue import Client
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, choice: smaller goes first
 

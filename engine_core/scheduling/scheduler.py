@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine_core.grammar.guide import Guide
-from engine_core.kv.pool import PoolReport
-from engine_core.scheduling.applying import apply
-from engine_core.scheduling.history import Stay, StepFacts
-from engine_core.scheduling.intake import longest, submit
-from engine_core.scheduling.judging import follow
-from engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
-from engine_core.scheduling.masking import MaskWork, mask_work
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.overload import expire
-from engine_core.scheduling.planning import plan
-from engine_core.scheduling.state import new_state
-from engine_core.scheduling.statistics import SchedulerStatistics
-from engine_core.scheduling.tracing import RESTARTED, last_step
-from engine_core.scheduling.trials import charge, flown
-from engine_core.scheduling.waiting import reasons
-from protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
-from protocol.steps import StepPlan, StepResult
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.kv.pool import PoolReport
+from penstock.engine_core.scheduling.applying import apply
+from penstock.engine_core.scheduling.history import Stay, StepFacts
+from penstock.engine_core.scheduling.intake import longest, submit
+from penstock.engine_core.scheduling.judging import follow
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
+from penstock.engine_core.scheduling.masking import MaskWork, mask_work
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.overload import expire
+from penstock.engine_core.scheduling.planning import plan
+from penstock.engine_core.scheduling.state import new_state
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.engine_core.scheduling.tracing import RESTARTED, last_step
+from penstock.engine_core.scheduling.trials import charge, flown
+from penstock.engine_core.scheduling.waiting import reasons
+from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
+from penstock.protocol.steps import StepPlan, StepResult
 
 UNLIMITED = 1 << 30
 

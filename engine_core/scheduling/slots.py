@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.request import Choice
 
 Ints = npt.NDArray[np.int64]
 NEVER = 1 << 60

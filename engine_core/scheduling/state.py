@@ -9,27 +9,27 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.grammar.spacing import Habits
-from engine_core.kv.fence import Fence
-from engine_core.kv.pool import Pool
-from engine_core.kv.prefix import Prefix
-from engine_core.scheduling.condemned import Condemned
-from engine_core.scheduling.durations import Durations
-from engine_core.scheduling.forecast import Forecast
-from engine_core.scheduling.history import History
-from engine_core.scheduling.lengths import Lengths
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.outbox import Outbox
-from engine_core.scheduling.queue import Queue
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.slots import Ints, Lane, Slots
-from engine_core.scheduling.statistics import Totals
-from engine_core.scheduling.stops import Suspects
-from engine_core.speculation.acceptance import Acceptance
-from engine_core.speculation.cost import StepCost
-from engine_core.speculation.guesses import Guesses
-from engine_core.speculation.looks import Looks
-from protocol.messages import Finish
+from penstock.engine_core.grammar.spacing import Habits
+from penstock.engine_core.kv.fence import Fence
+from penstock.engine_core.kv.pool import Pool
+from penstock.engine_core.kv.prefix import Prefix
+from penstock.engine_core.scheduling.condemned import Condemned
+from penstock.engine_core.scheduling.durations import Durations
+from penstock.engine_core.scheduling.forecast import Forecast
+from penstock.engine_core.scheduling.history import History
+from penstock.engine_core.scheduling.lengths import Lengths
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.outbox import Outbox
+from penstock.engine_core.scheduling.queue import Queue
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.slots import Ints, Lane, Slots
+from penstock.engine_core.scheduling.statistics import Totals
+from penstock.engine_core.scheduling.stops import Suspects
+from penstock.engine_core.speculation.acceptance import Acceptance
+from penstock.engine_core.speculation.cost import StepCost
+from penstock.engine_core.speculation.guesses import Guesses
+from penstock.engine_core.speculation.looks import Looks
+from penstock.protocol.messages import Finish
 
 
 @dataclass(frozen=True, slots=True, eq=False)

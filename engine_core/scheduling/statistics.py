@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine_core.kv.pool import PoolStatistics
-from engine_core.kv.prefix import PrefixStatistics
-from engine_core.scheduling.durations import DurationStatistics
-from engine_core.scheduling.forecast import ForecastStatistics
-from engine_core.scheduling.lengths import LengthStatistics
-from engine_core.speculation.acceptance import AcceptanceStatistics
-from engine_core.speculation.cost import CostStatistics
-from engine_core.speculation.draft_cost import DraftCostStatistics
-from engine_core.speculation.guesses import GuessStatistics
-from engine_core.speculation.looks import LookStatistics
-from protocol.messages import Finish
+from penstock.engine_core.kv.pool import PoolStatistics
+from penstock.engine_core.kv.prefix import PrefixStatistics
+from penstock.engine_core.scheduling.durations import DurationStatistics
+from penstock.engine_core.scheduling.forecast import ForecastStatistics
+from penstock.engine_core.scheduling.lengths import LengthStatistics
+from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
+from penstock.engine_core.speculation.cost import CostStatistics
+from penstock.engine_core.speculation.draft_cost import DraftCostStatistics
+from penstock.engine_core.speculation.guesses import GuessStatistics
+from penstock.engine_core.speculation.looks import LookStatistics
+from penstock.protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
 SAMPLE = 0.25

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduling.request import Request
-from protocol.messages import Finish, Sampling
+from penstock.engine_core.scheduling.request import Request
+from penstock.protocol.messages import Finish, Sampling
 
 NON_FINITE = -1  # the token of a row whose logits were not finite
 

@@ -5,11 +5,11 @@ Nothing here is done for requests that nobody traces, and nothing per token.
 
 from __future__ import annotations
 
-from engine_core.scheduling.history import Passage, PrefillChunk, Stay, StepFacts
-from engine_core.scheduling.request import Choice
-from engine_core.scheduling.slots import NEVER, Ints
-from engine_core.scheduling.state import Flight, State
-from protocol.messages import Finish, SubmitTokens
+from penstock.engine_core.scheduling.history import Passage, PrefillChunk, Stay, StepFacts
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.slots import NEVER, Ints
+from penstock.engine_core.scheduling.state import Flight, State
+from penstock.protocol.messages import Finish, SubmitTokens
 
 MOST_CHOICES = 16  # of one request that are told one by one
 PREEMPTED = "preempted"

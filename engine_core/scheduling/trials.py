@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine_core.scheduling.condemned import signature
-from engine_core.scheduling.lifecycle import cancel, preempt
-from engine_core.scheduling.request import Choice
-from engine_core.scheduling.state import State
-from protocol.messages import Finish
+from penstock.engine_core.scheduling.condemned import signature
+from penstock.engine_core.scheduling.lifecycle import cancel, preempt
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.state import State
+from penstock.protocol.messages import Finish
 
 SUSPICIOUS = 2  # deaths without progress before a choice is tried
 AHEAD = 2  # tokens that were in flight at a death: as many more, and the choice has got past what killed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from engine_core.scheduling.admission import LOOKAHEAD
-from engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.admission import LOOKAHEAD
+from penstock.engine_core.scheduling.state import State
 
 REASONS = ("trial", "slot", "blocks", "step", "prefix")
 

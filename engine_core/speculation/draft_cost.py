@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from engine_core.speculation.cost import RECENT, STALE, half_octave
+from penstock.engine_core.speculation.cost import RECENT, STALE, half_octave
 
 
 class DraftCostStatistics(msgspec.Struct, frozen=True):

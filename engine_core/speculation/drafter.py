@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_core.speculation.acceptance import Acceptance
-from engine_core.speculation.looks import Gain
-from engine_core.speculation.proposer import Proposer
+from penstock.engine_core.speculation.acceptance import Acceptance
+from penstock.engine_core.speculation.looks import Gain
+from penstock.engine_core.speculation.proposer import Proposer
 
 LONGEST_REST = 16  # plans
 

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.speculation.acceptance import ALL, WEIGHT
-from engine_core.speculation.cost import StepCost
-from engine_core.speculation.draft_cost import DraftCost
+from penstock.engine_core.speculation.acceptance import ALL, WEIGHT
+from penstock.engine_core.speculation.cost import StepCost
+from penstock.engine_core.speculation.draft_cost import DraftCost
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from engine_core.speculation.cost import StepCost
+from penstock.engine_core.speculation.cost import StepCost
 
 
 def draft_lengths(rows: int, chances: Sequence[Sequence[float]], cost: StepCost, most: int) -> list[int]:

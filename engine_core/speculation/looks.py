@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from engine_core.speculation.acceptance import ALL, OWN, WEIGHT
-from engine_core.speculation.cost import StepCost, half_octave
+from penstock.engine_core.speculation.acceptance import ALL, OWN, WEIGHT
+from penstock.engine_core.speculation.cost import StepCost, half_octave
 
 SECONDS = 1e-4  # of the host for a run: its looks and its drafts' masks (on an H200's host 12 to 23 us a row's step)
 HOPED = 2.0  # tokens of a run, before any is known

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest
-from protocol.limits import MAX_JSON_DEPTH
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.limits import MAX_JSON_DEPTH
 
 MAX_MESSAGES = 1 << 14  # of one conversation: templates look back and ahead over all of them
 SPOKEN = ("tool_calls", "reasoning_content", "reasoning")  # with one of these an assistant's message needs no content

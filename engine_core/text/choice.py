@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from engine_core.text.detokenizer import Detokenizer
-from engine_core.text.logprobs import positions
-from engine_core.text.parsers.output import OutputParser
-from engine_core.text.parsers.pieces import content, leading_text
-from engine_core.text.stops import Match, StopScanner
-from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra
+from penstock.engine_core.text.detokenizer import Detokenizer
+from penstock.engine_core.text.logprobs import positions
+from penstock.engine_core.text.parsers.output import OutputParser
+from penstock.engine_core.text.parsers.pieces import content, leading_text
+from penstock.engine_core.text.stops import Match, StopScanner
+from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra
 
 
 class Delta(msgspec.Struct, frozen=True):

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from protocol.errors import ModelError
+from penstock.protocol.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from engine_core.text.plain import PlainTokenizer
+    from penstock.engine_core.text.plain import PlainTokenizer
 
 
 class Codec(Protocol):
@@ -77,7 +77,7 @@ class FastCodec:
 
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
         """As `Codec.encode_pieces`."""
-        from engine_core.text.plain import PlainTokenizer
+        from penstock.engine_core.text.plain import PlainTokenizer
 
         if self._plain is None:
             self._plain = PlainTokenizer(self._tokenizer, controls)

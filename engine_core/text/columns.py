@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest
 
 IntCode = Literal["q", "i", "H", "B"]  # int64, int32, uint16, uint8
 SIZES: Mapping[str, int] = {"q": 8, "i": 4, "H": 2, "B": 1, "f": 4}

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from engine_core.text.parsers.dialect import MARKS, Dialect
-from engine_core.text.template import Conversation
-from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import InvalidRequest
+from penstock.engine_core.text.parsers.dialect import MARKS, Dialect
+from penstock.engine_core.text.template import Conversation
+from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.protocol.errors import InvalidRequest
 
 TRUSTED_ROLES = ("system", "developer")
 SPOKEN = frozenset(("content", "reasoning_content", "reasoning"))  # of an assistant: what templates parse

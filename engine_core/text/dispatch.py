@@ -16,11 +16,11 @@ from collections import deque
 
 import msgspec
 
-from engine_core.kv.identity import extend, root
-from engine_core.placement.placement import Asked, Placement, PlacementStatistics
-from engine_core.text.choice import Choice
-from engine_core.text.request import Request
-from protocol.messages import Abort, EngineStatus, Message, SubmitTokens
+from penstock.engine_core.kv.identity import extend, root
+from penstock.engine_core.placement.placement import Asked, Placement, PlacementStatistics
+from penstock.engine_core.text.choice import Choice
+from penstock.engine_core.text.request import Request
+from penstock.protocol.messages import Abort, EngineStatus, Message, SubmitTokens
 
 AHEAD = 2  # tokens of a choice that were in flight when executors died: beyond them it has got further
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_core.folder import read_generation
-from engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.folder import read_generation
+from penstock.engine_core.text.vocabulary import Vocabulary
 
 
 def end_tokens(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine_core.text.columns import unpack, unpack_floats
-from engine_core.text.detokenizer import detokenizer
-from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import Logprobs, PositionLogprobs, TokenLogprob
+from penstock.engine_core.text.columns import unpack, unpack_floats
+from penstock.engine_core.text.detokenizer import detokenizer
+from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.protocol.messages import Logprobs, PositionLogprobs, TokenLogprob
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 

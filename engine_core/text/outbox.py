@@ -8,10 +8,10 @@ from itertools import chain
 
 import msgspec
 
-from engine_core.text.choice import Delta
-from engine_core.text.columns import pack
-from engine_core.text.parsers.pieces import content, merged
-from protocol.messages import EngineStatus, Message, ParsedRow, Piece, TextBatch, TextExtra
+from penstock.engine_core.text.choice import Delta
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.parsers.pieces import content, merged
+from penstock.protocol.messages import EngineStatus, Message, ParsedRow, Piece, TextBatch, TextExtra
 
 VECTOR_BYTES = 4 << 20  # of a message, well within what a link takes
 

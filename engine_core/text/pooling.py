@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine_core.text.columns import pack, unpack_token_ids
-from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import InvalidRequest
-from protocol.messages import Pooling, SubmitText, SubmitTokens
+from penstock.engine_core.text.columns import pack, unpack_token_ids
+from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Pooling, SubmitText, SubmitTokens
 
 
 def pooled_submission(

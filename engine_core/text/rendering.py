@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from engine_core.text.chat import read_json, read_messages
-from engine_core.text.controls import Controls, Splitter
-from engine_core.text.parsers.dialect import CallFormat, Dialect
-from engine_core.text.template import ChatTemplate, Conversation
-from engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
-from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText, Tokenize
+from penstock.engine_core.text.chat import read_json, read_messages
+from penstock.engine_core.text.controls import Controls, Splitter
+from penstock.engine_core.text.parsers.dialect import CallFormat, Dialect
+from penstock.engine_core.text.template import ChatTemplate, Conversation
+from penstock.engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import SubmitText, Tokenize
 
 MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what their templates take as a call's id
 

@@ -6,15 +6,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_core.text.choice import Choice, Delta
-from engine_core.text.columns import pack, unpack
-from engine_core.text.detokenizer import SILENT, detokenizer
-from engine_core.text.outbox import Seat
-from engine_core.text.parsers.pieces import content, merged
-from engine_core.text.prompts import Prepared
-from engine_core.text.stops import StopScanner, compile_stops
-from engine_core.text.vocabulary import Vocabulary
-from protocol.messages import Piece, PositionLogprobs, SubmitText, SubmitTokens, TextExtra, TraceContext, Written
+from penstock.engine_core.text.choice import Choice, Delta
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.engine_core.text.detokenizer import SILENT, detokenizer
+from penstock.engine_core.text.outbox import Seat
+from penstock.engine_core.text.parsers.pieces import content, merged
+from penstock.engine_core.text.prompts import Prepared
+from penstock.engine_core.text.stops import StopScanner, compile_stops
+from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.protocol.messages import (
+    Piece,
+    PositionLogprobs,
+    SubmitText,
+    SubmitTokens,
+    TextExtra,
+    TraceContext,
+    Written,
+)
 
 
 def named(number: int, trace: TraceContext | None = None, **more: object) -> dict[str, object]:

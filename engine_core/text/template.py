@@ -12,9 +12,9 @@ import jinja2.meta
 import jinja2.nodes
 import msgspec
 
-from engine_core.models.config_file import read_json
-from engine_core.text.sandbox import TemplateLimit, compile_template, make_sandbox, render, to_json
-from protocol.errors import ConfigError, InvalidRequest, ModelError
+from penstock.engine_core.models.config_file import read_json
+from penstock.engine_core.text.sandbox import TemplateLimit, compile_template, make_sandbox, render, to_json
+from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"  # the template for requests with tools, where a model has two

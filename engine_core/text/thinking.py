@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_core.text.parsers.reasoning import Markers
-from engine_core.text.template import ChatTemplate
-from protocol.errors import InvalidRequest
+from penstock.engine_core.text.parsers.reasoning import Markers
+from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.errors import InvalidRequest
 
 SWITCHES = ("enable_thinking", "thinking")  # names by which templates are told yes or no
 EFFORT = "reasoning_effort"

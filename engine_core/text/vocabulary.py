@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from engine_core.models.config_file import read_json
-from engine_core.text.codec import Codec, read_codec
-from protocol.errors import ModelError
+from penstock.engine_core.models.config_file import read_json
+from penstock.engine_core.text.codec import Codec, read_codec
+from penstock.protocol.errors import ModelError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

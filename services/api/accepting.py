@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from services import journal
-from services.api.listening import Socket
+from penstock.services import journal
+from penstock.services.api.listening import Socket
 
 log = logging.getLogger(__name__)
 

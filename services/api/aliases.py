@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from engine_core.histogram import cumulated, merged
-from protocol.figures import HistogramStatistics, ProcessFigures
-from protocol.links import Role
-from services.api.ledger import Entry
+from penstock.engine_core.histogram import cumulated, merged
+from penstock.protocol.figures import HistogramStatistics, ProcessFigures
+from penstock.protocol.links import Role
+from penstock.services.api.ledger import Entry
 
 LABELS = ("model_name", "engine")
 FRONT = "0"  # the engine of what api processes see: with several replicas it stands for all of them

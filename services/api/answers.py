@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from protocol.messages import Finish, ToolUse
-from services.api.logprobs import (
+from penstock.protocol.messages import Finish, ToolUse
+from penstock.services.api.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptPositions,
@@ -23,9 +23,9 @@ from services.api.logprobs import (
     prompt_positions,
     with_prompt,
 )
-from services.api.reply import Choice, PromptFacts, Reply, Usage
-from services.api.requests import ChatRequest, CompletionRequest
-from services.api.segments import Call, Output, output_of
+from penstock.services.api.reply import Choice, PromptFacts, Reply, Usage
+from penstock.services.api.requests import ChatRequest, CompletionRequest
+from penstock.services.api.segments import Call, Output, output_of
 
 TokenIds = tuple[int, ...]
 

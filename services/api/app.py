@@ -8,25 +8,31 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocol.errors import NotFound
-from services.api import exchange
-from services.api.chat import ChatCompletions
-from services.api.cohere import Embed
-from services.api.completions import Completions
-from services.api.embeddings import Embeddings
-from services.api.files import FILES, StaticFile
-from services.api.gate import Gate
-from services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
-from services.api.hosts import Hosts
-from services.api.invocations import Invocations
-from services.api.messages.endpoint import Messages, MessageTokens
-from services.api.models import Models
-from services.api.openapi import Description
-from services.api.origins import Origins
-from services.api.responses.endpoint import BackgroundWork, CancelledResponse, InputItems, Responses, StoredResponse
-from services.api.scoring import Reranks, Scores
-from services.api.service import Service
-from services.api.tokenization import DetokenizeText, TokenizerInfo, TokenizeText
+from penstock.protocol.errors import NotFound
+from penstock.services.api import exchange
+from penstock.services.api.chat import ChatCompletions
+from penstock.services.api.cohere import Embed
+from penstock.services.api.completions import Completions
+from penstock.services.api.embeddings import Embeddings
+from penstock.services.api.files import FILES, StaticFile
+from penstock.services.api.gate import Gate
+from penstock.services.api.health import HealthReport, Liveness, MetricsText, Readiness, Version
+from penstock.services.api.hosts import Hosts
+from penstock.services.api.invocations import Invocations
+from penstock.services.api.messages.endpoint import Messages, MessageTokens
+from penstock.services.api.models import Models
+from penstock.services.api.openapi import Description
+from penstock.services.api.origins import Origins
+from penstock.services.api.responses.endpoint import (
+    BackgroundWork,
+    CancelledResponse,
+    InputItems,
+    Responses,
+    StoredResponse,
+)
+from penstock.services.api.scoring import Reranks, Scores
+from penstock.services.api.service import Service
+from penstock.services.api.tokenization import DetokenizeText, TokenizerInfo, TokenizeText
 
 MOST_SHOWN = 200  # characters of a path
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protocol.messages import PieceKind
-from services.api.segments import Segment
+from penstock.protocol.messages import PieceKind
+from penstock.services.api.segments import Segment
 
 
 class Block:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from protocol.config import ApiConfig
-from protocol.errors import InvalidRequest
-from services.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.requests import ChatRequest, CompletionRequest, GenerationRequest
 
 # Parameter → the option that bounds it, for every message about its limit.
 OPTIONS: Mapping[str, str] = {

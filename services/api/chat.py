@@ -8,28 +8,28 @@ import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol.config import CLAMP_ALL
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar, Reasoning, SubmitText, ToolUse, TraceContext
-from services.api import bounds, exchange, refusals
-from services.api.answers import Identity, Told, chat_answer
-from services.api.connection import outlet_of
-from services.api.conversation import conversation
-from services.api.decoding import read_json
-from services.api.delivery import attended, stream, whole
-from services.api.errors import send_json
-from services.api.frames import Frames
-from services.api.members import members_of
-from services.api.query import with_query
-from services.api.reply import Reply
-from services.api.requests import ChatRequest
-from services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.api.session import client_of, session_of
-from services.api.submission import submission
-from services.api.tools import tools_asked
-from services.api.trace import trace_context
+from penstock.protocol.config import CLAMP_ALL
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar, Reasoning, SubmitText, ToolUse, TraceContext
+from penstock.services.api import bounds, exchange, refusals
+from penstock.services.api.answers import Identity, Told, chat_answer
+from penstock.services.api.connection import outlet_of
+from penstock.services.api.conversation import conversation
+from penstock.services.api.decoding import read_json
+from penstock.services.api.delivery import attended, stream, whole
+from penstock.services.api.errors import send_json
+from penstock.services.api.frames import Frames
+from penstock.services.api.members import members_of
+from penstock.services.api.query import with_query
+from penstock.services.api.reply import Reply
+from penstock.services.api.requests import ChatRequest
+from penstock.services.api.sampling import Lengths, choices, prompt_logprobs, wants_usage
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.api.session import client_of, session_of
+from penstock.services.api.submission import submission
+from penstock.services.api.tools import tools_asked
+from penstock.services.api.trace import trace_context
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 

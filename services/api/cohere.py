@@ -13,17 +13,25 @@ import numpy as np
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
-from protocol import limits
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import SubmitText, TraceContext
-from services.api.decoding import decode, read_json
-from services.api.embeddings import PAUSE, check_pooler, text_submission
-from services.api.errors import send_json
-from services.api.pooling import Vector, VectorRequest, check_count, check_dimensions, check_fields, pooled, shaped
-from services.api.requests import Count
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.api.trace import trace_context
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.services.api.decoding import decode, read_json
+from penstock.services.api.embeddings import PAUSE, check_pooler, text_submission
+from penstock.services.api.errors import send_json
+from penstock.services.api.pooling import (
+    Vector,
+    VectorRequest,
+    check_count,
+    check_dimensions,
+    check_fields,
+    pooled,
+    shaped,
+)
+from penstock.services.api.requests import Count
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.api.trace import trace_context
 
 BUILT = ("float", "base64", "binary", "ubinary")
 EVERY = -1  # truncate_prompt_tokens: as many as the context holds

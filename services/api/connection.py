@@ -23,13 +23,13 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from protocol.config import ApiConfig
-from protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
-from services import journal
-from services.api import errors, exchange
-from services.api.accepting import Room
-from services.api.parser import RequestParser, check_head, name_host
-from services.tracing.context import trace_of, unsampled
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
+from penstock.services import journal
+from penstock.services.api import errors, exchange
+from penstock.services.api.accepting import Room
+from penstock.services.api.parser import RequestParser, check_head, name_host
+from penstock.services.tracing.context import trace_of, unsampled
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.errors import InvalidRequest, NotBuilt
-from services.api.decoding import check_depth, decode, given
-from services.api.requests import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.services.api.decoding import check_depth, decode, given
+from penstock.services.api.requests import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
 VALUES = msgspec.json.Decoder(list[dict[str, object]])

@@ -10,15 +10,15 @@ from typing import TypeGuard, TypeVar
 import msgspec
 from starlette.types import Receive, Scope
 
-from protocol import limits
-from protocol.config import ApiConfig
-from protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from services import journal
-from services.api import bounds, exchange
-from services.api.departure import ClientLeft
-from services.api.nesting import Nesting, openings
-from services.api.words import words_at
-from services.tracing.context import trace_of
+from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from penstock.services import journal
+from penstock.services.api import bounds, exchange
+from penstock.services.api.departure import ClientLeft
+from penstock.services.api.nesting import Nesting, openings
+from penstock.services.api.words import words_at
+from penstock.services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 

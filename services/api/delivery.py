@@ -17,14 +17,14 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Send
 
-from protocol.errors import DeadlineExceeded, EngineFailure, RequestError
-from services import journal
-from services.api.connection import Outlet
-from services.api.departure import ClientLeft, departure
-from services.api.exchange import Exchange
-from services.api.pipeline import Pipeline
-from services.api.reply import Choice, Reply
-from services.tracing.context import trace_of
+from penstock.protocol.errors import DeadlineExceeded, EngineFailure, RequestError
+from penstock.services import journal
+from penstock.services.api.connection import Outlet
+from penstock.services.api.departure import ClientLeft, departure
+from penstock.services.api.exchange import Exchange
+from penstock.services.api.pipeline import Pipeline
+from penstock.services.api.reply import Choice, Reply
+from penstock.services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,12 +11,12 @@ import msgspec
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
-from protocol import limits
-from protocol.errors import NotBuilt
-from protocol.messages import Pooling, SubmitText, TraceContext
-from services.api.decoding import decode, read_json
-from services.api.errors import send_json
-from services.api.pooling import (
+from penstock.protocol import limits
+from penstock.protocol.errors import NotBuilt
+from penstock.protocol.messages import Pooling, SubmitText, TraceContext
+from penstock.services.api.decoding import decode, read_json
+from penstock.services.api.errors import send_json
+from penstock.services.api.pooling import (
     Pooled,
     Text,
     Texts,
@@ -30,9 +30,9 @@ from services.api.pooling import (
     texts_of,
     vector_submission,
 )
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.api.trace import trace_context
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.api.trace import trace_context
 
 NORMALIZE = "scale vectors to length 1; left out: as the model's makers do"
 DIMENSIONS = "keep so many of each vector's first numbers; only models trained for it (Matryoshka) lose little by that"

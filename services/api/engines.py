@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from protocol.figures import ProcessFigures, Sample
-from protocol.links import Role
-from protocol.messages import EngineStatus
+from penstock.protocol.figures import ProcessFigures, Sample
+from penstock.protocol.links import Role
+from penstock.protocol.messages import EngineStatus
 
 UNHEARD = "the engine has not reported yet"
 SUMS = (

@@ -10,8 +10,15 @@ import math
 import msgspec
 from starlette.types import Send
 
-from protocol.errors import REQUEST_ERRORS, ContextExceeded, EngineFailure, Overloaded, RequestError, Unavailable
-from protocol.messages import Rejected
+from penstock.protocol.errors import (
+    REQUEST_ERRORS,
+    ContextExceeded,
+    EngineFailure,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
+from penstock.protocol.messages import Rejected
 
 MAX_RETRY_AFTER = 60  # seconds
 

@@ -8,10 +8,10 @@ import secrets
 
 from starlette.types import Scope
 
-from protocol import limits
-from protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError
-from protocol.messages import TraceContext
-from services.api.reply import Reply
+from penstock.protocol import limits
+from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError
+from penstock.protocol.messages import TraceContext
+from penstock.services.api.reply import Reply
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 KEY = "penstock.exchange"  # where the scope holds it

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
-from services.api.requests import Bias, Budget, OptionalJson, Penalty, Share, Timeout
+from penstock.protocol import limits
+from penstock.services.api.requests import Bias, Budget, OptionalJson, Penalty, Share, Timeout
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):

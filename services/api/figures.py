@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.figures import ProcessFigures
-from services.api.accepting import RoomStatistics
-from services.api.pipeline import PipelineStatistics
-from services.api.responses.store import ResponseStore
-from services.census import Vitals, add_link
-from services.watch import Watch
+from penstock.protocol.figures import ProcessFigures
+from penstock.services.api.accepting import RoomStatistics
+from penstock.services.api.pipeline import PipelineStatistics
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.census import Vitals, add_link
+from penstock.services.watch import Watch
 
 
 class Figures:

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.errors import RequestError
-from protocol.messages import PieceKind
-from services.api import errors
-from services.api.answers import COMPLETE, Identity, Remarks, Told, UsageAnswer, finish_reason, first_id, unpacked
-from services.api.logprobs import chat_logprobs, completion_logprobs, with_prompt
-from services.api.reply import Choice, PromptFacts, Reply
-from services.api.sampling import UsageWanted
-from services.api.segments import Segment
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import PieceKind
+from penstock.services.api import errors
+from penstock.services.api.answers import (
+    COMPLETE,
+    Identity,
+    Remarks,
+    Told,
+    UsageAnswer,
+    finish_reason,
+    first_id,
+    unpacked,
+)
+from penstock.services.api.logprobs import chat_logprobs, completion_logprobs, with_prompt
+from penstock.services.api.reply import Choice, PromptFacts, Reply
+from penstock.services.api.sampling import UsageWanted
+from penstock.services.api.segments import Segment
 
 ENCODE = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"

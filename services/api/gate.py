@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol.errors import (
+from penstock.protocol.errors import (
     EngineFailure,
     MethodNotAllowed,
     NotFound,
@@ -20,24 +20,24 @@ from protocol.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from services import journal
-from services.api import exchange
-from services.api.connection import LATE
-from services.api.departure import ClientLeft
-from services.api.errors import headers, send_error, send_json
-from services.api.exchange import Bodies, Exchange
-from services.api.files import FILES
-from services.api.hosts import Hosts
-from services.api.keys import Keys
-from services.api.messages import errors as messages
-from services.api.metrics import Traffic
-from services.api.origins import Origins
-from services.api.session import tenant_of
-from services.api.trace import client_context, response_header
-from services.tracing import names
-from services.tracing.context import trace_of, unsampled
-from services.tracing.exchange import Served, carried, served
-from services.tracing.tracer import Tracer
+from penstock.services import journal
+from penstock.services.api import exchange
+from penstock.services.api.connection import LATE
+from penstock.services.api.departure import ClientLeft
+from penstock.services.api.errors import headers, send_error, send_json
+from penstock.services.api.exchange import Bodies, Exchange
+from penstock.services.api.files import FILES
+from penstock.services.api.hosts import Hosts
+from penstock.services.api.keys import Keys
+from penstock.services.api.messages import errors as messages
+from penstock.services.api.metrics import Traffic
+from penstock.services.api.origins import Origins
+from penstock.services.api.session import tenant_of
+from penstock.services.api.trace import client_context, response_header
+from penstock.services.tracing import names
+from penstock.services.tracing.context import trace_of, unsampled
+from penstock.services.tracing.exchange import Served, carried, served
+from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Grammar
-from services.api.decoding import decode, given
-from services.api.requests import GenerationRequest, OptionalJson
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Grammar
+from penstock.services.api.decoding import decode, given
+from penstock.services.api.requests import GenerationRequest, OptionalJson
 
 LONGEST_NAME = 64
 UNREAD = 16 << 10  # bytes of JSON; what is longer is not looked into here

@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol import groups
-from protocol.config import ModelConfig
-from protocol.errors import Unavailable
-from protocol.links import Role
-from protocol.messages import EngineStatus
-from protocol.version import VERSION
-from services.api.engines import ReplicaHealth
-from services.api.errors import send_json
-from services.api.ledger import Entry
-from services.api.scrape import Scrape
-from services.api.service import Service
-from services.restarts import Failure, failures
+from penstock.protocol import groups
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.links import Role
+from penstock.protocol.messages import EngineStatus
+from penstock.protocol.version import VERSION
+from penstock.services.api.engines import ReplicaHealth
+from penstock.services.api.errors import send_json
+from penstock.services.api.ledger import Entry
+from penstock.services.api.scrape import Scrape
+from penstock.services.api.service import Service
+from penstock.services.restarts import Failure, failures
 
 
 class TokenizerHealth(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ import re
 
 from starlette.types import Scope
 
-from protocol.config import ApiConfig
-from protocol.errors import Forbidden
-from protocol.option import words
-from services import address
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import Forbidden
+from penstock.protocol.option import words
+from penstock.services import address
 
 HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::([0-9]*))?")  # RFC 3986, section 3.2
 LOCALHOST = "localhost"

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocol.errors import InvalidRequest
-from services.api import exchange, refusals
-from services.api.decoding import read_json
-from services.api.service import Service
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api import exchange, refusals
+from penstock.services.api.decoding import read_json
+from penstock.services.api.service import Service
 
 # Fields of a body → the path whose body has them; the first that fits.
 PATHS: tuple[tuple[frozenset[str], str], ...] = (

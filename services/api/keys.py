@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import ApiConfig
-from protocol.errors import ConfigError
-from protocol.option import words
-from services import journal
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import words
+from penstock.services import journal
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.figures import HistogramStatistics, ProcessFigures
-from services import journal
-from services.api.metrics import Traffic, TrafficStatistics
-from services.api.pipeline import PipelineStatistics
+from penstock.protocol.figures import HistogramStatistics, ProcessFigures
+from penstock.services import journal
+from penstock.services.api.metrics import Traffic, TrafficStatistics
+from penstock.services.api.pipeline import PipelineStatistics
 
 log = logging.getLogger(__name__)
 

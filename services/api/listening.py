@@ -8,9 +8,9 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.config import ApiConfig
-from protocol.errors import ConfigError
-from services import address
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import ConfigError
+from penstock.services import address
 
 Socket = socket.socket
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protocol.messages import PositionLogprobs, TokenLogprob
+from penstock.protocol.messages import PositionLogprobs, TokenLogprob
 
 ID_NAME = "token_id:{}"
 LEAST = -9999.0  # JSON has no minus infinity

@@ -19,38 +19,38 @@ import uvicorn
 import uvloop
 import zmq
 
-from engine_core.histogram import Histogram
-from protocol.config import PRIORITY, Config
-from protocol.errors import PenstockError, Unavailable
-from protocol.links import TEXT, Role, new_incarnation, shared_hash
-from services import journal, process
-from services.api.accepting import Room, accept, allow_descriptors, room_for
-from services.api.app import application
-from services.api.connection import Connection, ConnectionLimits
-from services.api.figures import Figures
-from services.api.health import entry_of, hopeless
-from services.api.keys import Keys
-from services.api.ledger import Ledger
-from services.api.listening import Socket, leave, listen, tls, url_of
-from services.api.metrics import Traffic
-from services.api.pipeline import Pipeline
-from services.api.responses.endpoint import BackgroundWork
-from services.api.responses.store import ResponseStore
-from services.api.served import served_model
-from services.api.service import Service
-from services.banner import engine_facts
-from services.census import LAG, Vitals, lagging
-from services.duty import begin
-from services.heartbeat import Heartbeat, beating
-from services.notify import notify
-from services.process import ExitCode
-from services.sockets import network_of
-from services.stages import Stages
-from services.tracing.operation import Operations
-from services.tracing.startup import OwnStart
-from services.tracing.tracer import tracer_of
-from services.watch import Watch
-from services.wire import Arrival, Port, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.config import PRIORITY, Config
+from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
+from penstock.services import journal, process
+from penstock.services.api.accepting import Room, accept, allow_descriptors, room_for
+from penstock.services.api.app import application
+from penstock.services.api.connection import Connection, ConnectionLimits
+from penstock.services.api.figures import Figures
+from penstock.services.api.health import entry_of, hopeless
+from penstock.services.api.keys import Keys
+from penstock.services.api.ledger import Ledger
+from penstock.services.api.listening import Socket, leave, listen, tls, url_of
+from penstock.services.api.metrics import Traffic
+from penstock.services.api.pipeline import Pipeline
+from penstock.services.api.responses.endpoint import BackgroundWork
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.api.served import served_model
+from penstock.services.api.service import Service
+from penstock.services.banner import engine_facts
+from penstock.services.census import LAG, Vitals, lagging
+from penstock.services.duty import begin
+from penstock.services.heartbeat import Heartbeat, beating
+from penstock.services.notify import notify
+from penstock.services.process import ExitCode
+from penstock.services.sockets import network_of
+from penstock.services.stages import Stages
+from penstock.services.tracing.operation import Operations
+from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.tracer import tracer_of
+from penstock.services.watch import Watch
+from penstock.services.wire import Arrival, Port, Self
 
 log = logging.getLogger(__name__)
 

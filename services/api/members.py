@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from services.api import decoding, refusals
-from services.api.grammar import FORMS, UNREAD
+from penstock.services.api import decoding, refusals
+from penstock.services.api.grammar import FORMS, UNREAD
 
 LONG = 64 << 10  # bytes of a body
 

@@ -13,11 +13,11 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import InvalidRequest
-from services.api.errors import send_json
-from services.api.messages.errors import spoken
-from services.api.served import ServedModel
-from services.api.service import Service
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.errors import send_json
+from penstock.services.api.messages.errors import spoken
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
 
 PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how many, and at most
 

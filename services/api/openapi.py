@@ -13,38 +13,38 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol import limits
-from protocol.config import ApiConfig
-from protocol.version import VERSION
-from services.api import bounds, query, refusals
-from services.api.answers import ChatAnswer, CompletionAnswer
-from services.api.cohere import EmbedAnswer, EmbedRequest
-from services.api.embeddings import EmbeddingAnswer, EmbeddingRequest
-from services.api.errors import ErrorResponse, send_json
-from services.api.grammar import ResponseFormat, StructuredOutputs
-from services.api.health import Health, StatusAnswer, VersionAnswer
-from services.api.messages.errors import MessageError, concerns
-from services.api.messages.output import MessageAnswer, TokenCount
-from services.api.messages.request import REFUSALS as MESSAGE_REFUSALS
-from services.api.messages.request import WITHOUT_EFFECT as MESSAGE_WITHOUT_EFFECT
-from services.api.messages.request import CountRequest, MessageRequest
-from services.api.models import ModelAnswer, ModelList
-from services.api.requests import (
+from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.version import VERSION
+from penstock.services.api import bounds, query, refusals
+from penstock.services.api.answers import ChatAnswer, CompletionAnswer
+from penstock.services.api.cohere import EmbedAnswer, EmbedRequest
+from penstock.services.api.embeddings import EmbeddingAnswer, EmbeddingRequest
+from penstock.services.api.errors import ErrorResponse, send_json
+from penstock.services.api.grammar import ResponseFormat, StructuredOutputs
+from penstock.services.api.health import Health, StatusAnswer, VersionAnswer
+from penstock.services.api.messages.errors import MessageError, concerns
+from penstock.services.api.messages.output import MessageAnswer, TokenCount
+from penstock.services.api.messages.request import REFUSALS as MESSAGE_REFUSALS
+from penstock.services.api.messages.request import WITHOUT_EFFECT as MESSAGE_WITHOUT_EFFECT
+from penstock.services.api.messages.request import CountRequest, MessageRequest
+from penstock.services.api.models import ModelAnswer, ModelList
+from penstock.services.api.requests import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from services.api.responses.endpoint import MAX_PAGE, PAGE
-from services.api.responses.output import Deleted, ItemList, ResponseAnswer
-from services.api.responses.request import REFUSALS as RESPONSE_REFUSALS
-from services.api.responses.request import WITHOUT_EFFECT as RESPONSE_WITHOUT_EFFECT
-from services.api.responses.request import ResponseRequest
-from services.api.scoring import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
-from services.api.service import Service
-from services.api.tokenization import DetokenizeAnswer, TokenizeAnswer, TokenizerInfoAnswer
-from services.api.tools import Tool, ToolChoice
+from penstock.services.api.responses.endpoint import MAX_PAGE, PAGE
+from penstock.services.api.responses.output import Deleted, ItemList, ResponseAnswer
+from penstock.services.api.responses.request import REFUSALS as RESPONSE_REFUSALS
+from penstock.services.api.responses.request import WITHOUT_EFFECT as RESPONSE_WITHOUT_EFFECT
+from penstock.services.api.responses.request import ResponseRequest
+from penstock.services.api.scoring import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
+from penstock.services.api.service import Service
+from penstock.services.api.tokenization import DetokenizeAnswer, TokenizeAnswer, TokenizerInfoAnswer
+from penstock.services.api.tools import Tool, ToolChoice
 
 JSON = "application/json"
 STREAM = "text/event-stream"

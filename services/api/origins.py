@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from protocol.config import TOKEN, ApiConfig
-from protocol.errors import Forbidden
-from protocol.option import words
+from penstock.protocol.config import TOKEN, ApiConfig
+from penstock.protocol.errors import Forbidden
+from penstock.protocol.option import words
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import httptools
 
-from protocol.errors import InvalidRequest, RequestError, UnknownCoding, UnknownVersion
+from penstock.protocol.errors import InvalidRequest, RequestError, UnknownCoding, UnknownVersion
 
 OFFER = b"upgrade"
 VERSIONS = "this server speaks HTTP/1.1 and HTTP/1.0"

@@ -21,10 +21,10 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.scheduling.condemned import Condemned, text_signature
-from protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
-from protocol.figures import Census, ProcessFigures
-from protocol.messages import (
+from penstock.engine_core.scheduling.condemned import Condemned, text_signature
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
+from penstock.protocol.figures import Census, ProcessFigures
+from penstock.protocol.messages import (
     Abort,
     Client,
     Detokenize,
@@ -39,14 +39,14 @@ from protocol.messages import (
     Written,
     request_id,
 )
-from services.api.engines import Engines
-from services.api.errors import from_rejected
-from services.api.reply import Reply
-from services.api.session import affinity
-from services.census import Register
-from services.tracing.names import MOVED
-from services.tracing.operation import Operations
-from services.wire import Arrival, Joined, Left, Peer
+from penstock.services.api.engines import Engines
+from penstock.services.api.errors import from_rejected
+from penstock.services.api.reply import Reply
+from penstock.services.api.session import affinity
+from penstock.services.census import Register
+from penstock.services.tracing.names import MOVED
+from penstock.services.tracing.operation import Operations
+from penstock.services.wire import Arrival, Joined, Left, Peer
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
 NOBODY = Client()  # all requests of a program are one client's

@@ -14,18 +14,18 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope
 
-from protocol import limits
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Pooling, Sampling, SubmitText, TraceContext
-from services.api import decoding, exchange
-from services.api.completions import check_ids, part_of, span
-from services.api.delivery import attended, whole
-from services.api.refusals import FIELDS
-from services.api.reply import Reply
-from services.api.requests import Side, Timeout, TokenId
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.api.session import client_of
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceContext
+from penstock.services.api import decoding, exchange
+from penstock.services.api.completions import check_ids, part_of, span
+from penstock.services.api.delivery import attended, whole
+from penstock.services.api.refusals import FIELDS
+from penstock.services.api.reply import Reply
+from penstock.services.api.requests import Side, Timeout, TokenId
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.api.session import client_of
 
 Vector = NDArray[np.float32]
 Text = str | list[int]

@@ -6,8 +6,8 @@ and tools; here a draft changes no token, so nothing has to be refused beside it
 
 from __future__ import annotations
 
-from protocol.errors import InvalidRequest
-from services.api.requests import GenerationRequest
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.requests import GenerationRequest
 
 
 def predicted_text(request: GenerationRequest) -> str:

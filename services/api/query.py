@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Scope
 
-from protocol.errors import InvalidRequest
-from services.api.messages.request import MessageRequest
-from services.api.requests import GenerationRequest
-from services.api.responses.request import ResponseRequest
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.messages.request import MessageRequest
+from penstock.services.api.requests import GenerationRequest
+from penstock.services.api.responses.request import ResponseRequest
 
 R = TypeVar("R", bound=GenerationRequest | MessageRequest | ResponseRequest)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from protocol.errors import NotBuilt
-from services.api import decoding
+from penstock.protocol.errors import NotBuilt
+from penstock.services.api import decoding
 
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 VALUE = msgspec.json.Decoder()

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import msgspec
 
-from protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
-from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
-from services.api.metrics import Timings
-from services.api.segments import Segment, Segments
-from services.tracing.operation import Operation, Outcome
+from penstock.protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
+from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
+from penstock.services.api.metrics import Timings
+from penstock.services.api.segments import Segment, Segments
+from penstock.services.tracing.operation import Operation, Outcome
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
+from penstock.protocol import limits
 
 TokenId = Annotated[int, Meta(ge=0, le=limits.MAX_TOKEN_ID)]
 Count = Annotated[int, Meta(ge=1, le=limits.MAX_TOKEN_ID)]

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from protocol import limits
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Sampling
-from services.api.requests import GenerationRequest
-from services.api.served import ServedModel
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Sampling
+from penstock.services.api.requests import GenerationRequest
+from penstock.services.api.served import ServedModel
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ import msgspec
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
-from protocol import limits
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Pooling, SubmitText, TraceContext
-from services.api.decoding import decode, read_json
-from services.api.embeddings import text_submission
-from services.api.errors import send_json
-from services.api.pooling import (
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Pooling, SubmitText, TraceContext
+from penstock.services.api.decoding import decode, read_json
+from penstock.services.api.embeddings import text_submission
+from penstock.services.api.errors import send_json
+from penstock.services.api.pooling import (
     Vector,
     VectorRequest,
     VectorUsage,
@@ -32,9 +32,9 @@ from services.api.pooling import (
     pooled,
     vector_submission,
 )
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.api.trace import trace_context
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.api.trace import trace_context
 
 Strings = str | Annotated[list[str], Meta(min_length=1)]
 

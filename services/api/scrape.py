@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from engine_core.histogram import cumulated
-from protocol import groups
-from protocol.config import Config
-from protocol.figures import HistogramStatistics, ProcessFigures
-from protocol.links import Role
-from protocol.version import VERSION
-from services import catalogue
-from services.api.aliases import vllm
-from services.api.ledger import Entry
-from services.catalogue import METRICS, Kind, Subject
+from penstock.engine_core.histogram import cumulated
+from penstock.protocol import groups
+from penstock.protocol.config import Config
+from penstock.protocol.figures import HistogramStatistics, ProcessFigures
+from penstock.protocol.links import Role
+from penstock.protocol.version import VERSION
+from penstock.services import catalogue
+from penstock.services.api.aliases import vllm
+from penstock.services.api.ledger import Entry
+from penstock.services.catalogue import METRICS, Kind, Subject
 
 API_TOTALS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
     ("penstock_prompt_tokens", "Prompt tokens of answered requests", lambda entry: entry.traffic.prompt_tokens),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import Piece, PieceKind
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from engine_core import folder
-from engine_core.folder import Generation
-from engine_core.models.config_file import read_json
-from engine_core.models.pooler import Pooler, read_pooler
-from engine_core.models.spec import read_spec
-from protocol.config import Config, wrong_output
-from protocol.errors import ConfigError, NotFound
+from penstock.engine_core import folder
+from penstock.engine_core.folder import Generation
+from penstock.engine_core.models.config_file import read_json
+from penstock.engine_core.models.pooler import Pooler, read_pooler
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import Config, wrong_output
+from penstock.protocol.errors import ConfigError, NotFound
 
 DEFAULT_TOKENIZER = "PreTrainedTokenizerFast"  # where the folder names no class: its tokenizer.json is one
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.config import Config
-from services.api.accepting import Room
-from services.api.figures import Figures
-from services.api.keys import Keys
-from services.api.ledger import Ledger
-from services.api.metrics import Traffic
-from services.api.pipeline import Pipeline
-from services.api.responses.store import ResponseStore
-from services.api.served import ServedModel
-from services.tracing.tracer import Tracer
+from penstock.protocol.config import Config
+from penstock.services.api.accepting import Room
+from penstock.services.api.figures import Figures
+from penstock.services.api.keys import Keys
+from penstock.services.api.ledger import Ledger
+from penstock.services.api.metrics import Traffic
+from penstock.services.api.pipeline import Pipeline
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.api.served import ServedModel
+from penstock.services.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from hashlib import blake2b
 import msgspec
 from starlette.types import Scope
 
-from protocol.errors import InvalidRequest
-from protocol.messages import Client, SubmitText
-from services.api import exchange
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Client, SubmitText
+from penstock.services.api import exchange
 
 HEADER = b"x-session-id"
 NAME = re.compile(rb"[\x21-\x7e]{1,256}")

@@ -7,12 +7,12 @@ import time
 
 import msgspec
 
-from protocol.messages import SubmitText, TraceContext
-from services.api.grammar import grammar_of
-from services.api.prediction import predicted_text
-from services.api.requests import GenerationRequest
-from services.api.sampling import SEED_BITS, Lengths, kept_prompt, sampling_of, stop_strings
-from services.api.served import ServedModel
+from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.services.api.grammar import grammar_of
+from penstock.services.api.prediction import predicted_text
+from penstock.services.api.requests import GenerationRequest
+from penstock.services.api.sampling import SEED_BITS, Lengths, kept_prompt, sampling_of, stop_strings
+from penstock.services.api.served import ServedModel
 
 
 def submission(

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from protocol.errors import RequestError
+from penstock.protocol.errors import RequestError
 
 
 class Term(msgspec.Struct, frozen=True):

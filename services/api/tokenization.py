@@ -7,15 +7,15 @@ import struct
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import InvalidRequest
-from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
-from services.api.completions import check_ids
-from services.api.conversation import conversation, tools_of
-from services.api.decoding import decode, given, read_json
-from services.api.delivery import answered
-from services.api.errors import send_json
-from services.api.requests import DetokenizeRequest, TokenizeRequest
-from services.api.service import Service
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from penstock.services.api.completions import check_ids
+from penstock.services.api.conversation import conversation, tools_of
+from penstock.services.api.decoding import decode, given, read_json
+from penstock.services.api.delivery import answered
+from penstock.services.api.errors import send_json
+from penstock.services.api.requests import DetokenizeRequest, TokenizeRequest
+from penstock.services.api.service import Service
 
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import CustomInput, ToolUse
-from services.api.decoding import check_depth, decode, given
-from services.api.requests import ChatRequest, OptionalJson
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import CustomInput, ToolUse
+from penstock.services.api.decoding import check_depth, decode, given
+from penstock.services.api.requests import ChatRequest, OptionalJson
 
 # In Python `$` matches before a last line break too; the pattern is also told to clients, whose `$` does not.
 NAME = r"^[a-zA-Z0-9_.-]+$(?!\n)"

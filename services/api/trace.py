@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from protocol.messages import TraceContext
-from services.api import exchange
-from services.tracing.context import given
+from penstock.protocol.messages import TraceContext
+from penstock.services.api import exchange
+from penstock.services.tracing.context import given
 
 
 def trace_context(scope: Scope) -> TraceContext:

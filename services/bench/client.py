@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from services.bench.response import Malformed, Response
-from services.bench.workload import Request
+from penstock.services.bench.response import Malformed, Response
+from penstock.services.bench.workload import Request
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

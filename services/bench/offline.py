@@ -13,17 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import fields
-from protocol.errors import ConfigError
-from services.bench.client import Record
-from services.bench.processes import children, cpu_seconds
-from services.bench.serve import HEADING, Result, add_load, told, workload_of
-from services.bench.summary import summarize
-from services.bench.workload import Request, Workload, requests
-from services.llm.llm import LLM
-from services.llm.outputs import RequestOutput
-from services.llm.params import SamplingParams
-from services.options import Effective
+from penstock.protocol.config import fields
+from penstock.protocol.errors import ConfigError
+from penstock.services.bench.client import Record
+from penstock.services.bench.processes import children, cpu_seconds
+from penstock.services.bench.serve import HEADING, Result, add_load, told, workload_of
+from penstock.services.bench.summary import summarize
+from penstock.services.bench.workload import Request, Workload, requests
+from penstock.services.llm.llm import LLM
+from penstock.services.llm.outputs import RequestOutput
+from penstock.services.llm.params import SamplingParams
+from penstock.services.options import Effective
 
 
 class Body(msgspec.Struct, frozen=True):

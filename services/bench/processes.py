@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from protocol.links import Role
+from penstock.protocol.links import Role
 
 ROLES = frozenset(role.value.encode() for role in Role)
 

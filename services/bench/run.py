@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from services.bench.client import Record, Target
-from services.bench.worker import Finished, Go, Job, Progress, Ready, Report, frame
-from services.bench.workload import Workload
+from penstock.services.bench.client import Record, Target
+from penstock.services.bench.worker import Finished, Go, Job, Progress, Ready, Report, frame
+from penstock.services.bench.workload import Workload
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).absolute().parents[3]
 HEAD_START = 0.2  # seconds between the last process being ready and the first request
 REPORT = msgspec.msgpack.Decoder(Report)
 
@@ -74,7 +74,7 @@ async def run(where: Target, workload: Workload, *, model: str = "", extra: Mapp
 async def start(job: Job, stack: AsyncExitStack) -> asyncio.subprocess.Process:
     """A client process with its job; it ends with the stack at the latest."""
     client = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.bench.worker", cwd=ROOT,
+        sys.executable, "-m", "penstock.services.bench.worker", cwd=ROOT,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 

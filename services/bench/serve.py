@@ -17,16 +17,16 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import ConfigError, LinkError
-from services.bench.client import Target, target
-from services.bench.run import ClientDied, run
-from services.bench.summary import Spread, Summary, summarize
-from services.bench.worker import Progress
-from services.bench.workload import FREE, Variant, Workload
-from services.commands import target as server
-from services.meter import Meter
-from services.options import Effective
-from services.process import ExitCode
+from penstock.protocol.errors import ConfigError, LinkError
+from penstock.services.bench.client import Target, target
+from penstock.services.bench.run import ClientDied, run
+from penstock.services.bench.summary import Spread, Summary, summarize
+from penstock.services.bench.worker import Progress
+from penstock.services.bench.workload import FREE, Variant, Workload
+from penstock.services.commands import target as server
+from penstock.services.meter import Meter
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

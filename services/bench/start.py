@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 
-from protocol.config import Config
-from protocol.errors import ConfigError
-from services.commands.target import quiet, started
-from services.options import Effective
-from services.process import ExitCode
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError
+from penstock.services.commands.target import quiet, started
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from services.bench.client import Record
+from penstock.services.bench.client import Record
 
 MILLI = 1000.0
 

@@ -1,4 +1,4 @@
-"""One client process: `python -m services.bench.worker`, started by benchmarks/serve.py.
+"""One client process: `python -m penstock.services.bench.worker`, started by benchmarks/serve.py.
 
 Frames (4 bytes of length, then msgpack) come on standard input: the `Job`, then the start time. Frames go out on
 standard output: `Ready`, `Progress` a few times a second, and `Finished`.
@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import msgspec
 import uvloop
 
-from services.bench.client import Load, Record, Target
-from services.bench.workload import Workload, requests
+from penstock.services.bench.client import Load, Record, Target
+from penstock.services.bench.workload import Workload, requests
 
 INTERVAL = 0.25  # seconds between two progress frames
 

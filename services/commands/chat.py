@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import Any
 
-from protocol.errors import ConfigError, RequestError
-from services.commands import sampling, target, terminal
-from services.commands.client import Client
-from services.commands.terminal import Screen
-from services.options import Effective
-from services.process import ExitCode
+from penstock.protocol.errors import ConfigError, RequestError
+from penstock.services.commands import sampling, target, terminal
+from penstock.services.commands.client import Client
+from penstock.services.commands.terminal import Screen
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
 
 PATH = "/v1/chat/completions"
 HELP = """/system TEXT  what the model is told before everything else; forgets the conversation

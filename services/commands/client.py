@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from protocol.errors import REQUEST_ERRORS, ConfigError, EngineFailure, LinkError, Overloaded, RequestError
+from penstock.protocol.errors import REQUEST_ERRORS, ConfigError, EngineFailure, LinkError, Overloaded, RequestError
 
 TIMEOUT = 600.0  # seconds without a byte
 DONE = b"[DONE]"

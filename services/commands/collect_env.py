@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import fields
-from protocol.version import VERSION
-from services.options import Effective
-from services.process import ExitCode
-from services.sizing import usable_cores
+from penstock.protocol.config import fields
+from penstock.protocol.version import VERSION
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
+from penstock.services.sizing import usable_cores
 
 GPU_QUERY = "index,name,driver_version,memory.total,memory.used,compute_cap,mig.mode.current,ecc.mode.current"
 VARIABLES = re.compile(r"(PENSTOCK|CUDA|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|NCCL|HF|TRANSFORMERS|XDG_CACHE)(_|\Z)")
@@ -54,7 +54,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
 def environment(effective: Effective, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Everything, by section."""
     return {
-        "penstock": {"version": VERSION, "place": str(Path(__file__).resolve().parents[2])},
+        "penstock": {"version": VERSION, "place": str(Path(__file__).absolute().parents[2])},
         "python": {"version": sys.version.replace("\n", " "), "executable": sys.executable, "prefix": sys.prefix},
         "system": system(),
         "gpu": gpus(),

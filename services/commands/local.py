@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.links import Role
-from services import rundir
+from penstock.protocol.links import Role
+from penstock.services import rundir
 
 PROC = Path("/proc")
 APART = 60.0  # seconds by which two accounts of one start may differ: clocks are set now and then
-ENTRIES = ("penstock", "penstock.py")
+ENTRIES = ("penstock", "penstock/__main__.py")  # ends of the path that a process was started by
 ROLES = frozenset(role.value for role in Role)
 
 
@@ -99,6 +99,6 @@ def value_of(flag: str, arguments: list[str]) -> str:
 def role_of(arguments: list[str]) -> str:
     """The role that a command line starts, or nothing."""
     for place, word in enumerate(arguments[:-1]):
-        if Path(word).name in ENTRIES:
+        if any(f"/{word}".endswith(f"/{entry}") for entry in ENTRIES):
             return arguments[place + 1] if arguments[place + 1] in ROLES else ""
     return ""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core import folder
-from engine_core.execution.capacity import (
+from penstock.engine_core import folder
+from penstock.engine_core.execution.capacity import (
     CacheShape,
     block_bytes,
     check_blocks,
@@ -25,16 +25,16 @@ from engine_core.execution.capacity import (
     given_blocks,
     gpu_blocks,
 )
-from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
-from engine_core.models.draft_spec import DraftSpec, read_draft
-from engine_core.models.shares import check_ranks, part_spec
-from engine_core.models.spec import ModelSpec, read_spec
-from engine_core.models.stages import held_weights, stage_spec
-from protocol.config import Config
-from protocol.errors import ConfigError
-from protocol.speculation import WITH_MODEL, read_speculative
-from services.options import Effective
-from services.process import ExitCode
+from penstock.engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.shares import check_ranks, part_spec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.stages import held_weights, stage_spec
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
 
 GIB = 1 << 30
 # Bytes that the driver lets programs have. The H200's was read on one; the others are rounded down from what their

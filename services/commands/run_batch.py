@@ -20,15 +20,15 @@ from typing import Annotated, Any, BinaryIO, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import ConfigError, InvalidRequest, LinkError, RequestError
-from services.api.decoding import decode
-from services.api.errors import ErrorDetail
-from services.commands import target
-from services.commands.client import Answer, Client
-from services.commands.target import Target
-from services.meter import Meter
-from services.options import Effective
-from services.process import ExitCode
+from penstock.protocol.errors import ConfigError, InvalidRequest, LinkError, RequestError
+from penstock.services.api.decoding import decode
+from penstock.services.api.errors import ErrorDetail
+from penstock.services.commands import target
+from penstock.services.commands.client import Answer, Client
+from penstock.services.commands.target import Target
+from penstock.services.meter import Meter
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
 
 STANDARD = "-"
 ATTEMPTS = 8  # at a server that is full or not ready

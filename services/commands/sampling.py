@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

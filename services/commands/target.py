@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 import msgspec
 
-from protocol.config import Config
-from protocol.errors import ConfigError, LinkError
-from protocol.option import words
-from services.commands.client import Client
-from services.llm.host import Host
-from services.options import Effective
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError, LinkError
+from penstock.protocol.option import words
+from penstock.services.commands.client import Client
+from penstock.services.llm.host import Host
+from penstock.services.options import Effective
 
 DEFAULT = "http://127.0.0.1:8000"
 QUIET = "warning"

@@ -21,13 +21,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from protocol.errors import ConfigError, LinkError
-from protocol.option import words
-from services.commands.client import Client, refusal
-from services.commands.local import Known, companions, local_processes
-from services.commands.target import DEFAULT
-from services.options import Effective
-from services.process import ExitCode
+from penstock.protocol.errors import ConfigError, LinkError
+from penstock.protocol.option import words
+from penstock.services.commands.client import Client, refusal
+from penstock.services.commands.local import Known, companions, local_processes
+from penstock.services.commands.target import DEFAULT
+from penstock.services.options import Effective
+from penstock.services.process import ExitCode
 
 SHORTEST = 0.1  # seconds between looks
 MEBIBYTE = 1 << 20

@@ -13,8 +13,8 @@ import socket
 from threading import Event
 from typing import NoReturn
 
-from services import journal
-from services.process import ExitCode, Stop
+from penstock.services import journal
+from penstock.services.process import ExitCode, Stop
 
 log = logging.getLogger(__name__)
 

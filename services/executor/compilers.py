@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from services import journal, process
+from penstock.services import journal, process
 
 log = logging.getLogger(__name__)
 

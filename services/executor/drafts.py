@@ -9,19 +9,19 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine_core import folder, loading
-from engine_core.execution.drafting import Draft
-from engine_core.execution.group import Group
-from engine_core.loading.checkpoint import stored_names
-from engine_core.loading.heads import load_head
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.draft_spec import DraftSpec, read_draft
-from engine_core.models.spec import ModelSpec
-from engine_core.text.codec import read_codec
-from protocol.config import Config
-from protocol.errors import ConfigError
-from protocol.speculation import FLAG, WITH_MODEL, read_speculative
+from penstock.engine_core import folder, loading
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.loading.checkpoint import stored_names
+from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.text.codec import read_codec
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.speculation import FLAG, WITH_MODEL, read_speculative
 
 OPTION = f"{FLAG} model"
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine_core.execution.exchange import open_exchange
-from engine_core.execution.exchange_trial import Trial, quickest
-from engine_core.execution.group import Group
-from engine_core.execution.peers import CudaMemory, DeviceMemory, together
-from services import journal
+from penstock.engine_core.execution.exchange import open_exchange
+from penstock.engine_core.execution.exchange_trial import Trial, quickest
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.execution.peers import CudaMemory, DeviceMemory, together
+from penstock.services import journal
 
 log = logging.getLogger(__name__)
 

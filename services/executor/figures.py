@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from protocol.figures import Census
-from protocol.steps import ExecutorReady
-from services.census import INTERVAL, Vitals, add_link
-from services.executor.steps import Steps
-from services.wire import Port
+from penstock.protocol.figures import Census
+from penstock.protocol.steps import ExecutorReady
+from penstock.services.census import INTERVAL, Vitals, add_link
+from penstock.services.executor.steps import Steps
+from penstock.services.wire import Port
 
 
 class Figures:

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from engine_core.execution.group import Group
-from protocol.config import Config
-from protocol.groups import Place
-from services.executor.handshake import Life
-from services.executor.rendezvous import host_and_port
+from penstock.engine_core.execution.group import Group
+from penstock.protocol.config import Config
+from penstock.protocol.groups import Place
+from penstock.services.executor.handshake import Life
+from penstock.services.executor.rendezvous import host_and_port
 
 COLLECTIVE_SECONDS = 600.0  # that a member may wait in one for the others; whose step hangs the watchdog knows sooner
 # NVLink's multicast is off unless the operator wants it: on some machines it stays broken until the next boot.

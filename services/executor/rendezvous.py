@@ -19,17 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.addresses import read_address
-from protocol.config import Config
-from protocol.errors import ConfigError, LinkError
-from protocol.groups import Place, group_size
-from protocol.links import shared_hash
-from services import journal
-from services.executor.bond import Bond, keep_alive
-from services.executor.handshake import Challenge, Guest, Life, Refusal, Response
-from services.linkkeys import read_keys
-from services.notify import progress
-from services.process import Stop
+from penstock.protocol.addresses import read_address
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError, LinkError
+from penstock.protocol.groups import Place, group_size
+from penstock.protocol.links import shared_hash
+from penstock.services import journal
+from penstock.services.executor.bond import Bond, keep_alive
+from penstock.services.executor.handshake import Challenge, Guest, Life, Refusal, Response
+from penstock.services.linkkeys import read_keys
+from penstock.services.notify import progress
+from penstock.services.process import Stop
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 import torch
 
-from protocol.steps import ExecutorReady, SlotStart, StepPlan
-from protocol.version import VERSION
-from services import journal
-from services.rundir import private
+from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan
+from penstock.protocol.version import VERSION
+from penstock.services import journal
+from penstock.services.rundir import private
 
 log = logging.getLogger(__name__)
 

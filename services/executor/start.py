@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine_core import folder, loading
-from engine_core.execution.capacity import (
+from penstock.engine_core import folder, loading
+from penstock.engine_core.execution.capacity import (
     CacheShape,
     block_bytes,
     check_blocks,
@@ -21,38 +21,38 @@ from engine_core.execution.capacity import (
     given_blocks,
     gpu_blocks,
 )
-from engine_core.execution.drafting import Draft
-from engine_core.execution.estimate import idle_weights
-from engine_core.execution.graph_sizes import GraphSizes, graph_sizes
-from engine_core.execution.group import ALONE
-from engine_core.execution.heads import draft_block_bytes
-from engine_core.execution.memory import available_memory, step_peak, used_memory
-from engine_core.execution.readying import compile_steps
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import WARM_TOKENS, warm_steps
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.draft_spec import DraftSpec
-from engine_core.models.shares import check_ranks, rank_spec
-from engine_core.models.spec import ModelSpec, read_spec
-from engine_core.models.stages import stage_layers
-from protocol import groups
-from protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
-from protocol.errors import ConfigError
-from protocol.links import Role
-from protocol.parts import parts_of
-from protocol.speculation import WITH_MODEL, read_speculative
-from protocol.steps import ExecutorReady
-from services import journal, process
-from services.banner import WEIGHTS
-from services.executor.compilers import compilers
-from services.executor.drafts import check_agreed, draft_folder, find_draft, load_draft
-from services.executor.exchange import with_exchange
-from services.executor.handshake import Life
-from services.executor.membership import begin
-from services.executor.verify import check_output, verification
-from services.notify import notify
-from services.stages import Stages
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.estimate import idle_weights
+from penstock.engine_core.execution.graph_sizes import GraphSizes, graph_sizes
+from penstock.engine_core.execution.group import ALONE
+from penstock.engine_core.execution.heads import draft_block_bytes
+from penstock.engine_core.execution.memory import available_memory, step_peak, used_memory
+from penstock.engine_core.execution.readying import compile_steps
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import WARM_TOKENS, warm_steps
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.shares import check_ranks, rank_spec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.stages import stage_layers
+from penstock.protocol import groups
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import parts_of
+from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.protocol.steps import ExecutorReady
+from penstock.services import journal, process
+from penstock.services.banner import WEIGHTS
+from penstock.services.executor.compilers import compilers
+from penstock.services.executor.drafts import check_agreed, draft_folder, find_draft, load_draft
+from penstock.services.executor.exchange import with_exchange
+from penstock.services.executor.handshake import Life
+from penstock.services.executor.membership import begin
+from penstock.services.executor.verify import check_output, verification
+from penstock.services.notify import notify
+from penstock.services.stages import Stages
 
 log = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.results import Launched
-from engine_core.execution.runner import Begun, Runner
-from engine_core.histogram import Histogram
-from protocol.figures import HistogramStatistics
-from protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
-from services import journal
-from services.census import PART
-from services.executor.bond import leave
-from services.executor.report import Reports
-from services.executor.watchdog import Watchdog
-from services.tracing.execution import ExecutionTraces
-from services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.results import Launched
+from penstock.engine_core.execution.runner import Begun, Runner
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
+from penstock.services import journal
+from penstock.services.census import PART
+from penstock.services.executor.bond import leave
+from penstock.services.executor.report import Reports
+from penstock.services.executor.watchdog import Watchdog
+from penstock.services.tracing.execution import ExecutionTraces
+from penstock.services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine_core.execution.runner import Runner
-from engine_core.execution.self_test import read_probe, trouble
-from engine_core.loading.checkpoint import find_files
-from engine_core.loading.checksums import check_hash, published_hashes
-from protocol.config import Config
-from protocol.errors import ModelError
-from services import journal
+from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.execution.self_test import read_probe, trouble
+from penstock.engine_core.loading.checkpoint import find_files
+from penstock.engine_core.loading.checksums import check_hash, published_hashes
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ModelError
+from penstock.services import journal
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
-from engine_core.text.columns import pack, unpack
-from protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
-from services.api.completions import check_ids
-from services.api.served import ServedModel
-from services.llm.ending import Ending
-from services.llm.engine import Engine
-from services.llm.keywords import configured
-from services.llm.outputs import RequestOutput
-from services.llm.params import RequestOutputKind, SamplingParams
-from services.llm.prompts import Order, PromptForm, chat_order, listed, orders, traced
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
+from penstock.services.api.completions import check_ids
+from penstock.services.api.served import ServedModel
+from penstock.services.llm.ending import Ending
+from penstock.services.llm.engine import Engine
+from penstock.services.llm.keywords import configured
+from penstock.services.llm.outputs import RequestOutput
+from penstock.services.llm.params import RequestOutputKind, SamplingParams
+from penstock.services.llm.prompts import Order, PromptForm, chat_order, listed, orders, traced
 
 
 class AsyncLLM:

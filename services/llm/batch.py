@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 import msgspec
 
-from protocol.errors import InvalidRequest, RequestError
-from services.llm.engine import Engine
-from services.llm.outputs import RequestOutput
-from services.llm.params import RequestOutputKind
-from services.llm.prompts import Order
-from services.meter import Meter
+from penstock.protocol.errors import InvalidRequest, RequestError
+from penstock.services.llm.engine import Engine
+from penstock.services.llm.outputs import RequestOutput
+from penstock.services.llm.params import RequestOutputKind
+from penstock.services.llm.prompts import Order
+from penstock.services.meter import Meter
 
 
 class Tally(msgspec.Struct):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from opentelemetry import trace
 
-from protocol.messages import TraceContext
-from services.tracing.clock import VARIABLE as CLOCK
-from services.tracing.context import joined
-from services.tracing.exchange import decided
-from services.tracing.operation import Operations
-from services.tracing.startup import PARENT, STATE
-from services.tracing.tracer import Tracer
+from penstock.protocol.messages import TraceContext
+from penstock.services.tracing.clock import VARIABLE as CLOCK
+from penstock.services.tracing.context import joined
+from penstock.services.tracing.exchange import decided
+from penstock.services.tracing.operation import Operations
+from penstock.services.tracing.startup import PARENT, STATE
+from penstock.services.tracing.tracer import Tracer
 
 
 class Calls:

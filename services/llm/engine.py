@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from protocol.config import PRIORITY, Config
-from protocol.errors import Overloaded, PenstockError, Unavailable
-from protocol.links import TEXT, Role, new_incarnation, shared_hash
-from protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
-from services.api.metrics import Timings
-from services.api.pipeline import Pipeline, PipelineStatistics
-from services.api.reply import Reply
-from services.api.served import ServedModel, served_model
-from services.launch import resolved
-from services.llm.host import Host
-from services.llm.outputs import Gathering
-from services.llm.params import RequestOutputKind
-from services.llm.prompts import Order
-from services.sizing import sized, usable_cores
-from services.sockets import network_of
-from services.tracing.tracer import tracer_of
-from services.watch import Watch
-from services.wire import Arrival, Port, Self
+from penstock.protocol.config import PRIORITY, Config
+from penstock.protocol.errors import Overloaded, PenstockError, Unavailable
+from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
+from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from penstock.services.api.metrics import Timings
+from penstock.services.api.pipeline import Pipeline, PipelineStatistics
+from penstock.services.api.reply import Reply
+from penstock.services.api.served import ServedModel, served_model
+from penstock.services.launch import resolved
+from penstock.services.llm.host import Host
+from penstock.services.llm.outputs import Gathering
+from penstock.services.llm.params import RequestOutputKind
+from penstock.services.llm.prompts import Order
+from penstock.services.sizing import sized, usable_cores
+from penstock.services.sockets import network_of
+from penstock.services.tracing.tracer import tracer_of
+from penstock.services.watch import Watch
+from penstock.services.wire import Arrival, Port, Self
 
 if TYPE_CHECKING:
-    from services.llm.calls import Calls
+    from penstock.services.llm.calls import Calls
 
 PROGRAM = "llm"  # as which a program tells its traces
 INDEX = 0  # of the one api-role peer of an engine
@@ -233,7 +233,7 @@ def calls_of(config: Config, model: ServedModel) -> Calls | None:
     tracer = tracer_of(config.trace, PROGRAM, INDEX)
     if tracer is None:
         return None
-    from services.llm.calls import Calls
+    from penstock.services.llm.calls import Calls
 
     return Calls(tracer, model.name)
 

@@ -1,11 +1,11 @@
-"""The names of the Python API that penstock.py gives out when they are asked for."""
+"""The names of the Python API that the package gives out when they are asked for."""
 
 from __future__ import annotations
 
-from services.llm.async_llm import AsyncLLM
-from services.llm.llm import LLM
-from services.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, ToolCall
-from services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from penstock.services.llm.async_llm import AsyncLLM
+from penstock.services.llm.llm import LLM
+from penstock.services.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, ToolCall
+from penstock.services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "RequestOutputKind",

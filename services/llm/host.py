@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import Config
-from protocol.errors import LinkError, PenstockError
-from services import faults, options, process, rundir
-from services.launch import ENTRY, SUPERVISORS
-from services.notify import VARIABLE, NoticeSocket
+from penstock.protocol.config import Config
+from penstock.protocol.errors import LinkError, PenstockError
+from penstock.services import faults, options, process, rundir
+from penstock.services.launch import ENTRY, SUPERVISORS
+from penstock.services.notify import VARIABLE, NoticeSocket
 
 END_SECONDS = 15.0  # from SIGTERM to SIGKILL; the engine gives its own processes less
 SOCKET = "program.sock"

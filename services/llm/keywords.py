@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.config import Config, fields
-from protocol.errors import ConfigError
-from services.options import Given, did_you_mean, merge, read_file
+from penstock.protocol.config import Config, fields
+from penstock.protocol.errors import ConfigError
+from penstock.services.options import Given, did_you_mean, merge, read_file
 
 ORIGIN = "keyword"
 QUIET = "warning"  # log level of an engine unless told otherwise: its log goes to the program's own stderr

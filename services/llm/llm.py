@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from engine_core.text.columns import pack, unpack
-from protocol.messages import Detokenize, Detokenized, EngineStatus, SubmitText, Tokenize, Tokenized
-from services.api.completions import check_ids
-from services.api.pooling import Vector
-from services.api.served import ServedModel
-from services.llm import batch, vectors
-from services.llm.ending import Ending
-from services.llm.engine import Engine
-from services.llm.keywords import configured
-from services.llm.outputs import RequestOutput
-from services.llm.prompts import Params, PromptForm, chat_order, conversations, listed, orders, shared_out
-from services.llm.vectors import (
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, SubmitText, Tokenize, Tokenized
+from penstock.services.api.completions import check_ids
+from penstock.services.api.pooling import Vector
+from penstock.services.api.served import ServedModel
+from penstock.services.llm import batch, vectors
+from penstock.services.llm.ending import Ending
+from penstock.services.llm.engine import Engine
+from penstock.services.llm.keywords import configured
+from penstock.services.llm.outputs import RequestOutput
+from penstock.services.llm.prompts import Params, PromptForm, chat_order, conversations, listed, orders, shared_out
+from penstock.services.llm.vectors import (
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
@@ -33,7 +33,7 @@ from services.llm.vectors import (
     score_sheet,
     shaped_outputs,
 )
-from services.meter import Meter
+from penstock.services.meter import Meter
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from engine_core.text.columns import unpack
-from protocol.errors import RequestError
-from protocol.messages import Finish, PieceKind, PositionLogprobs
-from services.api.answers import finish_reason
-from services.api.reply import Choice, Reply
-from services.api.segments import Segment
-from services.llm.params import RequestOutputKind
+from penstock.engine_core.text.columns import unpack
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
+from penstock.services.api.answers import finish_reason
+from penstock.services.api.reply import Choice, Reply
+from penstock.services.api.segments import Segment
+from penstock.services.llm.params import RequestOutputKind
 
 
 class Logprob(msgspec.Struct, frozen=True):

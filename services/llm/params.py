@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest
-from services.api.chat import REQUEST as CHAT
-from services.api.completions import REQUEST as COMPLETION
-from services.api.decoding import decode
-from services.api.requests import ChatRequest, CompletionRequest
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.chat import REQUEST as CHAT
+from penstock.services.api.completions import REQUEST as COMPLETION
+from penstock.services.api.decoding import decode
+from penstock.services.api.requests import ChatRequest, CompletionRequest
 
 
 class RequestOutputKind(enum.IntEnum):

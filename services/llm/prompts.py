@@ -9,20 +9,20 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
-from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText, TraceContext
-from services.api.chat import chat_submission
-from services.api.completions import check_ids, lengths, prompt_submission
-from services.api.conversation import tools_of
-from services.api.decoding import misfit
-from services.api.requests import TokenId
-from services.api.sampling import choices
-from services.api.served import ServedModel
-from services.api.submission import submission, with_own_seed
-from services.api.tools import as_functions
-from services.llm.params import SamplingParams, chat_request, completion_request, encoded
-from services.tracing import context
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.services.api.chat import chat_submission
+from penstock.services.api.completions import check_ids, lengths, prompt_submission
+from penstock.services.api.conversation import tools_of
+from penstock.services.api.decoding import misfit
+from penstock.services.api.requests import TokenId
+from penstock.services.api.sampling import choices
+from penstock.services.api.served import ServedModel
+from penstock.services.api.submission import submission, with_own_seed
+from penstock.services.api.tools import as_functions
+from penstock.services.llm.params import SamplingParams, chat_request, completion_request, encoded
+from penstock.services.tracing import context
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None

@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText, TraceContext
-from services.api.decoding import decode
-from services.api.embeddings import REQUEST, EmbeddingRequest, check_pooler, text_submission, vectors
-from services.api.pooling import Vector, check_dimensions, texts_of, vectors_of
-from services.api.scoring import ScoreRequest, Sheet, Strings, pairs_of
-from services.api.served import ServedModel
-from services.llm.batch import share_out
-from services.llm.engine import Engine
-from services.llm.params import SamplingParams, encoded
-from services.llm.prompts import Order, PromptForm, listed
-from services.meter import Meter
-from services.tracing import context
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.services.api.decoding import decode
+from penstock.services.api.embeddings import REQUEST, EmbeddingRequest, check_pooler, text_submission, vectors
+from penstock.services.api.pooling import Vector, check_dimensions, texts_of, vectors_of
+from penstock.services.api.scoring import ScoreRequest, Sheet, Strings, pairs_of
+from penstock.services.api.served import ServedModel
+from penstock.services.llm.batch import share_out
+from penstock.services.llm.engine import Engine
+from penstock.services.llm.params import SamplingParams, encoded
+from penstock.services.llm.prompts import Order, PromptForm, listed
+from penstock.services.meter import Meter
+from penstock.services.tracing import context
 
 NO_PARAMS = SamplingParams()
 

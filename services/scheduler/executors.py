@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from protocol.steps import ExecutorReady
-from services import journal
-from services.wire import Peer
+from penstock.protocol.steps import ExecutorReady
+from penstock.services import journal
+from penstock.services.wire import Peer
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine_core.scheduling.waiting import REASONS
-from protocol.figures import Census
-from protocol.messages import EngineStatus, Finish
-from services.census import INTERVAL, Sheet, Vitals, add_link
-from services.scheduler.loop import Loop, LoopStatistics
-from services.wire import Port
+from penstock.engine_core.scheduling.waiting import REASONS
+from penstock.protocol.figures import Census
+from penstock.protocol.messages import EngineStatus, Finish
+from penstock.services.census import INTERVAL, Sheet, Vitals, add_link
+from penstock.services.scheduler.loop import Loop, LoopStatistics
+from penstock.services.wire import Port
 
 STATUS_GAUGES = ("ready", "running", "waiting", "blocks", "blocks_free", "blocks_idle", "drain_rate", "epoch")
 STATUS_TOTALS = (

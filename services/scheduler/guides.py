@@ -9,13 +9,13 @@ from concurrent.futures import Executor
 
 import msgspec
 
-from engine_core.grammar.cache import GrammarCache, Key
-from engine_core.grammar.guide import Charge, Guide, first_line
-from engine_core.grammar.tokens import GrammarTokens
-from protocol.errors import GrammarFailure, Overloaded, RequestError
-from protocol.messages import Automaton, Rejected, SubmitTokens
-from services.scheduler.aside import Aside
-from services.wire import Peer
+from penstock.engine_core.grammar.cache import GrammarCache, Key
+from penstock.engine_core.grammar.guide import Charge, Guide, first_line
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.protocol.errors import GrammarFailure, Overloaded, RequestError
+from penstock.protocol.messages import Automaton, Rejected, SubmitTokens
+from penstock.services.scheduler.aside import Aside
+from penstock.services.wire import Peer
 
 ANY = 1 << 62  # bytes
 

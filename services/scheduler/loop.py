@@ -16,26 +16,26 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.histogram import Histogram
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.statistics import SchedulerStatistics
-from protocol.config import Config
-from protocol.errors import RequestError
-from protocol.figures import Census
-from protocol.groups import answering, group_size, members
-from protocol.links import Role
-from protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
-from protocol.steps import ExecutorReady, StepResult
-from services import journal
-from services.census import LAG, Register
-from services.restarts import failures
-from services.scheduler.executors import Executors
-from services.scheduler.guides import Guides, GuideStatistics, rejection
-from services.scheduler.masker import Masker, MaskerStatistics
-from services.scheduler.options import ModelFacts, depth, scheduling_options
-from services.scheduler.times import Times, TimesStatistics
-from services.tracing.scheduling import SchedulerTraces
-from services.wire import Arrival, Joined, Left, Peer
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.protocol.config import Config
+from penstock.protocol.errors import RequestError
+from penstock.protocol.figures import Census
+from penstock.protocol.groups import answering, group_size, members
+from penstock.protocol.links import Role
+from penstock.protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
+from penstock.protocol.steps import ExecutorReady, StepResult
+from penstock.services import journal
+from penstock.services.census import LAG, Register
+from penstock.services.restarts import failures
+from penstock.services.scheduler.executors import Executors
+from penstock.services.scheduler.guides import Guides, GuideStatistics, rejection
+from penstock.services.scheduler.masker import Masker, MaskerStatistics
+from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
+from penstock.services.scheduler.times import Times, TimesStatistics
+from penstock.services.tracing.scheduling import SchedulerTraces
+from penstock.services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
 

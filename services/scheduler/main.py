@@ -13,31 +13,31 @@ from pathlib import Path
 
 import zmq
 
-from engine_core import folder
-from engine_core.grammar.tokens import GrammarTokens, read_tokens
-from engine_core.models.spec import read_spec
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.config import Config
-from protocol.errors import ModelError
-from protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
-from protocol.messages import Automaton
-from protocol.speculation import read_speculative
-from services import journal
-from services.census import Vitals
-from services.heartbeat import Heartbeat
-from services.notify import notify
-from services.process import Stop
-from services.scheduler.figures import Figures
-from services.scheduler.guides import Guides, prepared
-from services.scheduler.loop import Loop
-from services.scheduler.masker import Masker
-from services.scheduler.options import ModelFacts
-from services.sockets import network_of
-from services.stages import Stages
-from services.tracing.scheduling import SchedulerTraces
-from services.tracing.startup import OwnStart
-from services.tracing.tracer import tracer_of
-from services.wire import Port, Self
+from penstock.engine_core import folder
+from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ModelError
+from penstock.protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
+from penstock.protocol.messages import Automaton
+from penstock.protocol.speculation import read_speculative
+from penstock.services import journal
+from penstock.services.census import Vitals
+from penstock.services.heartbeat import Heartbeat
+from penstock.services.notify import notify
+from penstock.services.process import Stop
+from penstock.services.scheduler.figures import Figures
+from penstock.services.scheduler.guides import Guides, prepared
+from penstock.services.scheduler.loop import Loop
+from penstock.services.scheduler.masker import Masker
+from penstock.services.scheduler.options import ModelFacts
+from penstock.services.sockets import network_of
+from penstock.services.stages import Stages
+from penstock.services.tracing.scheduling import SchedulerTraces
+from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.tracer import tracer_of
+from penstock.services.wire import Port, Self
 
 log = logging.getLogger(__name__)
 

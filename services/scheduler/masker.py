@@ -8,14 +8,14 @@ from concurrent.futures import Executor
 
 import msgspec
 
-from engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
-from engine_core.grammar.tokens import GrammarTokens
-from engine_core.histogram import Histogram
-from engine_core.scheduling.masking import MaskWork
-from protocol.figures import HistogramStatistics
-from protocol.steps import StepMasks
-from services.census import PART
-from services.scheduler.aside import Aside
+from penstock.engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.steps import StepMasks
+from penstock.services.census import PART
+from penstock.services.scheduler.aside import Aside
 
 SLOW = 0.01  # seconds of a step's masks, and
 SLOW_ROW = 0.0001  # for each of its rows: after a step beyond it rows are filled and measured one by one

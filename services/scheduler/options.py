@@ -6,12 +6,12 @@ import logging
 
 import msgspec
 
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.speculation.options import SpeculationOptions
-from protocol.config import ON, Config
-from protocol.speculation import WITH_MODEL, read_speculative
-from services import journal
-from services.scheduler.executors import Executors
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.config import ON, Config
+from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.services import journal
+from penstock.services.scheduler.executors import Executors
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.histogram import Histogram
-from protocol.figures import HistogramStatistics
-from protocol.steps import StepResult
-from services.census import PART
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.steps import StepResult
+from penstock.services.census import PART
 
 OWN = ("plan", "encode", "apply", "deliver")
 DEVICE = ("device", "draft", "wait")

@@ -12,14 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protocol.config import TokenizerConfig
-from protocol.errors import EngineFailure
-from services import journal
-from services.tokenizer.orders import LENGTH, TIME_SIGNAL
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure
+from penstock.services import journal
+from penstock.services.tokenizer.orders import LENGTH, TIME_SIGNAL
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).absolute().parents[3]
 NICE = 10  # streams come first
 START_LIMIT = 60.0  # seconds until a worker has read the model's tokens
 LAST_WORDS = 64 << 10  # bytes of what a worker wrote to stderr, a pipe's full
@@ -129,7 +129,7 @@ def begin(folder: Path, options: TokenizerConfig) -> subprocess.Popen[bytes]:
     map of this process and keeps every stream waiting for 20 ms."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-m", "services.tokenizer.worker", str(folder), str(os.getpid()),
+        [sys.executable, "-m", "penstock.services.tokenizer.worker", str(folder), str(os.getpid()),
          str(options.grammar_compile_timeout), str(options.grammar_compile_memory)],
         bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths},

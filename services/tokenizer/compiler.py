@@ -17,15 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.histogram import Histogram
-from protocol.config import TokenizerConfig
-from protocol.errors import EngineFailure, InvalidRequest, Overloaded
-from protocol.figures import HistogramStatistics
-from protocol.messages import Grammar
-from services import journal
-from services.tokenizer.compile_process import End
-from services.tokenizer.orders import OUTCOME, Done, Refusal
-from services.tokenizer.stock import Stock
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.messages import Grammar
+from penstock.services import journal
+from penstock.services.tokenizer.compile_process import End
+from penstock.services.tokenizer.orders import OUTCOME, Done, Refusal
+from penstock.services.tokenizer.stock import Stock
 
 log = logging.getLogger(__name__)
 

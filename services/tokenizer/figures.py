@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from engine_core.placement.placement import PlacementStatistics
-from protocol.figures import Census, ProcessFigures
-from services.census import Sheet, Vitals, add_link
-from services.tokenizer.compiler import Compiler, CompilerStatistics
-from services.tokenizer.relay import Relay, RelayStatistics
-from services.tokenizer.templates import Templates, TemplateStatistics
-from services.watch import Watch
+from penstock.engine_core.placement.placement import PlacementStatistics
+from penstock.protocol.figures import Census, ProcessFigures
+from penstock.services.census import Sheet, Vitals, add_link
+from penstock.services.tokenizer.compiler import Compiler, CompilerStatistics
+from penstock.services.tokenizer.relay import Relay, RelayStatistics
+from penstock.services.tokenizer.templates import Templates, TemplateStatistics
+from penstock.services.watch import Watch
 
 TOTALS: Mapping[str, str] = {
     "submitted": "tokenizer_submitted_requests",

@@ -6,7 +6,7 @@ import ctypes
 import resource
 from typing import BinaryIO
 
-from services.tokenizer.orders import LENGTH
+from penstock.services.tokenizer.orders import LENGTH
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:

@@ -17,39 +17,39 @@ from typing import Any
 import uvloop
 import zmq
 
-from engine_core import folder
-from engine_core.histogram import Histogram
-from engine_core.models.spec import read_spec
-from engine_core.placement.placement import Placement
-from engine_core.text.controls import read_controls
-from engine_core.text.ends import end_tokens
-from engine_core.text.frontend import Frontend
-from engine_core.text.parsers.dialect import read_dialect
-from engine_core.text.prompts import Prompter, PromptLimits
-from engine_core.text.template import read_template
-from engine_core.text.vocabulary import Vocabulary, read_vocabulary
-from protocol.config import Config
-from protocol.errors import PenstockError
-from protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
-from services import journal
-from services.census import LAG, Vitals, lagging, telling
-from services.duty import begin
-from services.heartbeat import Heartbeat, beating
-from services.notify import notify
-from services.process import ExitCode
-from services.sockets import network_of
-from services.stages import Stages
-from services.tokenizer.compiler import Compiler
-from services.tokenizer.figures import Figures
-from services.tokenizer.relay import Relay
-from services.tokenizer.structure import Structure
-from services.tokenizer.template_orders import Setting
-from services.tokenizer.templates import Templates
-from services.tracing.startup import OwnStart
-from services.tracing.texts import TextTraces
-from services.tracing.tracer import tracer_of
-from services.watch import Watch
-from services.wire import Port, Self
+from penstock.engine_core import folder
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.placement.placement import Placement
+from penstock.engine_core.text.controls import read_controls
+from penstock.engine_core.text.ends import end_tokens
+from penstock.engine_core.text.frontend import Frontend
+from penstock.engine_core.text.parsers.dialect import read_dialect
+from penstock.engine_core.text.prompts import Prompter, PromptLimits
+from penstock.engine_core.text.template import read_template
+from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.protocol.config import Config
+from penstock.protocol.errors import PenstockError
+from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
+from penstock.services import journal
+from penstock.services.census import LAG, Vitals, lagging, telling
+from penstock.services.duty import begin
+from penstock.services.heartbeat import Heartbeat, beating
+from penstock.services.notify import notify
+from penstock.services.process import ExitCode
+from penstock.services.sockets import network_of
+from penstock.services.stages import Stages
+from penstock.services.tokenizer.compiler import Compiler
+from penstock.services.tokenizer.figures import Figures
+from penstock.services.tokenizer.relay import Relay
+from penstock.services.tokenizer.structure import Structure
+from penstock.services.tokenizer.template_orders import Setting
+from penstock.services.tokenizer.templates import Templates
+from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.texts import TextTraces
+from penstock.services.tracing.tracer import tracer_of
+from penstock.services.watch import Watch
+from penstock.services.wire import Port, Self
 
 log = logging.getLogger(__name__)
 

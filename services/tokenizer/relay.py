@@ -19,11 +19,11 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.text.frontend import Frontend, FrontendStatistics
-from engine_core.text.prompts import Prepared
-from engine_core.text.rendering import Rendered
-from protocol.figures import Census
-from protocol.messages import (
+from penstock.engine_core.text.frontend import Frontend, FrontendStatistics
+from penstock.engine_core.text.prompts import Prepared
+from penstock.engine_core.text.rendering import Rendered
+from penstock.protocol.figures import Census
+from penstock.protocol.messages import (
     Abort,
     Detokenize,
     EngineStatus,
@@ -33,11 +33,11 @@ from protocol.messages import (
     TokenBatch,
     Tokenize,
 )
-from services import journal
-from services.census import Register
-from services.tokenizer.structure import Structure
-from services.tracing.texts import TextTraces
-from services.wire import Arrival, Joined, Left, Peer
+from penstock.services import journal
+from penstock.services.census import Register
+from penstock.services.tokenizer.structure import Structure
+from penstock.services.tracing.texts import TextTraces
+from penstock.services.wire import Arrival, Joined, Left, Peer
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import asyncio
 import logging
 from pathlib import Path
 
-from protocol.config import TokenizerConfig
-from protocol.errors import EngineFailure
-from services import journal
-from services.tokenizer.compile_process import NICE, Worker, begin
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure
+from penstock.services import journal
+from penstock.services.tokenizer.compile_process import NICE, Worker, begin
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.text.frontend import failure
-from engine_core.text.prompts import Prepared
-from engine_core.text.rendering import Rendered
-from engine_core.text.request import named
-from protocol.errors import Overloaded, RequestError
-from protocol.messages import Automaton, Detokenize, Grammar, Rejected, SubmitText, Tokenize
-from services.tokenizer.orders import Done
+from penstock.engine_core.text.frontend import failure
+from penstock.engine_core.text.prompts import Prepared
+from penstock.engine_core.text.rendering import Rendered
+from penstock.engine_core.text.request import named
+from penstock.protocol.errors import Overloaded, RequestError
+from penstock.protocol.messages import Automaton, Detokenize, Grammar, Rejected, SubmitText, Tokenize
+from penstock.services.tokenizer.orders import Done
 
 log = logging.getLogger(__name__)
 

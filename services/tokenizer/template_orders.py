@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.text.parsers.dialect import Dialect
-from engine_core.text.prompts import PromptLimits
-from engine_core.text.rendering import Rendered
-from protocol.messages import Detokenize, SubmitText, Tokenize
+from penstock.engine_core.text.parsers.dialect import Dialect
+from penstock.engine_core.text.prompts import PromptLimits
+from penstock.engine_core.text.rendering import Rendered
+from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
 
 
 class Setting(msgspec.Struct, frozen=True):

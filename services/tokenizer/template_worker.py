@@ -24,18 +24,18 @@ from pathlib import Path
 import jinja2
 import msgspec
 
-from engine_core.text.controls import Controls
-from engine_core.text.prompts import Prompter
-from engine_core.text.rendering import Renderer
-from engine_core.text.request import Request
-from engine_core.text.template import DEFAULT, ChatTemplate, read_template
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.errors import InvalidRequest
-from protocol.messages import Detokenize, SubmitText, Tokenize
-from services.process import PARENT, follow_parent
-from services.tokenizer.frames import limit_memory, lower, read_frame, write_frame
-from services.tokenizer.orders import TIME_SIGNAL
-from services.tokenizer.template_orders import (
+from penstock.engine_core.text.controls import Controls
+from penstock.engine_core.text.prompts import Prompter
+from penstock.engine_core.text.rendering import Renderer
+from penstock.engine_core.text.request import Request
+from penstock.engine_core.text.template import DEFAULT, ChatTemplate, read_template
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
+from penstock.services.process import PARENT, follow_parent
+from penstock.services.tokenizer.frames import limit_memory, lower, read_frame, write_frame
+from penstock.services.tokenizer.orders import TIME_SIGNAL
+from penstock.services.tokenizer.template_orders import (
     JOB,
     OUTCOME,
     SETTING,
@@ -179,7 +179,7 @@ class Tokenizing:
     """What a tokenizer does with a request before the first token comes."""
 
     def __init__(self, setting: Setting) -> None:
-        import engine_core.text.plain  # noqa: F401 (children, which open no file, can import nothing)
+        import penstock.engine_core.text.plain  # noqa: F401 (children, which open no file, can import nothing)
 
         folder = Path(setting.folder)
         self._vocabulary = read_vocabulary(folder)

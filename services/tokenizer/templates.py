@@ -14,15 +14,15 @@ import sys
 
 import msgspec
 
-from engine_core.text.rendering import Rendered, read_list
-from protocol.config import TokenizerConfig
-from protocol.errors import EngineFailure, InvalidRequest, Overloaded
-from protocol.messages import Detokenize, SubmitText, Tokenize
-from services import journal
-from services.tokenizer.compile_process import ROOT, End, Worker
-from services.tokenizer.compiler import ATTEMPTS, MOST_WAITING, PATIENCE
-from services.tokenizer.template_orders import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
-from services.tokenizer.template_worker import TRIAL_SECONDS, environment, too_large, too_slow
+from penstock.engine_core.text.rendering import Rendered, read_list
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
+from penstock.services import journal
+from penstock.services.tokenizer.compile_process import ROOT, End, Worker
+from penstock.services.tokenizer.compiler import ATTEMPTS, MOST_WAITING, PATIENCE
+from penstock.services.tokenizer.template_orders import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
+from penstock.services.tokenizer.template_worker import TRIAL_SECONDS, environment, too_large, too_slow
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def begin() -> subprocess.Popen[bytes]:
     """A worker's process. As compile workers begin: from this thread, since it ends with it, and past uvloop."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-m", "services.tokenizer.template_worker", str(os.getpid())],
+        [sys.executable, "-m", "penstock.services.tokenizer.template_worker", str(os.getpid())],
         bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**environment(os.environ), "PYTHONPATH": paths},
     )  # fmt: skip

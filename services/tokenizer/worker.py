@@ -16,15 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine_core.grammar.compilation import compile_grammar
-from engine_core.grammar.schema import languages
-from engine_core.grammar.tokens import GrammarTokens, read_tokens
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
-from services.process import PARENT, follow_parent
-from services.tokenizer.frames import allocated, limit_memory, read_frame, write_frame
-from services.tokenizer.orders import Done, Refusal
+from penstock.engine_core.grammar.compilation import compile_grammar
+from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
+from penstock.services.process import PARENT, follow_parent
+from penstock.services.tokenizer.frames import allocated, limit_memory, read_frame, write_frame
+from penstock.services.tokenizer.orders import Done, Refusal
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
 MOST_REMEMBERED = 32 << 20  # bytes that compilations may leave behind

@@ -18,14 +18,14 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from protocol.messages import TraceContext
-from protocol.version import VERSION
-from services.tracing.clock import Clock
-from services.tracing.context import span_of, trace_of
-from services.tracing.names import Kind
-from services.tracing.settings import GRPC, GRPC_MODULE, Settings
-from services.tracing.span import Span, Value
-from services.tracing.tracer import Undelivered
+from penstock.protocol.messages import TraceContext
+from penstock.protocol.version import VERSION
+from penstock.services.tracing.clock import Clock
+from penstock.services.tracing.context import span_of, trace_of
+from penstock.services.tracing.names import Kind
+from penstock.services.tracing.settings import GRPC, GRPC_MODULE, Settings
+from penstock.services.tracing.span import Span, Value
+from penstock.services.tracing.tracer import Undelivered
 
 EXPORTERS = "opentelemetry.exporter.otlp.proto"
 LOGGERS = (

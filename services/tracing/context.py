@@ -6,7 +6,7 @@ import random
 import re
 import secrets
 
-from protocol.messages import TraceContext
+from penstock.protocol.messages import TraceContext
 
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 SAMPLED = "01"

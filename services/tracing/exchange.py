@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from protocol.messages import TraceContext
-from services.tracing import names
-from services.tracing.context import beginning, begins, chosen, joined, span_of, trace_of, under
-from services.tracing.names import Kind
-from services.tracing.span import Attributes, Span
-from services.tracing.tracer import Tracer
+from penstock.protocol.messages import TraceContext
+from penstock.services.tracing import names
+from penstock.services.tracing.context import beginning, begins, chosen, joined, span_of, trace_of, under
+from penstock.services.tracing.names import Kind
+from penstock.services.tracing.span import Attributes, Span
+from penstock.services.tracing.tracer import Tracer
 
 
 class Served:

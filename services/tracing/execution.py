@@ -9,11 +9,11 @@ import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from protocol.messages import TraceContext
-from protocol.steps import StepPlan, StepResult
-from services.tracing import names
-from services.tracing.span import Attributes, Span
-from services.tracing.tracer import Tracer
+from penstock.protocol.messages import TraceContext
+from penstock.protocol.steps import StepPlan, StepResult
+from penstock.services.tracing import names
+from penstock.services.tracing.span import Attributes, Span
+from penstock.services.tracing.tracer import Tracer
 
 CALM = 0.2  # seconds without work after which whoever still decodes does so no longer: nobody plans for it
 

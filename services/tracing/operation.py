@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from protocol.errors import DeadlineExceeded, RequestError
-from protocol.messages import Finish, SubmitText, TraceContext
-from services.tracing import names
-from services.tracing.context import begins, under
-from services.tracing.span import Event, Facts, Span
-from services.tracing.tracer import Tracer
+from penstock.protocol.errors import DeadlineExceeded, RequestError
+from penstock.protocol.messages import Finish, SubmitText, TraceContext
+from penstock.services.tracing import names
+from penstock.services.tracing.context import begins, under
+from penstock.services.tracing.span import Event, Facts, Span
+from penstock.services.tracing.tracer import Tracer
 
 MOST_PROMPTS = 32  # of one operation that are told one by one
 REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_core.scheduling.history import Stay, StepFacts
-from protocol.messages import SubmitTokens, TraceContext
-from protocol.steps import StepPlan, StepResult
-from services.tracing import names
-from services.tracing.context import beginning, under
-from services.tracing.span import MOST_LINKS, Attributes, Span
-from services.tracing.stays import stay_spans
-from services.tracing.tracer import Tracer
+from penstock.engine_core.scheduling.history import Stay, StepFacts
+from penstock.protocol.messages import SubmitTokens, TraceContext
+from penstock.protocol.steps import StepPlan, StepResult
+from penstock.services.tracing import names
+from penstock.services.tracing.context import beginning, under
+from penstock.services.tracing.span import MOST_LINKS, Attributes, Span
+from penstock.services.tracing.stays import stay_spans
+from penstock.services.tracing.tracer import Tracer
 
 LOST = "the executors were lost"
 

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from protocol.config import TraceConfig
-from protocol.errors import ConfigError
-from protocol.version import VERSION
+from penstock.protocol.config import TraceConfig
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.version import VERSION
 
 HTTP, GRPC = "http/protobuf", "grpc"
 TRACES_PATH = "/v1/traces"

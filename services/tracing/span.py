@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from protocol.messages import TraceContext
-from services.tracing.names import Kind
+from penstock.protocol.messages import TraceContext
+from penstock.services.tracing.names import Kind
 
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Value]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from protocol.messages import TraceContext
-from services.stages import Stage, Stages
-from services.tracing import names
-from services.tracing.clock import VARIABLE as CLOCK
-from services.tracing.context import TRACEPARENT, beginning, under
-from services.tracing.span import Attributes, Span
-from services.tracing.tracer import Tracer
+from penstock.protocol.messages import TraceContext
+from penstock.services.stages import Stage, Stages
+from penstock.services.tracing import names
+from penstock.services.tracing.clock import VARIABLE as CLOCK
+from penstock.services.tracing.context import TRACEPARENT, beginning, under
+from penstock.services.tracing.span import Attributes, Span
+from penstock.services.tracing.tracer import Tracer
 
 PARENT, STATE = "TRACEPARENT", "TRACESTATE"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from engine_core.scheduling.history import Stay
-from services.tracing import names
-from services.tracing.context import Ids
-from services.tracing.span import Event, Facts, Span
+from penstock.engine_core.scheduling.history import Stay
+from penstock.services.tracing import names
+from penstock.services.tracing.context import Ids
+from penstock.services.tracing.span import Event, Facts, Span
 
 MOST_CHUNKS = 128  # of a prompt that are told one by one
 EVENTS: Mapping[str, str] = {

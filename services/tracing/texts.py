@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_core.text.columns import unpack
-from engine_core.text.prompts import Prepared
-from protocol.messages import Rejected, SubmitText, TokenBatch, TraceContext
-from services.tracing import names
-from services.tracing.span import Facts, Span
-from services.tracing.tracer import Tracer
+from penstock.engine_core.text.columns import unpack
+from penstock.engine_core.text.prompts import Prepared
+from penstock.protocol.messages import Rejected, SubmitText, TokenBatch, TraceContext
+from penstock.services.tracing import names
+from penstock.services.tracing.span import Facts, Span
+from penstock.services.tracing.tracer import Tracer
 
 CROWD = 1024  # answers at which those are looked for that nobody waits for any more
 

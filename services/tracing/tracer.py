@@ -16,14 +16,14 @@ from typing import Protocol
 
 import msgspec
 
-from protocol.config import TraceConfig
-from protocol.links import Role
-from services import journal
-from services.tracing.clock import Clock, clock_of
-from services.tracing.context import Ids
-from services.tracing.settings import Settings, service_attributes, settings
-from services.tracing.silence import Silence, silence_of
-from services.tracing.span import Span, Value
+from penstock.protocol.config import TraceConfig
+from penstock.protocol.links import Role
+from penstock.services import journal
+from penstock.services.tracing.clock import Clock, clock_of
+from penstock.services.tracing.context import Ids
+from penstock.services.tracing.settings import Settings, service_attributes, settings
+from penstock.services.tracing.silence import Silence, silence_of
+from penstock.services.tracing.span import Span, Value
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Tracer:
             journal.warning(log, "traces_lost", endpoint=self.settings.endpoint, dropped=dropped, reason=reason)
 
     def _run(self) -> None:
-        from services.tracing.collector import OtlpCollector
+        from penstock.services.tracing.collector import OtlpCollector
 
         way = self._way if self._way is not None else OtlpCollector(self.settings, self._resource, self.clock)
         while not self._ending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.load import ceiling
-from services.bench.workload import Workload
+from penstock.services.bench.workload import Workload
 
 
 async def test_a_client_process_carries_its_share() -> None:

@@ -16,9 +16,9 @@ from benchmarks import cpu_embedded
 from benchmarks.cpu_embedded import Comparison, compare, plan, table, versions, write
 from benchmarks.generate_baseline import Figures
 from benchmarks.serve import Result
-from services.bench.client import Record
-from services.bench.summary import summarize
-from services.bench.workload import Workload, requests
+from penstock.services.bench.client import Record
+from penstock.services.bench.summary import summarize
+from penstock.services.bench.workload import Workload, requests
 
 
 def comparison() -> Comparison:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 
 from benchmarks.load.executor import BLOCKS, Device, FakeExecutor
-from protocol.config import ModelConfig
-from protocol.links import STEPS, Welcome
-from protocol.messages import Message
-from protocol.steps import ExecutorReady, StepPlan, StepResult
-from services.wire import Arrival, Joined, Left, Peer
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.links import STEPS, Welcome
+from penstock.protocol.messages import Message
+from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
+from penstock.services.wire import Arrival, Joined, Left, Peer
 
 
 def ints(*values: int) -> bytes:

@@ -27,8 +27,8 @@ def test_what_a_rank_has() -> None:
 @pytest.mark.parametrize("tokens", [1, 4, 16, 64, 256, 1024, 8192])
 def test_candidates_differ_and_fit_the_chip(tokens: int) -> None:
     from benchmarks.expert_kernels import MODELS, candidates, name_of
-    from kernels.experts_tilings import ExpertTiling
-    from kernels.linear_tilings import MEMORY
+    from penstock.kernels.experts_tilings import ExpertTiling
+    from penstock.kernels.linear_tilings import MEMORY
 
     for model in MODELS:
         found = candidates(tokens, model)
@@ -54,7 +54,7 @@ def test_every_part_of_a_layer_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     from benchmarks import expert_kernels
     from benchmarks.expert_kernels import Layer, Model, measure
     from benchmarks.linear_kernels import text
-    from kernels.routing_triton import Schedule
+    from penstock.kernels.routing_triton import Schedule
 
     def plain(layer: Layer, at: int, tiling: object) -> torch.Tensor:
         return layer.run(at)

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import generate_baseline
 from benchmarks.generate_baseline import batches, measure, padded
-from services.bench.workload import Workload, requests
+from penstock.services.bench.workload import Workload, requests
 
 MIXED = Workload(requests=5, concurrency=2, input=(3, 9), output=(2, 6), vocab=60)
 

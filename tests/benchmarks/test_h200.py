@@ -15,10 +15,10 @@ from benchmarks.rows import ALL, WORKLOADS
 from benchmarks.serve import Result
 from benchmarks.server import Server
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
-from engine_core.models.spec import read_spec
-from services.bench.client import Record as Sent
-from services.bench.summary import summarize
-from services.bench.workload import Workload
+from penstock.engine_core.models.spec import read_spec
+from penstock.services.bench.client import Record as Sent
+from penstock.services.bench.summary import summarize
+from penstock.services.bench.workload import Workload
 
 
 def run(tmp_path: Path, *arguments: str) -> Run:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.host_ceiling import ROLES, Load, main, ready, text
-from services.bench.client import Record
-from services.bench.summary import summarize
-from services.notify import NoticeSocket
+from penstock.services.bench.client import Record
+from penstock.services.bench.summary import summarize
+from penstock.services.notify import NoticeSocket
 
 
 def load(**microseconds: float) -> Load:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.host_path import HOPS, STEP_HOPS, ends, figure, main, text
-from protocol.links import TOKENS
-from protocol.messages import Abort
-from services.wire import Joined
+from penstock.protocol.links import TOKENS
+from penstock.protocol.messages import Abort
+from penstock.services.wire import Joined
 
 
 def test_of_each_hop_the_least_median_counts() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.limits import CHIPS, Chip, Cost, chip, limit
 from benchmarks.rows import SERVING, TOKENS, WORKLOADS
 from benchmarks.shapes import EIGHT, MIXTRAL, QWEN_MOE, SHAPES, SMALL, make_folder
-from engine_core.models.spec import read_spec
-from services.bench.workload import Workload
+from penstock.engine_core.models.spec import read_spec
+from penstock.services.bench.workload import Workload
 
 PLAIN = Cost(chip=Chip("plain", 100.0, 1000.0), layer_weights=40, head_weights=10, attention=2, cache_bytes=5)
 

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.linear_kernels import call, describe, figure, notable, text, without_overlap
 from benchmarks.linear_shapes import MODELS, Product, candidates, products, work
-from kernels import linear_triton, norm_triton
-from kernels.linear_tilings import Tiling, VectorTiling
+from penstock.kernels import linear_triton, norm_triton
+from penstock.kernels.linear_tilings import Tiling, VectorTiling
 
 
 def test_products_of_a_model() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mask_cpu
-from engine_core.grammar.guide import Guide
-from engine_core.grammar.sources import source_of
-from protocol.messages import Automaton, Grammar
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.sources import source_of
+from penstock.protocol.messages import Automaton, Grammar
 from tests.engine_core.grammar.vocabulary import tokens
 
 

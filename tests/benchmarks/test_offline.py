@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks import offline
 from benchmarks.load.workload import ROWS
-from engine_core.embedded import demo_folder
 from penstock import CompletionOutput, RequestOutput
-from services.bench import offline as measured
-from services.bench.workload import Workload, requests
-from services.llm.outputs import RequestMetrics
+from penstock.engine_core.embedded import demo_folder
+from penstock.services.bench import offline as measured
+from penstock.services.bench.workload import Workload, requests
+from penstock.services.llm.outputs import RequestMetrics
 
 ROW = next(row for row in ROWS if row.name == offline.ROW)
 TINY = Workload(name="tiny", requests=3, warmup=1, input=(4, 8), output=(2, 4), vocab=300, temperature=0.6)

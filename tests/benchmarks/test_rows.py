@@ -10,9 +10,9 @@ import pytest
 from benchmarks import rows
 from benchmarks.rows import ALL, FEATURES, SERVING, STARTS, TOKENS, VLLM, WORKLOADS, Record, Row, Target
 from benchmarks.serve import Result
-from services.bench.client import Record as Sent
-from services.bench.summary import Summary, summarize
-from services.bench.workload import Workload
+from penstock.services.bench.client import Record as Sent
+from penstock.services.bench.summary import Summary, summarize
+from penstock.services.bench.workload import Workload
 
 MODELS = [("8b", "8B"), ("0.6b", "0.6B")]
 

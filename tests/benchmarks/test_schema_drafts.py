@@ -11,7 +11,7 @@ import pytest
 from benchmarks import schema_drafts
 from benchmarks.schema_drafts import WAYS, Asked, Task, Way, body, figures, main, measure, said, table, tasks
 from benchmarks.speculation import SERVERS
-from protocol.speculation import read_speculative
+from penstock.protocol.speculation import read_speculative
 
 FREE, FORCED, SCHEMA, DENSE = WAYS[:4]
 
@@ -59,11 +59,13 @@ def answer(seconds: float, accepted: int = 0, rejected: int = 0, *, right: bool 
 
 
 def test_figures_are_of_medians_and_compare_with_the_loads_first_way() -> None:
-    rows = figures({
-        ("extract", "free"): [[answer(2.0), answer(9.0), answer(1.0)], [answer(2.0)] * 3],
-        ("extract", "schema"): [[answer(1.0, 80, 20)] * 3, [answer(1.0, 20, 0, right=False)] * 3],
-        ("call", "free"): [[answer(3.0)]],
-    })
+    rows = figures(
+        {
+            ("extract", "free"): [[answer(2.0), answer(9.0), answer(1.0)], [answer(2.0)] * 3],
+            ("extract", "schema"): [[answer(1.0, 80, 20)] * 3, [answer(1.0, 20, 0, right=False)] * 3],
+            ("call", "free"): [[answer(3.0)]],
+        }
+    )
     assert [(row.load, row.way, row.requests, row.tokens, row.milliseconds) for row in rows] == [
         ("extract", "free", 6, 200, 20.0), ("extract", "schema", 6, 200, 10.0), ("call", "free", 1, 100, 30.0),
     ]  # fmt: skip

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.load.fake import Behaviour, Fake
 from benchmarks.load.workload import JSON, ROWS
 from benchmarks.serve import length, main, measure, parser, workloads
-from services.bench.client import target
-from services.bench.run import ClientDied, run
-from services.bench.workload import FREE, Workload
+from penstock.services.bench.client import target
+from penstock.services.bench.run import ClientDied, run
+from penstock.services.bench.workload import FREE, Workload
 
 
 class Running:

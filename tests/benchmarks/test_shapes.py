@@ -19,9 +19,9 @@ from benchmarks.shapes import (
     make_folder,
     word,
 )
-from engine_core import folder
-from engine_core.models.spec import read_spec
-from engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core import folder
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.text.vocabulary import read_vocabulary
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.span_cost import REQUESTS, ROLES, seconds, spans_of
-from services.tracing import names
+from penstock.services.tracing import names
 
 TOLD = {
     "api": {"POST /v1/completions", "text_completion model", names.STREAM},

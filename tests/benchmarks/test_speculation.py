@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import speculation
 from benchmarks.speculation import ASK, SERVERS, WAYS, Asked, Way, figures, lists, main, measure, questions, table
-from protocol.speculation import read_speculative
+from penstock.protocol.speculation import read_speculative
 
 
 def asked(seconds: float, text: str = "a; b", accepted: int = 0) -> Asked:

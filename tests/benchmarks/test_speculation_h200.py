@@ -22,7 +22,7 @@ from benchmarks.speculation_h200 import (
     speculative,
     table,
 )
-from protocol.speculation import read_speculative
+from penstock.protocol.speculation import read_speculative
 
 
 def report(rate: float | None, *times: float) -> Report:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.executor import BLOCK, WAYS, Event, Load, by_kernel, for_each, idle_share, plans
-from engine_core.execution.rows import integers
-from protocol.steps import StepPlan
+from penstock.engine_core.execution.rows import integers
+from penstock.protocol.steps import StepPlan
 
 
 def appended(stream: list[StepPlan]) -> dict[int, list[int]]:

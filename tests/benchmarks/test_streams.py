@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from benchmarks.load.streams import Answer, Progress, play
-from services.bench.client import Target
+from penstock.services.bench.client import Target
 
 LIMIT = 60.0  # seconds
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

@@ -11,7 +11,7 @@ import regex
 
 from benchmarks import structured
 from benchmarks.structured_cases import GRAMMARS, REGEXES, Case, cases, schema_case
-from protocol.messages import Grammar
+from penstock.protocol.messages import Grammar
 
 
 def test_a_sample_of_the_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.structured_engine import Ask, Cell, Engine
 from benchmarks.widened import EIGHT, Width, head_places, padded, widen
-from engine_core.embedded import demo_folder
-from protocol.messages import Sampling
+from penstock.engine_core.embedded import demo_folder
+from penstock.protocol.messages import Sampling
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, ids, tokens
 
 SMALL = Width(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.notify import NoticeSocket
+from penstock.services.notify import NoticeSocket
 from tests.e2e.server import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def home_in(folder: Path) -> Path:
     """What an operator's virtual environment has: bin/penstock."""
     binary = folder / "home" / "bin" / "penstock"
     binary.parent.mkdir(parents=True)
-    binary.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "penstock.py"}" "$@"\n')
+    binary.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "penstock/__main__.py"}" "$@"\n')
     binary.chmod(0o755)
     return binary.parent.parent
 

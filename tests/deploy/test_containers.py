@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from protocol import limits
-from protocol.config import ApiConfig, Config
-from services import cli, options
+from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig, Config
+from penstock.services import cli, options
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

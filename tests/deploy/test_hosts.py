@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import yaml
 
-from protocol import groups
-from protocol.addresses import read_address
-from protocol.config import Config, RunConfig
-from protocol.errors import ConfigError
-from protocol.links import Role, shared_hash
-from protocol.parts import parts_of
-from services import cli, options
-from services.linkkeys import check_access
-from services.restarts import FILE as FAILURES
+from penstock.protocol import groups
+from penstock.protocol.addresses import read_address
+from penstock.protocol.config import Config, RunConfig
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role, shared_hash
+from penstock.protocol.parts import parts_of
+from penstock.services import cli, options
+from penstock.services.linkkeys import check_access
+from penstock.services.restarts import FILE as FAILURES
 from tests.deploy.test_containers import documents, pods
 from tests.deploy.test_supervisord import programs
 from tests.deploy.test_systemd import SERVICES, UNITS, analyze, instance, read, staged

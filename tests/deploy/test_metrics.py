@@ -17,8 +17,8 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.config import Config
-from services.api.scrape import Scrape
+from penstock.protocol.config import Config
+from penstock.services.api.scrape import Scrape
 from tests.services.api.pipe import FakePort, answering, client, service, words
 from tests.services.figures import census
 

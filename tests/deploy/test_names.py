@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import fields
-from services import cli
+from penstock.protocol.config import fields
+from penstock.services import cli
 from tests.deploy.test_metrics import exported
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services import cli, options
+from penstock.services import cli, options
 from tests.deploy.supervised import CONF, LIMIT, ROLES, Supervised, supervised
 from tests.deploy.test_systemd import number
 from tests.e2e.chaos.streams import Answer, answers, bodies

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import Config
-from services import cli, options
+from penstock.protocol.config import Config
+from penstock.services import cli, options
 from tests.deploy.confinement import calls, confinement
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

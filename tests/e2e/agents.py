@@ -24,7 +24,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine_core.embedded import demo_folder
+from penstock.engine_core.embedded import demo_folder
 
 CONTEXT = 65_536  # tokens; an agent's first prompt takes 20,000 to 50,000 of the embedded model's
 WIDTH, HEAD = 64, 16  # of the one layer: its output is noise, which a grammar or `tool_choice` gives its form

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import server
-from services.notify import NoticeSocket
+from penstock.services.notify import NoticeSocket
 
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
 LIMIT = 120.0  # seconds for anything that a test waits for; a loaded two-core machine needs some of them
@@ -107,7 +107,7 @@ def serving(
 ) -> Iterator[Server]:
     """`penstock serve` with `arguments`, ready; ended with SIGTERM, and by force if that takes too long.
 
-    `entry` is run in place of penstock.py. `server.log` has all that it says, or with `apart` what it logs alone.
+    `entry` is run in place of penstock/__main__.py. `server.log` has all it says, or with `apart` what it logs alone.
     """
     notices = NoticeSocket(folder / "notify.sock")
     run_dir = folder / "run"

@@ -160,9 +160,7 @@ def test_bombs_all_at_once(server: Server) -> None:
     pids, before = server.children(), resident(server)
     with ThreadPoolExecutor(CROWD + 1) as threads:
         neighbour = threads.submit(streamed, server)
-        answers = [
-            (name, field, threads.submit(posted, server, body)) for name, field, body in bodies(OTHER_SALT)
-        ]
+        answers = [(name, field, threads.submit(posted, server, body)) for name, field, body in bodies(OTHER_SALT)]
         assert neighbour.result() == alone
         for name, field, answer in answers:
             judge(name, field, *answer.result(), OTHER_SALT)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.catalogue import METRICS, Kind
+from penstock.services.catalogue import METRICS, Kind
 from tests.e2e.server import LIMIT, Server, command_line, descendants, serving
 from tests.e2e.test_processes import wait_gone
 
@@ -134,9 +134,11 @@ def test_one_scrape_has_the_figures_of_every_process(several: Server) -> None:
         ask(one, 4)
         until(
             one,
-            lambda found: found.get(("penstock_engine_queue_seconds_count", "", ""), 0) > 0
-            and sum(name == CPU for name, _, _ in found) == APIS + TOKENIZERS + 2
-            and wanted <= {name for name, _, _ in found},
+            lambda found: (
+                found.get(("penstock_engine_queue_seconds_count", "", ""), 0) > 0
+                and sum(name == CPU for name, _, _ in found) == APIS + TOKENIZERS + 2
+                and wanted <= {name for name, _, _ in found}
+            ),
         )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine_core.embedded import demo_folder
+from penstock.engine_core.embedded import demo_folder
 from tests.e2e.server import LIMIT, Server
 
 MODEL = "penstock-demo"

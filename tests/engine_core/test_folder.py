@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_core.folder import Generation, model_length, read_generation, resolve, served_names
-from engine_core.models.spec import ModelSpec, RopeSpec
-from protocol.config import ModelConfig
-from protocol.errors import ConfigError, ModelError
+from penstock.engine_core.folder import Generation, model_length, read_generation, resolve, served_names
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.errors import ConfigError, ModelError
 
 SPEC = ModelSpec(
     family="llama",
@@ -78,7 +78,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
 
 def hub(model: str, revision: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """`resolve` in a process of its own: huggingface_hub reads its environment once."""
-    script = "import sys; from engine_core.folder import resolve; print(resolve(*sys.argv[1:]), end='')"
+    script = "import sys; from penstock.engine_core.folder import resolve; print(resolve(*sys.argv[1:]), end='')"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return subprocess.run(
         [sys.executable, "-c", script, model, revision],

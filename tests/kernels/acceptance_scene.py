@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.acceptance import accept
-from kernels.random import gumbel_rows
-from kernels.sampling import sample_entries
-from kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries, SlotHistory
+from penstock.kernels.acceptance import accept
+from penstock.kernels.random import gumbel_rows
+from penstock.kernels.sampling import sample_entries
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries, SlotHistory
 from tests.kernels.sampling_scene import Row, distribution, moved, packed, scene
 
 VOCABULARY = 8

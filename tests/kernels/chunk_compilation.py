@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernels.attention_hopper import GROUP_LINES, KEYS, REGISTERS, STAGES, chunk_kernel
+from penstock.kernels.attention_hopper import GROUP_LINES, KEYS, REGISTERS, STAGES, chunk_kernel
 
 
 def compiled(dim: int, block_size: int) -> dict[str, object]:

@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernels.linear_hopper import BOX, BOXES, ring_kernel
-from kernels.linear_tilings import ring_tiling
+from penstock.kernels.linear_hopper import BOX, BOXES, ring_kernel
+from penstock.kernels.linear_tilings import ring_tiling
 
 
 def compiled(gated: bool) -> dict[str, object]:

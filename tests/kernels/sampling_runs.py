@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.sampling_triton import Cut, choose_tokens
+from penstock.kernels.sampling_triton import Cut, choose_tokens
 from tests.kernels.sampling_scene import Row, entry_rows, scene, scores
 
 SMALL = Cut(span=128, group=8, piece=128, sweep=128, tile=64, few=32)

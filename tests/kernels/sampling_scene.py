@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.random import gumbel_rows
-from kernels.sampling_tables import (
+from penstock.kernels.random import gumbel_rows
+from penstock.kernels.sampling_tables import (
     ALLOWED,
     DRAWS,
     EDITS,

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, paged_attention, write_kv
+from penstock.kernels.attention import AttentionBatch, paged_attention, write_kv
 
 Rows = list[tuple[int, int]]  # queries and context of each row
 

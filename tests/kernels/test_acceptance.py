@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.acceptance import REJECTED, accept, marked_entries
-from kernels.acceptance_triton import accept_rows
-from kernels.random import ACCEPTANCE, philox
-from kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
-from protocol import steps
+from penstock.kernels.acceptance import REJECTED, accept, marked_entries
+from penstock.kernels.acceptance_triton import accept_rows
+from penstock.kernels.random import ACCEPTANCE, philox
+from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
+from penstock.protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, chi_square, scene
 
 VOCABULARY = 40

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.acceptance import REJECTED
+from penstock.kernels.acceptance import REJECTED
 from tests.kernels.acceptance_scene import (
     CASES,
     DEPTH,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.activation import silu_mul
-from kernels.activation_triton import TILE, silu_mul_rows
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation_triton import TILE, silu_mul_rows
 
 
 @pytest.fixture(autouse=True)

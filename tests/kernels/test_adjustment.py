@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.adjustment import adjust, completing, forbid, output_tail
+from penstock.kernels.adjustment import adjust, completing, forbid, output_tail
 from tests.kernels.sampling_scene import Row, Scene, adjusted, entry_rows, packed, random_rows, scene
 
 VOCABULARY = 70

@@ -10,9 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, attend_spans
-from kernels.attention_device import arrival_counters, attend_pages, chunk_attention, launches, processors, shape_of
-from kernels.attention_tiling import WAVES
+from penstock.kernels.attention import AttentionBatch, attend_spans
+from penstock.kernels.attention_device import (
+    arrival_counters,
+    attend_pages,
+    chunk_attention,
+    launches,
+    processors,
+    shape_of,
+)
+from penstock.kernels.attention_tiling import WAVES
 from tests.kernels.scene import MIXED, Rows, Scene
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")

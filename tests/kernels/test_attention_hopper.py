@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention_device import chunk_attention
+from penstock.kernels.attention_device import chunk_attention
 from tests.kernels.scene import Rows, Scene
 from tests.kernels.test_attention_device import error
 

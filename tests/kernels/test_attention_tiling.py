@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention_tiling import (
+from penstock.kernels.attention_tiling import (
     INVARIANT_SHARE,
     MAX_SHARES,
     MAX_SPLITS,

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.changes import COUNT_WORDS, COUNTS, HEAD, HEAD_WORDS, NUMBERS, PAIR, SEED_WORDS, SlotMemory, change_slots
+from penstock.kernels.changes import (
+    COUNT_WORDS,
+    COUNTS,
+    HEAD,
+    HEAD_WORDS,
+    NUMBERS,
+    PAIR,
+    SEED_WORDS,
+    SlotMemory,
+    change_slots,
+)
 
 SLOTS, LENGTH, BLOCKS, LINES = 7, 2500, 9, 8
 
@@ -89,7 +99,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_changes_arrive_and_nothing_else_moves(case: str, device: str) -> None:
-    from kernels.changes_triton import launch_changes
+    from penstock.kernels.changes_triton import launch_changes
 
     starts, pairs = CASES[case]
     changes, expected = packed(starts, pairs), memory()

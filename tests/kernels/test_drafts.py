@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.drafts import place_drafts, read_drafts, standing_drafts
-from kernels.drafts_triton import drafts_of
-from kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
-from protocol import steps
+from penstock.kernels.drafts import place_drafts, read_drafts, standing_drafts
+from penstock.kernels.drafts_triton import drafts_of
+from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
+from penstock.protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, scene
 
 VOCABULARY = 40

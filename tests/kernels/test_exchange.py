@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import exchange_triton
-from kernels.exchange import TURNS, Inboxes, add_parts, empty_word, inbox_bytes
-from kernels.exchange_triton import exchange_rows, places, programs
+from penstock.kernels import exchange_triton
+from penstock.kernels.exchange import TURNS, Inboxes, add_parts, empty_word, inbox_bytes
+from penstock.kernels.exchange_triton import exchange_rows, places, programs
 
 ROWS = 6
 EPS = 1e-5

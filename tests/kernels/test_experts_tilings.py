@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.experts_tilings import (
+from penstock.kernels.experts_tilings import (
     BY_MEAN,
     HIGH,
     LOW,
@@ -15,7 +15,7 @@ from kernels.experts_tilings import (
     ExpertTiling,
     choose_expert_tiling,
 )
-from kernels.linear_tilings import MEMORY, Tiling
+from penstock.kernels.linear_tilings import MEMORY, Tiling
 
 TOKENS = (1, 2, 8, 64, 128, 256, 512, 1024, 8192)
 

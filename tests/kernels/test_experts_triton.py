@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.experts import expert_mlp
-from kernels.experts_tilings import HIGH, LOW, LOWEST, MIDDLE, ExpertTiling
-from kernels.experts_triton import multiply_experts, multiply_sorted
-from kernels.linear_tilings import Tiling
-from kernels.routing import Routes, route
-from kernels.routing_triton import route_rows
+from penstock.kernels.experts import expert_mlp
+from penstock.kernels.experts_tilings import HIGH, LOW, LOWEST, MIDDLE, ExpertTiling
+from penstock.kernels.experts_triton import multiply_experts, multiply_sorted
+from penstock.kernels.linear_tilings import Tiling
+from penstock.kernels.routing import Routes, route
+from penstock.kernels.routing_triton import route_rows
 from tests.kernels.test_experts import exact, weights
 
 PLAIN = ExpertTiling(Tiling(16, 16, 32, 4, 2), Tiling(16, 32, 16, 4, 2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.gather import DECODING, InputRows, Inputs, gather_inputs
+from penstock.kernels.gather import DECODING, InputRows, Inputs, gather_inputs
 from tests.kernels.sampling_scene import moved
 
 SLOTS, BLOCK, BLOCKS = 6, 4, 5
@@ -60,7 +60,7 @@ def same(found: Inputs, expected: Inputs) -> None:
 
 def on_device(rows: InputRows, tokens: torch.Tensor, known: torch.Tensor, tables: torch.Tensor, device: str) -> Inputs:
     """By the kernel."""
-    from kernels.gather_triton import gather_tokens
+    from penstock.kernels.gather_triton import gather_tokens
 
     return gather_tokens(moved(rows, device), tokens.to(device), known.to(device), tables.to(device), BLOCK)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.launch import overlaps, processors
+from penstock.kernels.launch import overlaps, processors
 
 
 def test_without_a_gpu_kernels_run_one_after_the_other() -> None:

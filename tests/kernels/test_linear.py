@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from kernels.linear import gated_linear, linear
-from kernels.linear_tilings import (
+from penstock.kernels.linear import gated_linear, linear
+from penstock.kernels.linear_tilings import (
     MEMORY,
     PROCESSORS,
     RING_INPUTS,
@@ -16,8 +16,8 @@ from kernels.linear_tilings import (
     VectorTiling,
     choose_tiling,
 )
-from kernels.linear_triton import multiply
-from kernels.norm import add_rms_norm
+from penstock.kernels.linear_triton import multiply
+from penstock.kernels.norm import add_rms_norm
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048), (1024, 3072), (128256, 4096))
 SHARED_MEMORY = 227 << 10  # bytes that one program may have on a Hopper GPU

@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from kernels.linear_tilings import RING_ROWS, RingTiling
-from kernels.linear_triton import ring_product
+from penstock.kernels.linear_tilings import RING_ROWS, RingTiling
+from penstock.kernels.linear_triton import ring_product
 
 CUDA = torch.device("cuda")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
-from kernels.linear_triton import describable, multiply_described, multiply_tiles, multiply_vector
+from penstock.kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
+from penstock.kernels.linear_triton import describable, multiply_described, multiply_tiles, multiply_vector
 
 SMALL = (
     Tiling(16, 16, 32, 4, 2),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.logprobs import MOST, Processing, TokenLogprobs, logprobs, token_logprobs
-from kernels.logprobs_triton import score_tokens
-from kernels.sampling import sample_entries
-from kernels.sampling_triton import choose_tokens
+from penstock.kernels.logprobs import MOST, Processing, TokenLogprobs, logprobs, token_logprobs
+from penstock.kernels.logprobs_triton import score_tokens
+from penstock.kernels.sampling import sample_entries
+from penstock.kernels.sampling_triton import choose_tokens
 from tests.kernels.sampling_runs import SMALL
 from tests.kernels.sampling_scene import Row, Scene, adjusted, entry_rows, random_rows, scene
 

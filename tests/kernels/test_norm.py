@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.norm import add_rms_norm, rms_norm
-from kernels.norm_triton import add_norm_rows, norm_rows
+from penstock.kernels.norm import add_rms_norm, rms_norm
+from penstock.kernels.norm_triton import add_norm_rows, norm_rows
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import random
+from penstock.kernels import random
 
 FULL = 0xFFFFFFFF
 # The known answers of the Random123 library for philox4x32-10: counter, key, words.

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import random
-from kernels.random_triton import gumbel_noise, noise_bound, tile_words, token_noise
+from penstock.kernels import random
+from penstock.kernels.random_triton import gumbel_noise, noise_bound, tile_words, token_noise
 
 FULL = 0xFFFFFFFF
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.rope import apply_rope, gather_rotation
-from kernels.rope_triton import rotation_rows
+from penstock.kernels.rope import apply_rope, gather_rotation
+from penstock.kernels.rope_triton import rotation_rows
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import routing_triton
-from kernels.routing import route
-from kernels.routing_triton import Schedule, most_tiles, route_rows, sort_pairs
+from penstock.kernels import routing_triton
+from penstock.kernels.routing import route
+from penstock.kernels.routing_triton import Schedule, most_tiles, route_rows, sort_pairs
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import sampling
-from kernels.sampling import Draws, sample_entries
+from penstock.kernels import sampling
+from penstock.kernels.sampling import Draws, sample_entries
 from tests.kernels.sampling_scene import (
     EDGES,
     Row,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling_triton import CUT, choose_tokens
+from penstock.kernels.sampling_triton import CUT, choose_tokens
 from tests.kernels.sampling_runs import SMALL, VOCABULARY, WAYS, check, sample
 from tests.kernels.sampling_scene import EDGES, Row, chi_square, distribution, edge_logits, random_rows, scene
 

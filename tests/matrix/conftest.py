@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.structured_engine import Cell, Engine
-from engine_core.embedded import demo_folder
+from penstock.engine_core.embedded import demo_folder
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import Outputs, asks, outputs
 from tests.ranks import Ranks

@@ -10,22 +10,22 @@ import msgspec
 import numpy as np
 import torch
 
-from engine_core.execution.drafting import Draft
-from engine_core.execution.graph_sizes import GraphSizes, graph_sizes
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.results import Launched
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import warm_steps
-from engine_core.loading import load
-from engine_core.models.decoder import Decoder
-from engine_core.models.draft_spec import read_draft
-from engine_core.models.registry import build
-from engine_core.models.spec import ModelSpec, read_spec
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
-from protocol.steps import StepPlan, StepResult
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.graph_sizes import GraphSizes, graph_sizes
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.results import Launched
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import warm_steps
+from penstock.engine_core.loading import load
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import read_draft
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.steps import StepPlan, StepResult
 
 Answers = dict[tuple[int, int], list[int]]
 

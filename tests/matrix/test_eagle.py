@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Cell, Engine
-from engine_core.embedded import demo_folder, eagle_folder
-from engine_core.models.spec import read_spec
+from penstock.engine_core.embedded import demo_folder, eagle_folder
+from penstock.engine_core.models.spec import read_spec
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models import eagle_heads
 from tests.matrix.test_speculation import (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_core.embedded import demo_folder
-from protocol.messages import Sampling
+from penstock.engine_core.embedded import demo_folder
+from penstock.protocol.messages import Sampling
 from tests.matrix.engine import Cell, Engine, Prompt
 
 CANARY = Path(__file__).parents[1] / "canary.jsonl"

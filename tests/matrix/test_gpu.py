@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.embedded import demo_folder, draft_folder
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.models.decoder import Decoder
-from engine_core.models.registry import build
-from engine_core.models.spec import ModelSpec, read_spec
-from protocol.messages import Sampling
-from protocol.steps import SlotStart, StepPlan
+from penstock.engine_core.embedded import demo_folder, draft_folder
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
 
 pytestmark = pytest.mark.gpu
@@ -98,7 +98,7 @@ def test_unsplit_attention_gives_the_same_tokens(
 ) -> None:
     """As on a device of one processor, which has nothing to share keys among."""
     expected = base(dtype)
-    monkeypatch.setattr("kernels.attention_device.processors", lambda device: 1)
+    monkeypatch.setattr("penstock.kernels.attention_device.processors", lambda device: 1)
     cell = Cell(graphs=graphs, max_model_len=1024)
     assert Engine(cell, demo_folder(), dtype=dtype, device="cuda").answer(prompts()) == expected
 

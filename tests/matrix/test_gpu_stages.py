@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from benchmarks.structured_engine import follow, told
-from engine_core.embedded import demo_folder, draft_folder
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.results import Launched
-from engine_core.execution.runner import Runner
-from protocol.steps import StepPlan, StepResult
+from penstock.engine_core.embedded import demo_folder, draft_folder
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.results import Launched
+from penstock.engine_core.execution.runner import Runner
+from penstock.protocol.steps import StepPlan, StepResult
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
 from tests.matrix.test_gpu import BASE, prompts
 from tests.ranks import Ranks, Size, count

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Cell, Engine
-from engine_core.embedded import demo_folder, draft_folder
+from penstock.engine_core.embedded import demo_folder, draft_folder
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import (
     ALONE,

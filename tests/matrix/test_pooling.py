@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine_core.embedded import demo_folder
-from engine_core.execution.results import Launched
-from engine_core.scheduling.statistics import SchedulerStatistics
-from protocol.messages import Finish, Pooling, Sampling, SubmitTokens, TokenBatch
-from protocol.steps import StepResult
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.execution.results import Launched
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.steps import StepResult
 from tests.matrix.engine import Cell, Engine, over_the_wire
 
 Vector = npt.NDArray[np.float32]

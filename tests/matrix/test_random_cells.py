@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Answer, Ask, Cell, Engine, Key
-from engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from protocol.messages import Sampling
+from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
+from penstock.protocol.messages import Sampling
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, automaton, ids, tokens
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from protocol.messages import Sampling
+from penstock.protocol.messages import Sampling
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
 
 BASE = Cell(depth=1, prefix_caching=False)

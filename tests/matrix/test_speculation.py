@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Ask, Cell, Engine, Key
-from engine_core.embedded import demo_folder
-from protocol.messages import Sampling
+from penstock.engine_core.embedded import demo_folder
+from penstock.protocol.messages import Sampling
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, automaton, ids, tokens
 
 CANARY = Path(__file__).parents[1] / "canary.jsonl"
@@ -86,8 +86,7 @@ def outputs(engine: Engine, asked: list[Ask]) -> Outputs:
 def predicting(expected: Outputs) -> list[Ask]:
     """The same requests, each with a prediction that is mostly right."""
     return [
-        msgspec.structs.replace(ask, prediction=misremembered(expected[number, 0]))
-        for number, ask in enumerate(asks())
+        msgspec.structs.replace(ask, prediction=misremembered(expected[number, 0])) for number, ask in enumerate(asks())
     ]
 
 

@@ -14,10 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.structured_engine import Ask, Cell, Engine
-from engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from engine_core.execution.group import Group
-from engine_core.models.spec import read_spec
-from engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models.eagle_heads import listening_head
 from tests.matrix.test_speculation import Outputs, asks, misremembered

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Answer, Ask, Cell, Engine
-from engine_core.embedded import demo_folder
-from protocol.messages import Finish, Sampling
+from penstock.engine_core.embedded import demo_folder
+from penstock.protocol.messages import Finish, Sampling
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, automaton, ids, tokens, vocabulary
 
 PERSON = json.dumps({

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import (
+from penstock.protocol.config import (
     Config,
     ExecutorConfig,
     LinksConfig,
@@ -16,8 +16,8 @@ from protocol.config import (
     check,
     fields,
 )
-from protocol.errors import ConfigError
-from protocol.option import Field, check_value, number
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import Field, check_value, number
 
 BOUNDED = [field for field in fields() if field.option.low is not None]
 CHOSEN = [field for field in fields() if field.option.choices]

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from protocol import errors
-from protocol.errors import (
+from penstock.protocol import errors
+from penstock.protocol.errors import (
     REQUEST_ERRORS,
     ConfigError,
     ContextExceeded,

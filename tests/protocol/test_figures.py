@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.figures import Census, HistogramStatistics, ProcessFigures, Sample, Spread
+from penstock.protocol.figures import Census, HistogramStatistics, ProcessFigures, Sample, Spread
 
 FIGURES = ProcessFigures(
     role="scheduler",

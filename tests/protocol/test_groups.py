@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import Config, ModelConfig, SchedulerConfig, check
-from protocol.groups import (
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, check
+from penstock.protocol.groups import (
     MOST_EXECUTORS,
     Place,
     answering,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import links
-from protocol.config import Config, LinksConfig, ModelConfig, fields
-from protocol.errors import ConfigError
-from protocol.links import (
+from penstock.protocol import links
+from penstock.protocol.config import Config, LinksConfig, ModelConfig, fields
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import (
     LINKS,
     STEPS,
     TEXT,
@@ -24,7 +24,7 @@ from protocol.links import (
     ports_of,
     shared_hash,
 )
-from protocol.messages import Abort, EngineStatus, Rejected
+from penstock.protocol.messages import Abort, EngineStatus, Rejected
 
 
 def test_the_table_joins_every_role():
@@ -124,7 +124,7 @@ def test_incarnations_differ():
 def test_the_hash_is_the_same_in_another_process():
     config = ModelConfig(model="/some/where", dtype="float32", max_model_len=4096)
     code = (
-        "from protocol.config import ModelConfig; from protocol.links import shared_hash; "
+        "from penstock.protocol.config import ModelConfig; from penstock.protocol.links import shared_hash; "
         "print(shared_hash(ModelConfig(max_model_len=4096, dtype='float32', model='/some/where')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from protocol import links, messages, steps
-from protocol.links import LINKS, MALFORMED, Link, LinkControl, decoder
-from protocol.messages import Finish, Message, Part, SubmitText, api_index, request_id
-from protocol.steps import choice_seed
+from penstock.protocol import links, messages, steps
+from penstock.protocol.links import LINKS, MALFORMED, Link, LinkControl, decoder
+from penstock.protocol.messages import Finish, Message, Part, SubmitText, api_index, request_id
+from penstock.protocol.steps import choice_seed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 MESSAGES = tuple(dict.fromkeys(kind for link in LINKS for kind in (*link.up, *link.down)))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import groups
-from protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig, check
-from protocol.errors import ConfigError
-from protocol.links import Role
-from protocol.parts import ORDER, Part, check_parts, count, missing, parts_of, read_parts, spelled
+from penstock.protocol import groups
+from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig, check
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import ORDER, Part, check_parts, count, missing, parts_of, read_parts, spelled
 
 SCHEDULERS, TOKENIZERS, MEETING = "tcp://10.0.0.1:7000", "tcp://10.0.0.1:7100", "tcp://10.0.0.1:29500"
 
@@ -19,9 +19,7 @@ SCHEDULERS, TOKENIZERS, MEETING = "tcp://10.0.0.1:7000", "tcp://10.0.0.1:7100", 
 def configured(parts: str, *, ranks: int = 1, stages: int = 1, replicas: int = 1, apis: int = 0, tokenizers: int = 0,
                schedulers: str = "", tokenizer: str = "", rendezvous: str = "") -> Config:  # fmt: skip
     config = Config(
-        model=ModelConfig(
-            tensor_parallel_size=ranks, pipeline_parallel_size=stages, data_parallel_size=replicas
-        ),
+        model=ModelConfig(tensor_parallel_size=ranks, pipeline_parallel_size=stages, data_parallel_size=replicas),
         executor=ExecutorConfig(rendezvous=rendezvous),
         links=LinksConfig(scheduler_address=schedulers, tokenizer_address=tokenizer, link_keys="file"),
         run=RunConfig(parts=parts),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import Config, check
-from protocol.errors import ConfigError
-from protocol.speculation import BOUNDS, FLAG, METHODS, WITH_MODEL, SpeculativeConfig, read_speculative
+from penstock.protocol.config import Config, check
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.speculation import BOUNDS, FLAG, METHODS, WITH_MODEL, SpeculativeConfig, read_speculative
 
 NGRAM = {"method": "ngram"}
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from protocol.config import Config, ModelConfig, SchedulerConfig, check, wrong_output
-from protocol.errors import ConfigError
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, check, wrong_output
+from penstock.protocol.errors import ConfigError
 
 
 def config(rate: float | None = None, **model: object) -> Config:

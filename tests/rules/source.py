@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("services", "engine_core", "kernels", "protocol")
+NAMESPACE = "penstock"  # which every module of the product is imported from; the rules name modules by their folders
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -61,11 +62,11 @@ class Source:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     found[alias.asname or alias.name.partition(".")[0]] = (
-                        alias.name if alias.asname else alias.name.partition(".")[0]
+                        in_folders(alias.name) if alias.asname else alias.name.partition(".")[0]
                     )
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    found[alias.asname or alias.name] = f"{origin(self, node)}.{alias.name}"
+                    found[alias.asname or alias.name] = in_folders(f"{origin(self, node)}.{alias.name}")
         for node in self.tree.body:
             if isinstance(node, ast.ClassDef):
                 found[node.name] = f"{self.module}.{node.name}"
@@ -81,13 +82,19 @@ class Source:
             return self.resolve(node.value)
         if not isinstance(node, ast.Name):
             return ""
-        return ".".join([self.bindings.get(node.id, node.id), *reversed(parts)])
+        return in_folders(".".join([self.bindings.get(node.id, node.id), *reversed(parts)]))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
 
     def functions(self) -> Iterator[Function]:
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+
+def in_folders(name: str) -> str:
+    """A module of the product by its folder: `services.wire` is services/wire.py."""
+    first, _, rest = name.partition(".")
+    return rest if first == NAMESPACE and rest.partition(".")[0] in PRODUCT else name
 
 
 def origin(source: Source, node: ast.ImportFrom) -> str:
@@ -103,17 +110,17 @@ def imported(source: Source) -> Iterator[tuple[str, ast.AST]]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, node
+                yield in_folders(alias.name), node
         elif isinstance(node, ast.ImportFrom):
             base = origin(source, node)
-            yield base, node
+            yield in_folders(base), node
             for alias in node.names:
-                yield f"{base}.{alias.name}", node
+                yield in_folders(f"{base}.{alias.name}"), node
         elif isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             literal = node.args[0]
             if name in ("import_module", "__import__") and isinstance(literal, ast.Constant):
-                yield str(literal.value), node
+                yield in_folders(str(literal.value)), node
 
 
 def parse(text: str, path: str = "engine_core/example.py") -> Source:
@@ -132,6 +139,8 @@ def files(start: Path = ROOT) -> Iterator[Path]:
     for path in sorted(start.iterdir()):
         if path.name == ".git" or any(fnmatch.fnmatch(path.name, pattern) for pattern in ignored()):
             continue
+        if path.is_symlink():  # penstock/ links to the four folders, which are read where they are
+            continue
         if path.is_dir():
             yield from files(path)
         else:
@@ -140,16 +149,14 @@ def files(start: Path = ROOT) -> Iterator[Path]:
 
 @functools.lru_cache(maxsize=8)
 def sources(*folders: str) -> tuple[Source, ...]:
-    """The parsed Python files under the folders; penstock.py belongs to the product."""
+    """The parsed Python files under the folders."""
     paths = [path for folder in folders if (ROOT / folder).is_dir() for path in files(ROOT / folder)]
-    if folders == PRODUCT:
-        paths.append(ROOT / "penstock.py")
     found = [path for path in paths if path.suffix == ".py"]
     return tuple(parse(path.read_text(), path.relative_to(ROOT).as_posix()) for path in found)
 
 
 def product() -> tuple[Source, ...]:
-    return sources(*PRODUCT)
+    return sources(*PRODUCT, NAMESPACE)
 
 
 def none(violations: Iterable[str]) -> None:

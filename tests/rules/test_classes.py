@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from protocol import errors
+from penstock.protocol import errors
 from tests.rules.source import Source, none, parse, product
 
 ERRORS = "protocol.errors"

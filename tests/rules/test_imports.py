@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.rules.source import ROOT, Source, none, parse, product
+from tests.rules.source import NAMESPACE, PRODUCT, ROOT, Source, none, parse, product, sources
 
 MAY_IMPORT = {
     "protocol": {"protocol"},
@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "services": {"services", "engine_core", "kernels", "protocol"},
     "penstock": {"services", "engine_core", "kernels", "protocol"},
 }
-OURS = frozenset({*MAY_IMPORT, "tests", "benchmarks", "deploy"})
+OURS = frozenset({*PRODUCT, NAMESPACE, "tests", "benchmarks", "deploy"})
 NETWORK = frozenset((
     *("zmq", "asyncio", "starlette", "uvicorn", "uvloop", "fastapi", "socket", "selectors", "socketserver"),
     *("http", "urllib", "requests", "httpx", "aiohttp"),
@@ -48,6 +48,15 @@ def outlaws(source: Source) -> Iterator[str]:
             yield f"{source.at(node)} {source.top} imports {name}"
 
 
+def bare(source: Source) -> Iterator[str]:
+    """Imports of the product's folders by their own names."""
+    for node in ast.walk(source.tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        yield from (f"{source.at(node)} imports {name}" for name in names if name.partition(".")[0] in PRODUCT)
+
+
 def forbidden(source: Source, names: Iterable[str]) -> Iterator[str]:
     for name, node in source.imports:
         if name.partition(".")[0] in names:
@@ -67,7 +76,7 @@ def modules(*packages: str) -> list[str]:
 
 def loaded(names: list[str], suspects: Iterable[str]) -> list[str]:
     """Which suspects stand in sys.modules once a fresh interpreter has imported the names."""
-    script = "import importlib, sys\nfor name in sys.argv[2:]: importlib.import_module(name)\n"
+    script = "import importlib, sys\nfor name in sys.argv[2:]: importlib.import_module(f'penstock.{name}')\n"
     script += "print(*[s for s in sys.argv[1].split(',') if s in sys.modules])"
     command = [sys.executable, "-c", script, ",".join(suspects), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -77,6 +86,11 @@ def loaded(names: list[str], suspects: Iterable[str]) -> list[str]:
 
 def test_folders_import_what_they_may() -> None:
     none(found for source in product() for found in outlaws(source))
+
+
+def test_the_folders_are_imported_as_one_package() -> None:
+    """`services` is a user's folder as well: ours is `penstock.services`, in tests and benchmarks too."""
+    none(found for source in sources(*PRODUCT, NAMESPACE, "tests", "benchmarks") for found in bare(source))
 
 
 def test_engine_core_and_kernels_have_no_network() -> None:
@@ -118,7 +132,8 @@ def test_only_the_executor_loads_torch(name: str) -> None:
 
 
 def test_protocol_loads_none_of_the_others() -> None:
-    assert loaded(modules("protocol"), [*sorted(OURS - {"protocol"}), "torch", "zmq"]) == []
+    others = [f"penstock.{name}" for name in sorted(set(PRODUCT) - {"protocol"})]
+    assert loaded(modules("protocol"), [*others, "tests", "benchmarks", "torch", "zmq"]) == []
 
 
 def test_every_module_can_be_imported_alone() -> None:
@@ -127,8 +142,8 @@ def test_every_module_can_be_imported_alone() -> None:
 import importlib, sys
 known = set(sys.modules)
 for name in sys.argv[1:]:
-    importlib.import_module(name)
-    for loaded in [m for m in sys.modules if m.partition(".")[0] in ("services", "engine_core", "kernels", "protocol")]:
+    importlib.import_module("penstock." + name)
+    for loaded in [m for m in sys.modules if m.startswith("penstock.")]:
         del sys.modules[loaded]
 """
     names = modules("protocol", *BRAIN)

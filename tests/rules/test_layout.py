@@ -9,11 +9,11 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.rules.source import PRODUCT, ROOT, Source, files, none, parse, product, sources
+from tests.rules.source import NAMESPACE, PRODUCT, ROOT, Source, files, in_folders, none, parse, product, sources
 
 TOP = frozenset((
     *("pyproject.toml", "README.md", "services", "engine_core", "kernels", "protocol", "deploy", "tests", "benchmarks"),
-    *("penstock.py", "LICENSE", "Makefile"),
+    *("penstock", "LICENSE", "Makefile"),
 ))  # fmt: skip
 SHORT = 40  # a module of so many lines may be tested through its neighbours
 MIRROR = (*PRODUCT,)
@@ -112,13 +112,14 @@ def test_warnings_are_errors_and_types_are_strict() -> None:
 
 def test_the_wheel_holds_the_product_alone() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert tools["py-modules"] == ["penstock"]
-    assert {pattern.rstrip("*") for pattern in tools["packages"]["find"]["include"]} == set(PRODUCT)
+    assert tools["packages"]["find"]["include"] == [f"{NAMESPACE}*"]
+    links = {path.name: path.resolve() for path in (ROOT / NAMESPACE).iterdir() if path.is_symlink()}
+    assert links == {folder: ROOT / folder for folder in PRODUCT}
     carried = {
         path
         for package, patterns in tools["package-data"].items()
         for pattern in patterns
-        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+        for path in (ROOT / in_folders(package).replace(".", "/")).glob(pattern)
     }
     data = [path for folder in PRODUCT for path in files(ROOT / folder) if path.suffix != ".py"]
     none(f"{path} is left out" for path in data if path not in carried)

@@ -60,10 +60,6 @@ def undocumented(source: Source) -> Iterator[str]:
             yield f"{source.at(node)} {node.name} is public and has no docstring"
 
 
-def line_count(tree: tuple[Source, ...]) -> int:
-    return sum(len(source.text.splitlines()) for source in tree)
-
-
 def test_a_file_is_one_idea() -> None:
     none(found for source in (*product(), *sources("benchmarks")) for found in long_files(source))
 
@@ -74,14 +70,6 @@ def test_a_function_fits_a_screen() -> None:
 
 def test_public_things_say_what_they_are() -> None:
     none(found for source in product() for found in undocumented(source))
-
-
-def test_tests_weigh_as_much_as_the_product() -> None:
-    """Tests of the benchmarks do not count."""
-    tests = tuple(source for source in sources("tests") if not source.path.startswith("tests/benchmarks/"))
-    share = line_count(tests) / line_count(product())
-    print(f"{line_count(tests)} lines of tests, {line_count(product())} of product: {share:.2f}")
-    assert share >= 1.0
 
 
 def test_long_things_are_found() -> None:

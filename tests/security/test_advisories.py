@@ -23,23 +23,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from engine_core.kv.identity import IDENTITY_BYTES, extend, root
-from engine_core.loading.checkpoint import find_files
-from protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, check, fields
-from protocol.errors import ConfigError, ModelError
-from protocol.links import LINKS, TEXT, Link, address, decoder
-from protocol.messages import SubmitText, request_id
-from services.api import keys
-from services.api.app import Routes
-from services.api.embeddings import EmbeddingRequest
-from services.api.gate import OPEN_PATHS
-from services.api.messages.request import CountRequest, MessageRequest
-from services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.api.responses.request import ResponseRequest
-from services.api.scoring import RerankRequest, ScoreRequest
-from services.executor.membership import ONE_HOST
-from services.rundir import prepared
-from services.wire import Port, Self
+from penstock.engine_core.kv.identity import IDENTITY_BYTES, extend, root
+from penstock.engine_core.loading.checkpoint import find_files
+from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, check, fields
+from penstock.protocol.errors import ConfigError, ModelError
+from penstock.protocol.links import LINKS, TEXT, Link, address, decoder
+from penstock.protocol.messages import SubmitText, request_id
+from penstock.services.api import keys
+from penstock.services.api.app import Routes
+from penstock.services.api.embeddings import EmbeddingRequest
+from penstock.services.api.gate import OPEN_PATHS
+from penstock.services.api.messages.request import CountRequest, MessageRequest
+from penstock.services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from penstock.services.api.responses.request import ResponseRequest
+from penstock.services.api.scoring import RerankRequest, ScoreRequest
+from penstock.services.executor.membership import ONE_HOST
+from penstock.services.rundir import prepared
+from penstock.services.wire import Port, Self
 from tests.rules.source import ROOT, product
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 
@@ -335,11 +335,11 @@ def test_users_mistakes_are_told_without_assertions_too() -> None:
     script = """
 import sys
 assert False, "assertions are on"
-from protocol.config import Config, ApiConfig, check
-from protocol.errors import RequestError, PenstockError
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Sampling, SubmitTokens
+from penstock.protocol.config import Config, ApiConfig, check
+from penstock.protocol.errors import RequestError, PenstockError
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.messages import Sampling, SubmitTokens
 scheduler = Scheduler(SchedulingOptions(blocks=8, block_size=4, max_model_len=16, max_num_seqs=2,
                                         max_num_batched_tokens=8, vocab_size=10))
 bad = [dict(token_ids=b""), dict(token_ids=b"abc"), dict(token_ids=b"\\xff" * 4), dict(token_ids=bytes(4), n=0),

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_core.kv.identity import root
-from protocol.links import TEXT, decoder
-from protocol.messages import Message, Rejected, SubmitText
-from services.api.session import digest
+from penstock.engine_core.kv.identity import root
+from penstock.protocol.links import TEXT, decoder
+from penstock.protocol.messages import Message, Rejected, SubmitText
+from penstock.services.api.session import digest
 from tests.rules.source import ROOT
 from tests.services.api.pipe import FakePort, client, service, silent
 
@@ -133,8 +133,9 @@ async def test_a_text_of_another_type_is_no_text() -> None:
 def ending(port: FakePort, message: Message) -> None:
     """A tokenizer that says goodbye to whoever asks: the requests alone are looked at."""
     if isinstance(message, SubmitText):
-        asyncio.get_running_loop().call_soon(port.arrive, Rejected(id=message.id, status=400, message="seen",
-                                                                    param="prompt", code="seen_there"))
+        asyncio.get_running_loop().call_soon(
+            port.arrive, Rejected(id=message.id, status=400, message="seen", param="prompt", code="seen_there")
+        )
 
 
 # F: what a request points to is not looked at

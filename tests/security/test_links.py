@@ -16,13 +16,13 @@ import msgspec
 import pytest
 import zmq
 
-from protocol.config import Config, LinksConfig
-from protocol.links import TEXT, Link, Role, identity
-from protocol.messages import Abort
-from services import greeting, options, sockets
-from services.admission import UNKNOWN, Door
-from services.linkkeys import LinkKeys, new_keys, read_keys, write_keys
-from services.wire import Left, Port, Self
+from penstock.protocol.config import Config, LinksConfig
+from penstock.protocol.links import TEXT, Link, Role, identity
+from penstock.protocol.messages import Abort
+from penstock.services import greeting, options, sockets
+from penstock.services.admission import UNKNOWN, Door
+from penstock.services.linkkeys import LinkKeys, new_keys, read_keys, write_keys
+from penstock.services.wire import Left, Port, Self
 from tests.services.network import LIMIT, Ends, joined, left, messages, patient
 
 SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)

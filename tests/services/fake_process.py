@@ -1,4 +1,5 @@
-"""Stands in for `penstock.py ROLE ...` in tests of the launcher: says what a real process says, does what it is told.
+"""Stands in for `python -m penstock ROLE ...` in tests of the launcher: it says what a real process
+says and does what it is told.
 
 FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once with that code, `mute` never gets ready,
 `stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F, `once` is well in its first
@@ -18,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from protocol.links import Role
-from services import process, rundir
-from services.notify import notify
-from services.process import ExitCode, Stop
+from penstock.protocol.links import Role
+from penstock.services import process, rundir
+from penstock.services.notify import notify
+from penstock.services.process import ExitCode, Stop
 
 
 def say(event: str) -> None:

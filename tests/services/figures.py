@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine_core.histogram import Histogram
-from protocol.figures import Census, ProcessFigures
-from protocol.links import LINKS, Role
-from services.catalogue import API, ENGINE, EVERY_PROCESS, EXECUTOR, STEPS, TOKENIZER, Kind, Metric
-from services.census import PART, Sheet
-from services.wire import Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import Census, ProcessFigures
+from penstock.protocol.links import LINKS, Role
+from penstock.services.catalogue import API, ENGINE, EVERY_PROCESS, EXECUTOR, STEPS, TOKENIZER, Kind, Metric
+from penstock.services.census import PART, Sheet
+from penstock.services.wire import Self
 
 TOLD: dict[Role, tuple[Metric, ...]] = {
     Role.API: (*EVERY_PROCESS, *API),

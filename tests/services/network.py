@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protocol.config import LinksConfig
-from protocol.errors import AddressError
-from protocol.links import Link, Role
-from services import sockets
-from services.linkkeys import LinkKeys, new_keys
-from services.sockets import Network
-from services.wire import Arrival, Joined, Left, Port, Self
+from penstock.protocol.config import LinksConfig
+from penstock.protocol.errors import AddressError
+from penstock.protocol.links import Link, Role
+from penstock.services import sockets
+from penstock.services.linkkeys import LinkKeys, new_keys
+from penstock.services.sockets import Network
+from penstock.services.wire import Arrival, Joined, Left, Port, Self
 
 LIMIT = 60.0  # seconds that anything may take on a busy machine
 BACKLOG = 128

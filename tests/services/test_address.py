@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from protocol.config import ApiConfig
-from protocol.errors import AddressError
-from services import address
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import AddressError
+from penstock.services import address
 
 
 def test_a_free_port_passes():

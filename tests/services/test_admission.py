@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from services import admission
-from services.admission import (
+from penstock.services import admission
+from penstock.services.admission import (
     CURVE,
     DOMAIN,
     TELL_SECONDS,
@@ -25,7 +25,7 @@ from services.admission import (
     reason_of,
     verdict,
 )
-from services.linkkeys import new_keys
+from penstock.services.linkkeys import new_keys
 
 PUBLIC = b"p" * 32
 

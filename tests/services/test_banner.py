@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.config import Config, ModelConfig, wrong_output
-from protocol.messages import EngineStatus
-from services import banner
-from services.banner import Serving, curl
+from penstock.protocol.config import Config, ModelConfig, wrong_output
+from penstock.protocol.messages import EngineStatus
+from penstock.services import banner
+from penstock.services.banner import Serving, curl
 
 
 class Told:
@@ -119,9 +119,7 @@ class Echo(http.server.BaseHTTPRequestHandler):
 def test_the_curl_line_works_when_it_is_pasted(chat, locked):
     with http.server.HTTPServer(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        facts = msgspec.structs.replace(
-            FACTS, url=f"http://127.0.0.1:{server.server_port}", chat=chat, locked=locked
-        )
+        facts = msgspec.structs.replace(FACTS, url=f"http://127.0.0.1:{server.server_port}", chat=chat, locked=locked)
         command = curl(facts)
         assert "\n" not in command
         environ = {**os.environ, banner.KEY_VARIABLE: "the key", "NO_PROXY": "*"}

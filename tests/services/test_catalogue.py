@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from services.catalogue import ENGINE, METRICS, Kind, Metric, Subject
+from penstock.services.catalogue import ENGINE, METRICS, Kind, Metric, Subject
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 RESERVED = ("le", "quantile", "role", "index", "replica", "job", "instance")

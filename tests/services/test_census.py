@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_core.histogram import Histogram
-from protocol.figures import Census, ProcessFigures
-from protocol.links import TEXT, Role, Welcome
-from services import census, process
-from services.catalogue import EVERY_PROCESS
-from services.census import LAG, Register, Sheet, Vitals, add_link, lagging, resident_bytes, telling
-from services.wire import Peer, PortStatistics, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import Census, ProcessFigures
+from penstock.protocol.links import TEXT, Role, Welcome
+from penstock.services import census, process
+from penstock.services.catalogue import EVERY_PROCESS
+from penstock.services.census import LAG, Register, Sheet, Vitals, add_link, lagging, resident_bytes, telling
+from penstock.services.wire import Peer, PortStatistics, Self
 
 ME = Self(Role.TOKENIZER, 2, 0xABC, 7)
 

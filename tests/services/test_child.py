@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from protocol.links import Role
-from services.child import MAX_LINE, TAIL_LINES, Child
+from penstock.protocol.links import Role
+from penstock.services.child import MAX_LINE, TAIL_LINES, Child
 
 LIMIT = 60.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
-from services import cli
-from services.process import ExitCode
+from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from penstock.services import cli
+from penstock.services.process import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,18 +49,28 @@ def test_the_version_is_told(capsys):
         (["serve", "--port", "-3"], "--port: -3 is not allowed"),
         (["api", "--index=64", "--run-dir=/tmp/x"], "--index: '64' is not allowed"),
         (["api", "--index=-1", "--run-dir=/tmp/x"], "--index: '-1' is not allowed"),
-        (["api", "--index=2", "--api-processes=2", "--run-dir=/tmp/x"],
-         "--index: '2' is not allowed; it must be a whole number"),
+        (
+            ["api", "--index=2", "--api-processes=2", "--run-dir=/tmp/x"],
+            "--index: '2' is not allowed; it must be a whole number",
+        ),
         (["executor", "--index=1", "--run-dir=/tmp/x"], "--index: '1' is not allowed; it must be a whole number"),
         (["executor", "--local-index=x", "--run-dir=/tmp/x"], "--local-index: 'x' is not allowed"),
-        (["executor", "--local-index=2", "--first-executor=2", "--tensor-parallel-size=4", "--run-dir=/tmp/x"],
-         "--local-index: '2' is not allowed; it must be a whole number between 0 and 1"),
-        (["executor", "--local-index=0", "--index=0", "--run-dir=/tmp/x"],
-         "--local-index: '0' is not allowed; --index is given too: 0"),
-        (["executor", "--index=1", "--first-executor=2", "--tensor-parallel-size=4", "--run-dir=/tmp/x"],
-         "--index: '1' is not allowed; executors of this host begin at 2, as --first-executor says"),
-        (["api", "--local-index=0", "--run-dir=/tmp/x"],
-         "command line: '--local-index' is not allowed; there is no such"),
+        (
+            ["executor", "--local-index=2", "--first-executor=2", "--tensor-parallel-size=4", "--run-dir=/tmp/x"],
+            "--local-index: '2' is not allowed; it must be a whole number between 0 and 1",
+        ),
+        (
+            ["executor", "--local-index=0", "--index=0", "--run-dir=/tmp/x"],
+            "--local-index: '0' is not allowed; --index is given too: 0",
+        ),
+        (
+            ["executor", "--index=1", "--first-executor=2", "--tensor-parallel-size=4", "--run-dir=/tmp/x"],
+            "--index: '1' is not allowed; executors of this host begin at 2, as --first-executor says",
+        ),
+        (
+            ["api", "--local-index=0", "--run-dir=/tmp/x"],
+            "command line: '--local-index' is not allowed; there is no such",
+        ),
         (["scheduler"], "--run-dir: '' is not allowed; a process started by itself needs the directory"),
     ],
 )
@@ -109,8 +119,8 @@ def test_config_prints_what_holds_and_where_it_came_from():
 
 def test_the_command_line_and_the_public_face_are_light():
     code = (
-        "import sys, penstock, services.cli\n"
-        "services.cli.main(['--help'])\n"
+        "import sys, penstock, penstock.services.cli\n"
+        "penstock.services.cli.main(['--help'])\n"
         "heavy = {'torch', 'transformers', 'numpy', 'zmq', 'rich', 'asyncio', 'huggingface_hub'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "from penstock import Config, ConfigError, ModelError"
@@ -129,10 +139,10 @@ def test_a_role_runs_in_its_process(tmp_path, monkeypatch):
             ran.append((config.run.run_dir, index))
             return 7
 
-    monkeypatch.setattr("services.process.enter", lambda *words: ran.append(words[:2]))
+    monkeypatch.setattr("penstock.services.process.enter", lambda *words: ran.append(words[:2]))
     monkeypatch.setattr("importlib.import_module", lambda name: ran.append(name) or Module)
     assert cli.main(["tokenizer", "--index=3", f"--run-dir={tmp_path / 'run'}"]) == 7
-    assert ran == [("tokenizer", 3), "services.tokenizer.main", (str(tmp_path / "run"), 3)]
+    assert ran == [("tokenizer", 3), "penstock.services.tokenizer.main", (str(tmp_path / "run"), 3)]
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
@@ -145,7 +155,7 @@ def test_an_executor_may_be_numbered_within_its_host(tmp_path, monkeypatch):
             ran.append((config.executor.first_executor, index))
             return 7
 
-    monkeypatch.setattr("services.process.enter", lambda *words: ran.append(words[:2]))
+    monkeypatch.setattr("penstock.services.process.enter", lambda *words: ran.append(words[:2]))
     monkeypatch.setattr("importlib.import_module", lambda name: Module)
     words = ["executor", "--local-index=1", "--first-executor=2", "--tensor-parallel-size=4"]
     assert cli.main([*words, f"--run-dir={tmp_path / 'run'}"]) == 7

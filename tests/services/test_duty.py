@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.duty import begin
+from penstock.services.duty import begin
 
 
 async def test_a_failure_is_told() -> None:

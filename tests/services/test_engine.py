@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import Config, ModelConfig, RunConfig
-from protocol.errors import ConfigError, LinkError
-from services import faults, rundir
-from services.engine import engine
-from services.notify import NoticeSocket
-from services.process import PARENT
+from penstock.protocol.config import Config, ModelConfig, RunConfig
+from penstock.protocol.errors import ConfigError, LinkError
+from penstock.services import faults, rundir
+from penstock.services.engine import engine
+from penstock.services.notify import NoticeSocket
+from penstock.services.process import PARENT
 from tests.services.test_launch import CONFIG, FAKE, ROOT, Server, alive
 
 START = """
 import sys
 from pathlib import Path
-from services import cli, engine
+from penstock.services import cli, engine
 engine.ENTRY = Path(sys.argv[1])
 sys.exit(cli.main(sys.argv[2:]))
 """
@@ -113,7 +113,7 @@ def test_it_needs_a_directory() -> None:
 
 
 def test_it_does_not_outlive_a_parent_that_ended_before_it(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "services.cli", "engine", f"--run-dir={tmp_path / 'run'}"]
+    words = [sys.executable, "-m", "penstock.services.cli", "engine", f"--run-dir={tmp_path / 'run'}"]
     environ = {**os.environ, PARENT: "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, timeout=120)
     assert done.returncode == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
-from services import faults
-from services.notify import MAX_NOTICE, parse
+from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from penstock.services import faults
+from penstock.services.notify import MAX_NOTICE, parse
 
 
 def again(line: str) -> PenstockError:

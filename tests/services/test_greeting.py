@@ -7,10 +7,10 @@ import os
 import msgspec
 import pytest
 
-from protocol.links import PROTOCOL_VERSION, TEXT, TOKENS, Hello, Role, decoder
-from services import greeting
-from services.tracing.clock import Clock
-from services.wire import Self
+from penstock.protocol.links import PROTOCOL_VERSION, TEXT, TOKENS, Hello, Role, decoder
+from penstock.services import greeting
+from penstock.services.tracing.clock import Clock
+from penstock.services.wire import Self
 
 API = Self(Role.API, 3, 77, 5, place=9)
 TOKENIZER = Self(Role.TOKENIZER, 1, 88, 5, place=9)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.heartbeat import Heartbeat, beating
-from services.notify import NoticeSocket, notify
+from penstock.services.heartbeat import Heartbeat, beating
+from penstock.services.notify import NoticeSocket, notify
 
 
 def beats(folder: Path, **environ: str) -> list[float]:

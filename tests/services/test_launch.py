@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from services.notify import NoticeSocket
-from services.restarts import Failure, failures
+from penstock.services.notify import NoticeSocket
+from penstock.services.restarts import Failure, failures
 
 FAKE = Path(__file__).parent / "fake_process.py"
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ START = """
 import os
 import sys
 from pathlib import Path
-from services import cli, launch
+from penstock.services import cli, launch
 real = launch.serve
 launch.SILENCE_SECONDS = float(os.environ.get("FAKE_SILENCE", "0.5"))
 launch.BUSY_SECONDS = float(os.environ.get("FAKE_BUSY", "30"))

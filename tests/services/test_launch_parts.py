@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.linkkeys import new_keys, write_keys
+from penstock.services.linkkeys import new_keys, write_keys
 from tests.services.test_launch import Server, leftovers, lives, serving
 
 ADDRESS = "tcp://127.0.0.1:1"  # nobody of these parts listens there

@@ -13,9 +13,9 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigError
-from services import linkkeys
-from services.linkkeys import LinkKeys, as_file, check_access, new_keys, parsed, read_keys, write_keys
+from penstock.protocol.errors import ConfigError
+from penstock.services import linkkeys
+from penstock.services.linkkeys import LinkKeys, as_file, check_access, new_keys, parsed, read_keys, write_keys
 
 
 @pytest.fixture

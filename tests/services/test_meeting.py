@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig, TokenizerConfig
-from protocol.errors import AddressError, ConfigError
-from protocol.links import Role
-from protocol.parts import parts_of
-from services.linkkeys import new_keys, write_keys
-from services.meeting import check, elsewhere, listening, numbered
+from penstock.protocol.config import (
+    ApiConfig,
+    Config,
+    ExecutorConfig,
+    LinksConfig,
+    ModelConfig,
+    RunConfig,
+    TokenizerConfig,
+)
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import parts_of
+from penstock.services.linkkeys import new_keys, write_keys
+from penstock.services.meeting import check, elsewhere, listening, numbered
 
 
 @pytest.fixture

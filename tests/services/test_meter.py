@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services import meter
-from services.meter import Meter
+from penstock.services import meter
+from penstock.services.meter import Meter
 
 
 def test_a_line_now_and_then_where_there_is_no_terminal(

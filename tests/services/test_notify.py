@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.notify import NoticeSocket, notify, parse, progress
+from penstock.services.notify import NoticeSocket, notify, parse, progress
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.config import Config, check, fields
-from protocol.errors import ConfigError
-from protocol.option import words
-from services import options
-from services.cli import parser_of
+from penstock.protocol.config import Config, check, fields
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import words
+from penstock.services import options
+from penstock.services.cli import parser_of
 
 
 def effective(*words: str, environ: dict[str, str] | None = None, command: str = "config") -> options.Effective:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.output import OutputStream, unblocked
+from penstock.services.output import OutputStream, unblocked
 
 
 @pytest.fixture

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import RunConfig
-from protocol.links import Role
-from services import process
-from services.process import DEATH_SIGNAL, PARENT, ExitCode, Stop, follow_parent, orphaned
+from penstock.protocol.config import RunConfig
+from penstock.protocol.links import Role
+from penstock.services import process
+from penstock.services.process import DEATH_SIGNAL, PARENT, ExitCode, Stop, follow_parent, orphaned
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60.0
 FOLLOWER = """
 import os, signal, sys
-from services import process
+from penstock.services import process
 process.follow_parent(signal.SIGKILL)
 print(os.getpid(), flush=True)
 signal.pause()
 """
 LAUNCHER = """
 import os, subprocess, sys
-from services.process import PARENT
+from penstock.services.process import PARENT
 environ = {**os.environ, PARENT: sys.argv[2] or str(os.getpid())}
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environ)
 sys.exit(child.wait())
@@ -77,7 +77,7 @@ def test_closing_gives_the_signals_back():
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_of_a_process_is_its_end(first, second):
-    code = "import os, signal\nfrom services.process import Stop\nstop = Stop()\n"
+    code = "import os, signal\nfrom penstock.services.process import Stop\nstop = Stop()\n"
     code += f"os.kill(os.getpid(), {first:d})\nassert stop.asked\nos.kill(os.getpid(), {second:d})\n"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LIMIT, check=False)
     assert found.returncode == -second

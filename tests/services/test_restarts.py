@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigError
-from protocol.links import Role
-from services.restarts import DELAYS, FILE, FILE_BYTES, LIMIT, LONGEST, WINDOW, Restarts, failures
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.services.restarts import DELAYS, FILE, FILE_BYTES, LIMIT, LONGEST, WINDOW, Restarts, failures
 
 EXECUTOR = Role.EXECUTOR, 0
 API = Role.API, 1

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigError
-from protocol.links import LINKS, address
-from services import rundir
-from services.rundir import RunDirectory, SocketFile, clear, clear_orphan, of_one_process, prepared, sweep
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import LINKS, address
+from penstock.services import rundir
+from penstock.services.rundir import RunDirectory, SocketFile, clear, clear_orphan, of_one_process, prepared, sweep
 
 
 @pytest.fixture

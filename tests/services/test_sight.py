@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services import sight
+from penstock.services import sight
 
 BEYOND = 1100  # more descriptors than select(2) knows
 
@@ -28,7 +28,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_place_is_the_same_for_processes_that_see_one_another() -> None:
-    script = "from services.sight import place; print(place())"
+    script = "from penstock.services.sight import place; print(place())"
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert int(there.stdout) == sight.place() != 0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import ApiConfig, Config, TokenizerConfig
-from services.sizing import sized, usable_cores
+from penstock.protocol.config import ApiConfig, Config, TokenizerConfig
+from penstock.services.sizing import sized, usable_cores
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import msgspec
 import pytest
 import zmq
 
-from protocol.addresses import HostAddress
-from protocol.config import LinksConfig
-from protocol.errors import AddressError, ConfigError
-from protocol.links import STEPS, TEXT, TOKENS, Link
-from protocol.messages import Abort, Rejected
-from services import sockets
-from services.linkkeys import new_keys, write_keys
-from services.sockets import Line, Network, network_of, numeric, resolved
-from services.wire import RECONNECTED, UNREACHABLE, Arrival, Joined, Left, Peer, Port
+from penstock.protocol.addresses import HostAddress
+from penstock.protocol.config import LinksConfig
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.links import STEPS, TEXT, TOKENS, Link
+from penstock.protocol.messages import Abort, Rejected
+from penstock.services import sockets
+from penstock.services.linkkeys import new_keys, write_keys
+from penstock.services.sockets import Line, Network, network_of, numeric, resolved
+from penstock.services.wire import RECONNECTED, UNREACHABLE, Arrival, Joined, Left, Peer, Port
 from tests.services.network import LIMIT, Ends, Proxy, free_port, joined, left, messages, patient
 
 SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
@@ -175,7 +175,7 @@ def test_a_hello_over_a_connection_that_has_ended_begins_nothing(ends: Ends, pro
 
 
 def connector_hello(port: Port) -> object:
-    from services import greeting
+    from penstock.services import greeting
 
     return greeting.hello(port.me, port.epoch, port._session)
 

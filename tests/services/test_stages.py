@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.notify import VARIABLE, NoticeSocket
-from services.stages import IMPORTS, Stage, Stages
+from penstock.services.notify import VARIABLE, NoticeSocket
+from penstock.services.stages import IMPORTS, Stage, Stages
 
 
 def test_the_first_stage_began_with_the_process() -> None:

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protocol.links import TOKENS, Role
-from protocol.messages import Rejected
-from services import watch
-from services.watch import Watch
-from services.wire import UNREACHABLE, Arrival, Joined, Left, Port, Self
+from penstock.protocol.links import TOKENS, Role
+from penstock.protocol.messages import Rejected
+from penstock.services import watch
+from penstock.services.watch import Watch
+from penstock.services.wire import UNREACHABLE, Arrival, Joined, Left, Port, Self
 from tests.services.network import Ends, Proxy, patient
 
 LIMIT = 60.0  # seconds
 PEER = """
 import sys, time, zmq, pathlib
-from protocol.links import TOKENS, Role
-from services.wire import Port, Self
+from penstock.protocol.links import TOKENS, Role
+from penstock.services.wire import Port, Self
 port = Port.connect(zmq.Context(), TOKENS, Self(Role.TOKENIZER, 0, int(sys.argv[2]), 7), pathlib.Path(sys.argv[1]))
 while True:
     port.tick(time.monotonic())

@@ -14,13 +14,24 @@ import msgspec
 import pytest
 import zmq
 
-from protocol.errors import LinkError
-from protocol.limits import MAX_BODY_BYTES
-from protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
-from protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
-from services.sight import place
-from services.watch import Watch
-from services.wire import CREDIT_INTERVAL, HELLO_INTERVAL, PROBES, UNREACHABLE, Arrival, Joined, Left, Peer, Port, Self
+from penstock.protocol.errors import LinkError
+from penstock.protocol.limits import MAX_BODY_BYTES
+from penstock.protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
+from penstock.protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
+from penstock.services.sight import place
+from penstock.services.watch import Watch
+from penstock.services.wire import (
+    CREDIT_INTERVAL,
+    HELLO_INTERVAL,
+    PROBES,
+    UNREACHABLE,
+    Arrival,
+    Joined,
+    Left,
+    Peer,
+    Port,
+    Self,
+)
 
 # The clock of these tests runs faster than messages travel, so nobody counts as silent unless a test says so.
 SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=32, silence=0.0)
@@ -336,8 +347,8 @@ def test_malformed_bytes_lose_the_peer_and_nothing_else(payload: bytes, wires: W
 def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
     binder = wires.bind(TOKENS)
     script = (
-        "import sys, time, zmq, pathlib; from protocol.links import TOKENS, Role;"
-        "from services.wire import Port, Self, Joined\n"
+        "import sys, time, zmq, pathlib; from penstock.protocol.links import TOKENS, Role;"
+        "from penstock.services.wire import Port, Self, Joined\n"
         "port = Port.connect(zmq.Context(), TOKENS, Self(Role.TOKENIZER, 0, 5, 7), pathlib.Path(sys.argv[1]))\n"
         "while True: port.tick(time.monotonic()); port.receive(); port.socket.poll(50)"
     )
@@ -354,9 +365,7 @@ def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
         child.wait()
 
 
-def test_last_words_come_before_an_end_and_count_against_silence(
-    wires: Wires, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_words_come_before_an_end_and_count_against_silence(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks late finds both at once: the word that has arrived, and that its sender has ended or was silent."""
     binder, connector = wires.bind(STRICT), wires.connect(STRICT)
     meet(wires, binder, connector)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.messages import Logprobs, Pooling, Sampling
-from protocol.steps import NOBODY, OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
+from penstock.protocol.messages import Logprobs, Pooling, Sampling
+from penstock.protocol.steps import NOBODY, OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
 from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
@@ -309,8 +309,7 @@ class FakeExecutor:
             self._pages[slot.table[position // size]][position % size] = value
         slot.computed = end
         return [
-            self._pages[slot.table[position // size]][position % size]
-            for position in range(end - 1, end + len(drafts))
+            self._pages[slot.table[position // size]][position % size] for position in range(end - 1, end + len(drafts))
         ]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine_core.grammar.spacing import Habits
-from protocol.errors import GrammarFailure
-from protocol.messages import Automaton
+from penstock.engine_core.grammar.spacing import Habits
+from penstock.protocol.errors import GrammarFailure
+from penstock.protocol.messages import Automaton
 from tests.sim.model import EOS, VOCAB
 
 

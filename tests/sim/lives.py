@@ -9,10 +9,10 @@ from dataclasses import replace as replace_fields
 import numpy as np
 from msgspec.structs import replace
 
-from engine_core.scheduling.options import UNBOUNDED, SchedulingOptions
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, Written
-from protocol.steps import choice_seed
+from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, Written
+from penstock.protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 

@@ -6,9 +6,9 @@ from collections import deque
 
 import numpy as np
 
-from engine_core.scheduling.masking import MaskWork
-from engine_core.scheduling.scheduler import Scheduler
-from protocol.steps import StepMasks
+from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.steps import StepMasks
 from tests.sim.model import VOCAB
 
 PLACES = 512

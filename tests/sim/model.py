@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.errors import GrammarFailure
-from protocol.messages import Finish, Sampling
+from penstock.protocol.errors import GrammarFailure
+from penstock.protocol.messages import Finish, Sampling
 
 VOCAB = 64
 EOS = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.steps import StepPlan, StepResult
+from penstock.protocol.steps import StepPlan, StepResult
 from tests.sim.executor import ints
 from tests.sim.lives import World
 from tests.sim.server import Server

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine_core.scheduling.trials import KILLER
-from protocol.messages import Finish, Logprobs, Pooling, Rejected, TokenBatch
-from protocol.steps import choice_seed
+from penstock.engine_core.scheduling.trials import KILLER
+from penstock.protocol.messages import Finish, Logprobs, Pooling, Rejected, TokenBatch
+from penstock.protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World
 from tests.sim.model import cells, logprob, rollout

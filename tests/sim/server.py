@@ -9,9 +9,9 @@ from dataclasses import replace as replace_fields
 import numpy as np
 from msgspec.structs import replace
 
-from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
-from protocol.steps import StepPlan, StepResult
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
+from penstock.protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World, scheduling_options

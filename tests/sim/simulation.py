@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine_core.scheduling.forecast import Forecast
-from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.statistics import SchedulerStatistics
-from protocol.messages import StopHit
-from protocol.steps import StepResult
+from penstock.engine_core.scheduling.forecast import Forecast
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.protocol.messages import StopHit
+from penstock.protocol.steps import StepResult
 from tests.sim.executor import FakeExecutor
 from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World, scheduling_options

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine_core.scheduling.trials import SUSPICIOUS
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Finish
+from penstock.engine_core.scheduling.trials import SUSPICIOUS
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Finish
 from tests.sim.lives import Life, World, random_lives
 from tests.sim.simulation import Outcome, Simulation
 

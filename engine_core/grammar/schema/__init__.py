@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from engine_core.grammar.schema.algebra import Algebra, CircularTerm
-from engine_core.grammar.schema.bounds import MAX_TOGETHER, check_size
-from engine_core.grammar.schema.cells import Place
-from engine_core.grammar.schema.document import Document
-from engine_core.grammar.schema.reading import Reader
-from engine_core.grammar.schema.writing import Writer
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.algebra import Algebra, CircularTerm
+from penstock.engine_core.grammar.schema.bounds import MAX_TOGETHER, check_size
+from penstock.engine_core.grammar.schema.cells import Place
+from penstock.engine_core.grammar.schema.document import Document
+from penstock.engine_core.grammar.schema.reading import Reader
+from penstock.engine_core.grammar.schema.writing import Writer
+from penstock.protocol.errors import UnsupportedSchema
 
 
 @dataclasses.dataclass(frozen=True)

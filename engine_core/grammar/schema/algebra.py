@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine_core.grammar.schema import numbers, records, series, texts
-from engine_core.grammar.schema.bounds import MAX_INPLACE, MAX_TOGETHER, Allowance
-from engine_core.grammar.schema.cells import (
+from penstock.engine_core.grammar.schema import numbers, records, series, texts
+from penstock.engine_core.grammar.schema.bounds import MAX_INPLACE, MAX_TOGETHER, Allowance
+from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     Cell,
@@ -30,8 +30,8 @@ from engine_core.grammar.schema.cells import (
     every,
     inverse,
 )
-from engine_core.grammar.schema.patterns import PatternError
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.patterns import PatternError
+from penstock.protocol.errors import UnsupportedSchema
 
 MAX_EMPTINESS = 24  # levels of required children that are searched for one that cannot be
 

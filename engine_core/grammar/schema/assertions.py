@@ -8,9 +8,9 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from engine_core.grammar.schema import languages, numbers, patterns, records, series, texts
-from engine_core.grammar.schema.algebra import meet
-from engine_core.grammar.schema.cells import (
+from penstock.engine_core.grammar.schema import languages, numbers, patterns, records, series, texts
+from penstock.engine_core.grammar.schema.algebra import meet
+from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     NEVER,
@@ -27,11 +27,11 @@ from engine_core.grammar.schema.cells import (
     Truth,
     Union,
 )
-from engine_core.grammar.schema.formats import FORMATS
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.formats import FORMATS
+from penstock.protocol.errors import UnsupportedSchema
 
 if TYPE_CHECKING:
-    from engine_core.grammar.schema.reading import Reader
+    from penstock.engine_core.grammar.schema.reading import Reader
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 LARGEST_COUNT = 2**31

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import UnsupportedSchema
+from penstock.protocol.errors import UnsupportedSchema
 
 MAX_DEPTH = 256  # JSON levels of a schema
 MAX_NODES = 200_000  # JSON values of a schema

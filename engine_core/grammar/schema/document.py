@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine_core.grammar.schema.cells import ANY, NEVER, Place, Term
-from engine_core.grammar.schema.uris import defragmented, joined, unescaped
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Place, Term
+from penstock.engine_core.grammar.schema.uris import defragmented, joined, unescaped
+from penstock.protocol.errors import UnsupportedSchema
 
 # keywords whose value is a schema, a list of them, or a map of them
 ONE = frozenset((

@@ -11,7 +11,7 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
-from engine_core.grammar.schema.cells import Number
+from penstock.engine_core.grammar.schema.cells import Number
 
 LARGEST = 17976931348623157 * 10**292  # finite double, as people write it
 MAX_BOUND = 10**40  # of a number that is written in digits: 128 bits have 39

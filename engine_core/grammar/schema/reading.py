@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from engine_core.grammar.schema import assertions, records, series
-from engine_core.grammar.schema.algebra import Algebra, Cells, CircularTerm
-from engine_core.grammar.schema.bounds import MAX_BRANCHES
-from engine_core.grammar.schema.cells import (
+from penstock.engine_core.grammar.schema import assertions, records, series
+from penstock.engine_core.grammar.schema.algebra import Algebra, Cells, CircularTerm
+from penstock.engine_core.grammar.schema.bounds import MAX_BRANCHES
+from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     NEVER,
@@ -33,9 +33,9 @@ from engine_core.grammar.schema.cells import (
     inverse,
     some,
 )
-from engine_core.grammar.schema.document import Document, pointer
-from engine_core.grammar.schema.patterns import PatternError
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.document import Document, pointer
+from penstock.engine_core.grammar.schema.patterns import PatternError
+from penstock.protocol.errors import UnsupportedSchema
 
 WHOLE = Union(FULL)
 NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Record))

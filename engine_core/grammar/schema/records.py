@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from engine_core.grammar.schema import languages
-from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Obstacle, Other, Record, Term, every, inverse
+from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Obstacle, Other, Record, Term, every, inverse
 
 
 def absent(name: str) -> Record:

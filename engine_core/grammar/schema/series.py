@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from engine_core.grammar.schema.cells import ANY, NEVER, Count, Obstacle, Series, Term, every, inverse
+from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Count, Obstacle, Series, Term, every, inverse
 
 
 def item(cell: Series, at: int) -> Term:

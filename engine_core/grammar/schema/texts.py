@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
-from engine_core.grammar.schema import languages
-from engine_core.grammar.schema.bounds import MAX_EXCLUDED
-from engine_core.grammar.schema.cells import Text
-from engine_core.grammar.schema.formats import APART, PATTERNS
-from engine_core.grammar.schema.patterns import Node, PatternError, read, written
+from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar.schema.bounds import MAX_EXCLUDED
+from penstock.engine_core.grammar.schema.cells import Text
+from penstock.engine_core.grammar.schema.formats import APART, PATTERNS
+from penstock.engine_core.grammar.schema.patterns import Node, PatternError, read, written
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from engine_core.grammar.schema import numbers, texts, writing_arrays, writing_objects
-from engine_core.grammar.schema.algebra import Algebra, Cells
-from engine_core.grammar.schema.cells import (
+from penstock.engine_core.grammar.schema import numbers, texts, writing_arrays, writing_objects
+from penstock.engine_core.grammar.schema.algebra import Algebra, Cells
+from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     Cell,
@@ -27,9 +27,9 @@ from engine_core.grammar.schema.cells import (
     Text,
     Truth,
 )
-from engine_core.grammar.schema.document import Document
-from engine_core.grammar.schema.sharing import share
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.document import Document
+from penstock.engine_core.grammar.schema.sharing import share
+from penstock.protocol.errors import UnsupportedSchema
 
 MAX_INLINE = 16  # levels written inside one another before the rest moves to $defs
 Json = dict[str, object]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from engine_core.grammar.schema.bounds import MAX_ARRANGEMENTS
-from engine_core.grammar.schema.cells import (
+from penstock.engine_core.grammar.schema.bounds import MAX_ARRANGEMENTS
+from penstock.engine_core.grammar.schema.cells import (
     ANY,
     Cell,
     Count,
@@ -26,10 +26,10 @@ from engine_core.grammar.schema.cells import (
     every,
     inverse,
 )
-from engine_core.grammar.schema.series import item
+from penstock.engine_core.grammar.schema.series import item
 
 if TYPE_CHECKING:
-    from engine_core.grammar.schema.writing import Json, Writer
+    from penstock.engine_core.grammar.schema.writing import Json, Writer
 
 MAX_PAIRED = 64  # items that are compared with one another
 MAX_VALUES = 64  # values of unique items: a bit each of a rule's parameter

@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from engine_core.grammar.regexes import lark_regex, quoted
-from engine_core.grammar.schema import languages, numbers
-from engine_core.grammar.schema.numerals import numerals
-from engine_core.grammar.schema.sharing import LISTED, NAMED, ONE
-from engine_core.grammar.schema.writing_objects import ANY_KEY
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.regexes import lark_regex, quoted
+from penstock.engine_core.grammar.schema import languages, numbers
+from penstock.engine_core.grammar.schema.numerals import numerals
+from penstock.engine_core.grammar.schema.sharing import LISTED, NAMED, ONE
+from penstock.engine_core.grammar.schema.writing_objects import ANY_KEY
+from penstock.protocol.errors import UnsupportedSchema
 
 Json: TypeAlias = dict[str, object]
 State: TypeAlias = tuple[int, int]  # items of an array so far: those that match, and all

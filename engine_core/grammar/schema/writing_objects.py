@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from engine_core.grammar.schema import languages, records
-from engine_core.grammar.schema.algebra import named
-from engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_OVERLAPPING, MAX_PRESENCE
-from engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
-from engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence
+from penstock.engine_core.grammar.schema import languages, records
+from penstock.engine_core.grammar.schema.algebra import named
+from penstock.engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_OVERLAPPING, MAX_PRESENCE
+from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
+from penstock.engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence
 
 if TYPE_CHECKING:
-    from engine_core.grammar.schema.writing import Json, Writer
+    from penstock.engine_core.grammar.schema.writing import Json, Writer
 
 
 ANY_KEY = "^"  # found in every key

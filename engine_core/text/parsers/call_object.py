@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import BLANKS, ValueEnd
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.scanning import BLANKS, ValueEnd
+from penstock.protocol.messages import Piece, PieceKind
 
 # Up to the arguments, in the order that models are taught; from there on they are passed on as they come.
 HEAD = re.compile(

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import Piece, PieceKind
 
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Every beginning of a head, the empty one included.

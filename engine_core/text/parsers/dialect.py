@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from engine_core.text.parsers.custom import CustomInputs
-from engine_core.text.parsers.hermes import HermesParser
-from engine_core.text.parsers.llama import MARKER as PYTHON_TAG
-from engine_core.text.parsers.llama import LlamaParser
-from engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
-from engine_core.text.parsers.mistral import MistralParser
-from engine_core.text.parsers.output import CallParser, OutputParser
-from engine_core.text.parsers.pythonic import CLOSING as PYTHON_END
-from engine_core.text.parsers.pythonic import OPENING as PYTHON_START
-from engine_core.text.parsers.pythonic import PythonicParser
-from engine_core.text.parsers.reasoning import Markers, ReasoningParser
-from engine_core.text.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
-from engine_core.text.parsers.values import Kinds
-from engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.text.parsers.custom import CustomInputs
+from penstock.engine_core.text.parsers.hermes import HermesParser
+from penstock.engine_core.text.parsers.llama import MARKER as PYTHON_TAG
+from penstock.engine_core.text.parsers.llama import LlamaParser
+from penstock.engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
+from penstock.engine_core.text.parsers.mistral import MistralParser
+from penstock.engine_core.text.parsers.output import CallParser, OutputParser
+from penstock.engine_core.text.parsers.pythonic import CLOSING as PYTHON_END
+from penstock.engine_core.text.parsers.pythonic import OPENING as PYTHON_START
+from penstock.engine_core.text.parsers.pythonic import PythonicParser
+from penstock.engine_core.text.parsers.reasoning import Markers, ReasoningParser
+from penstock.engine_core.text.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
+from penstock.engine_core.text.parsers.values import Kinds
+from penstock.engine_core.text.vocabulary import Vocabulary
 
 AUTO, NONE = "auto", "none"
 THINK = Markers("<think>", "</think>")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import enum
 
-from engine_core.text.parsers.call_object import CallObject, Stage
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.prose import Prose
-from engine_core.text.parsers.scanning import BLANKS, Lead
-from protocol.messages import Piece
+from penstock.engine_core.text.parsers.call_object import CallObject, Stage
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.prose import Prose
+from penstock.engine_core.text.parsers.scanning import BLANKS, Lead
+from penstock.protocol.messages import Piece
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Container
 
-from engine_core.text.parsers.call_object import CallObject, Stage
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import BLANKS, FreeText, Lead
-from protocol.messages import Piece
+from penstock.engine_core.text.parsers.call_object import CallObject, Stage
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.scanning import BLANKS, FreeText, Lead
+from penstock.protocol.messages import Piece
 
 MARKER = "<|python_tag|>"
 BETWEEN = BLANKS + ";"

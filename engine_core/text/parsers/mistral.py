@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 import re
 
-from engine_core.text.parsers.call_object import CallObject, Stage
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.prose import Prose
-from engine_core.text.parsers.scanning import BLANKS, Lead, ValueEnd
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.call_object import CallObject, Stage
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.prose import Prose
+from penstock.engine_core.text.parsers.scanning import BLANKS, Lead, ValueEnd
+from penstock.protocol.messages import Piece, PieceKind
 
 MARKER = "[TOOL_CALLS]"
 NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]\s*[^\s\[\]{}]*)?\s*(?:\[ARGS\])?\s*(?=\{)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine_core.text.parsers.custom import CustomInputs
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.reasoning import ReasoningParser
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.custom import CustomInputs
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.reasoning import ReasoningParser
+from penstock.protocol.messages import Piece, PieceKind
 
 
 class CallParser(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import Piece, PieceKind
 
 
 def content(text: str) -> list[Piece]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import BLANKS, FreeText
-from protocol.messages import Piece
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.scanning import BLANKS, FreeText
+from penstock.protocol.messages import Piece
 
 
 class Prose:

@@ -11,10 +11,10 @@ import enum
 import re
 from collections.abc import Container
 
-from engine_core.text.parsers.literals import keywords_json
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.scanning import PYTHON_SIGNS, Lead, ValueEnd
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.literals import keywords_json
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.scanning import PYTHON_SIGNS, Lead, ValueEnd
+from penstock.protocol.messages import Piece, PieceKind
 
 OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
 NAME = re.compile(r"[A-Za-z_][\w.-]*")

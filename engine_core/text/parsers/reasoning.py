@@ -7,8 +7,8 @@ import enum
 
 import msgspec
 
-from engine_core.text.parsers.scanning import BLANKS, FreeText, Lead
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.scanning import BLANKS, FreeText, Lead
+from penstock.protocol.messages import Piece, PieceKind
 
 
 class Markers(msgspec.Struct, frozen=True):

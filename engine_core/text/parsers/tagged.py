@@ -23,11 +23,11 @@ from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
-from engine_core.text.parsers.pieces import content
-from engine_core.text.parsers.prose import Prose
-from engine_core.text.parsers.scanning import Lead, blanks_before, partial_end
-from engine_core.text.parsers.values import Kinds, value_of
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.pieces import content
+from penstock.engine_core.text.parsers.prose import Prose
+from penstock.engine_core.text.parsers.scanning import Lead, blanks_before, partial_end
+from penstock.engine_core.text.parsers.values import Kinds, value_of
+from penstock.protocol.messages import Piece, PieceKind
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BARE, BARE_END = "<function=", "</function>"  # of a call without markers

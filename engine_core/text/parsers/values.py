@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine_core.text.parsers.literals import as_json
+from penstock.engine_core.text.parsers.literals import as_json
 
 Kinds = frozenset[str]  # JSON Schema's names of types; empty: any
 ANY: Kinds = frozenset()

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest, NotBuilt
-from services.api.decoding import decode
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.services.api.decoding import decode
 
 Word = Annotated[str, Meta(max_length=64)]
 ROLES = ("user", "assistant", "system")

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from services.api.decoding import decode, given
-from services.api.messages.blocks import InputBlock, InputMessage, Word
-from services.api.requests import OptionalJson
+from penstock.services.api.decoding import decode, given
+from penstock.services.api.messages.blocks import InputBlock, InputMessage, Word
+from penstock.services.api.requests import OptionalJson
 
 HEADER = b"x-penstock-ignored"
 MOST_EDITS = 64

@@ -8,32 +8,32 @@ import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from protocol import limits
-from protocol.config import CLAMP_NONE
-from protocol.errors import RequestError
-from protocol.messages import Tokenize, Tokenized
-from services.api import bounds, exchange, refusals
-from services.api.answers import Identity
-from services.api.chat import chat_submission, reasoning_of
-from services.api.connection import outlet_of
-from services.api.conversation import conversation
-from services.api.decoding import decode, read_json
-from services.api.delivery import answered, attended, stream, whole
-from services.api.errors import send_json
-from services.api.exchange import Exchange
-from services.api.messages import errors
-from services.api.messages.context import HEADER, ignored
-from services.api.messages.events import MessageEvents
-from services.api.messages.output import TokenCount, Told, Uncleared, message_answer
-from services.api.messages.request import REASONS, REFUSALS, CountRequest, MessageRequest
-from services.api.messages.turns import chat_request
-from services.api.query import with_query
-from services.api.reply import Reply
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.api.session import client_of, session_of
-from services.api.tools import tools_asked
-from services.api.trace import trace_context
+from penstock.protocol import limits
+from penstock.protocol.config import CLAMP_NONE
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import Tokenize, Tokenized
+from penstock.services.api import bounds, exchange, refusals
+from penstock.services.api.answers import Identity
+from penstock.services.api.chat import chat_submission, reasoning_of
+from penstock.services.api.connection import outlet_of
+from penstock.services.api.conversation import conversation
+from penstock.services.api.decoding import decode, read_json
+from penstock.services.api.delivery import answered, attended, stream, whole
+from penstock.services.api.errors import send_json
+from penstock.services.api.exchange import Exchange
+from penstock.services.api.messages import errors
+from penstock.services.api.messages.context import HEADER, ignored
+from penstock.services.api.messages.events import MessageEvents
+from penstock.services.api.messages.output import TokenCount, Told, Uncleared, message_answer
+from penstock.services.api.messages.request import REASONS, REFUSALS, CountRequest, MessageRequest
+from penstock.services.api.messages.turns import chat_request
+from penstock.services.api.query import with_query
+from penstock.services.api.reply import Reply
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.api.session import client_of, session_of
+from penstock.services.api.tools import tools_asked
+from penstock.services.api.trace import trace_context
 
 REQUEST = msgspec.json.Decoder(MessageRequest)
 COUNT = msgspec.json.Decoder(CountRequest)

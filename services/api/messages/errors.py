@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 from starlette.types import Scope
 
-from protocol.errors import ContextExceeded, RequestError
-from services.api.messages.turns import TERMS
-from services.api.terms import told_in
+from penstock.protocol.errors import ContextExceeded, RequestError
+from penstock.services.api.messages.turns import TERMS
+from penstock.services.api.terms import told_in
 
 PATH = "/v1/messages"  # this and what is below answers so
 MODELS = "/v1/models"  # and this, if it is asked as Anthropic's clients ask

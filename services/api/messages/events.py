@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import RequestError
-from protocol.messages import PieceKind
-from services.api.answers import Identity, Remarks
-from services.api.blocks import Block, Blocks, Change, Happening
-from services.api.frames import escaped
-from services.api.messages.errors import encode, told
-from services.api.messages.output import (
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import PieceKind
+from penstock.services.api.answers import Identity, Remarks
+from penstock.services.api.blocks import Block, Blocks, Change, Happening
+from penstock.services.api.frames import escaped
+from penstock.services.api.messages.errors import encode, told
+from penstock.services.api.messages.output import (
     MessageAnswer,
     MessageUsage,
     Told,
@@ -23,7 +23,7 @@ from services.api.messages.output import (
     stop_reason,
     stop_sequence,
 )
-from services.api.reply import Choice, Reply
+from penstock.services.api.reply import Choice, Reply
 
 ENCODE = msgspec.json.Encoder()
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

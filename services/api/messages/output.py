@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from protocol.messages import Finish, PieceKind
-from services.api.answers import Identity, Remarks
-from services.api.blocks import Block, blocks_of
-from services.api.messages.context import AppliedEdits
-from services.api.messages.request import MessageRequest
-from services.api.reply import Choice, Reply, Usage
-from services.api.segments import Segment
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.services.api.answers import Identity, Remarks
+from penstock.services.api.blocks import Block, blocks_of
+from penstock.services.api.messages.context import AppliedEdits
+from penstock.services.api.messages.request import MessageRequest
+from penstock.services.api.reply import Choice, Reply, Usage
+from penstock.services.api.segments import Segment
 
 UNPARSED = "unparsed"  # the only name in the input of a call whose arguments are no JSON object: their text
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
-from services.api.extras import Extras
-from services.api.messages.blocks import InputBlock, InputMessage, Word
-from services.api.messages.context import ContextManagement
-from services.api.refusals import REFUSED
-from services.api.requests import Count, OptionalJson, Share, StopString
+from penstock.protocol import limits
+from penstock.services.api.extras import Extras
+from penstock.services.api.messages.blocks import InputBlock, InputMessage, Word
+from penstock.services.api.messages.context import ContextManagement
+from penstock.services.api.refusals import REFUSED
+from penstock.services.api.requests import Count, OptionalJson, Share, StopString
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):

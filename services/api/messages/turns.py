@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest, NotBuilt
-from services.api.decoding import given
-from services.api.extras import extras_of
-from services.api.messages.blocks import ROLES, InputMessage, needed, said_by, system_text, text_of
-from services.api.messages.request import CountRequest, MessageRequest, MessageToolChoice, ToolDefinition
-from services.api.requests import ChatRequest
-from services.api.terms import Term
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.services.api.decoding import given
+from penstock.services.api.extras import extras_of
+from penstock.services.api.messages.blocks import ROLES, InputMessage, needed, said_by, system_text, text_of
+from penstock.services.api.messages.request import CountRequest, MessageRequest, MessageToolChoice, ToolDefinition
+from penstock.services.api.requests import ChatRequest
+from penstock.services.api.terms import Term
 
 TERMS = (
     Term(re.compile(r"max_(completion_)?tokens\b"), "max_tokens"),

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.errors import ConfigError
-from services.rundir import private
+from penstock.protocol.errors import ConfigError
+from penstock.services.rundir import private
 
 PREFIX = "penstock-responses-"
 CACHE = "CACHE_DIRECTORY"  # systemd.exec(5), CacheDirectory=

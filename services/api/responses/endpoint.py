@@ -11,31 +11,31 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from protocol.config import CLAMP_ALL
-from protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
-from protocol.messages import PieceKind, SubmitText
-from services import journal
-from services.api import bounds, exchange, refusals
-from services.api.blocks import Block, Blocks
-from services.api.chat import chat_submission
-from services.api.connection import outlet_of
-from services.api.decoding import decode, read_json
-from services.api.delivery import attended, stream, timed, whole
-from services.api.departure import ClientLeft
-from services.api.errors import send_json
-from services.api.exchange import Exchange
-from services.api.query import stream_asked, with_query
-from services.api.reply import Choice, Reply
-from services.api.responses.events import ResponseEvents
-from services.api.responses.output import Deleted, ItemList, ResponseAnswer, shaped
-from services.api.responses.request import REASONS, REFUSALS, ResponseRequest
-from services.api.responses.turn import Turn, earlier_messages
-from services.api.segments import Segment
-from services.api.service import Service
-from services.api.session import client_of, session_of
-from services.api.terms import told_in
-from services.api.trace import trace_context
-from services.tracing.context import trace_of
+from penstock.protocol.config import CLAMP_ALL
+from penstock.protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
+from penstock.protocol.messages import PieceKind, SubmitText
+from penstock.services import journal
+from penstock.services.api import bounds, exchange, refusals
+from penstock.services.api.blocks import Block, Blocks
+from penstock.services.api.chat import chat_submission
+from penstock.services.api.connection import outlet_of
+from penstock.services.api.decoding import decode, read_json
+from penstock.services.api.delivery import attended, stream, timed, whole
+from penstock.services.api.departure import ClientLeft
+from penstock.services.api.errors import send_json
+from penstock.services.api.exchange import Exchange
+from penstock.services.api.query import stream_asked, with_query
+from penstock.services.api.reply import Choice, Reply
+from penstock.services.api.responses.events import ResponseEvents
+from penstock.services.api.responses.output import Deleted, ItemList, ResponseAnswer, shaped
+from penstock.services.api.responses.request import REASONS, REFUSALS, ResponseRequest
+from penstock.services.api.responses.turn import Turn, earlier_messages
+from penstock.services.api.segments import Segment
+from penstock.services.api.service import Service
+from penstock.services.api.session import client_of, session_of
+from penstock.services.api.terms import told_in
+from penstock.services.api.trace import trace_context
+from penstock.services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 

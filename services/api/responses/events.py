@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import RequestError
-from protocol.messages import PieceKind
-from services.api.blocks import Block, Blocks, Change, Happening
-from services.api.frames import escaped
-from services.api.logprobs import ChatTokenLogprob
-from services.api.reply import Choice, Reply
-from services.api.responses.output import (
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import PieceKind
+from penstock.services.api.blocks import Block, Blocks, Change, Happening
+from penstock.services.api.frames import escaped
+from penstock.services.api.logprobs import ChatTokenLogprob
+from penstock.services.api.reply import Choice, Reply
+from penstock.services.api.responses.output import (
     OutputText,
     ReasoningText,
     ResponseAnswer,
@@ -26,9 +26,9 @@ from services.api.responses.output import (
     item_status,
     shaped,
 )
-from services.api.responses.turn import Turn
-from services.api.segments import Segment
-from services.api.terms import told_in
+from penstock.services.api.responses.turn import Turn
+from penstock.services.api.segments import Segment
+from penstock.services.api.terms import told_in
 
 ENCODE = msgspec.json.Encoder()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import NotBuilt
-from services.api.responses.request import Item, Part
+from penstock.protocol.errors import NotBuilt
+from penstock.services.api.responses.request import Item, Part
 
 REASONS: Mapping[str, str] = {
     "item_reference": "items are not kept one by one; previous_response_id goes on from a response that is kept",

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest
-from services.api.responses.history import (
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.responses.history import (
     IMAGE,
     SILENT,
     call_of,
@@ -22,8 +22,8 @@ from services.api.responses.history import (
     text_arguments,
     unsealed,
 )
-from services.api.responses.request import ROLES, Item, Part, ResponseTool
-from services.api.responses.tools import flat, needed
+from penstock.services.api.responses.request import ROLES, Item, Part, ResponseTool
+from penstock.services.api.responses.tools import flat, needed
 
 Messages = list[dict[str, Any]]
 PREFIXES: Mapping[str, str] = {

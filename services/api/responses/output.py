@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from protocol.messages import Finish, PieceKind, PositionLogprobs
-from services.api.answers import Remarks
-from services.api.blocks import Block
-from services.api.logprobs import ChatTokenLogprob, chat_logprobs
-from services.api.reply import Usage
-from services.api.requests import Effort
-from services.api.responses.history import sealed
-from services.api.responses.request import Metadata, ResponseToolChoice
-from services.api.responses.tools import Shown, ToolName
+from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
+from penstock.services.api.answers import Remarks
+from penstock.services.api.blocks import Block
+from penstock.services.api.logprobs import ChatTokenLogprob, chat_logprobs
+from penstock.services.api.reply import Usage
+from penstock.services.api.requests import Effort
+from penstock.services.api.responses.history import sealed
+from penstock.services.api.responses.request import Metadata, ResponseToolChoice
+from penstock.services.api.responses.tools import Shown, ToolName
 
 Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

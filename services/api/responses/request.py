@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
-from services.api import refusals
-from services.api.extras import Extras
-from services.api.requests import Count, Effort, OptionalJson, Share, StopString, TopCount
+from penstock.protocol import limits
+from penstock.services.api import refusals
+from penstock.services.api.extras import Extras
+from penstock.services.api.requests import Count, Effort, OptionalJson, Share, StopString, TopCount
 
 Word = Annotated[str, Meta(max_length=64)]
 ROLES = ("user", "assistant", "system", "developer")

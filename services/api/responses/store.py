@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import ApiConfig
-from protocol.errors import NotFound
-from services import journal
-from services.api.responses.disk import Disk, interrupted
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import NotFound
+from penstock.services import journal
+from penstock.services.api.responses.disk import Disk, interrupted
 
 log = logging.getLogger(__name__)
 

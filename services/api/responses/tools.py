@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from protocol.errors import InvalidRequest, NotBuilt
-from services.api.decoding import given
-from services.api.responses.request import ResponseTool, ResponseToolChoice
-from services.api.terms import Term
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.services.api.decoding import given
+from penstock.services.api.responses.request import ResponseTool, ResponseToolChoice
+from penstock.services.api.terms import Term
 
 SEPARATOR = "__"
 # Types of tools that run at OpenAI, or in its client by an agreement between both. Some have a date behind them.

@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
-from protocol.messages import Finish, Sampling
-from services.api.answers import Remarks
-from services.api.blocks import Block
-from services.api.decoding import given
-from services.api.extras import extras_of
-from services.api.logprobs import ChatTokenLogprob
-from services.api.reply import Reply
-from services.api.requests import ChatRequest
-from services.api.responses.items import History, Messages, encoded, items_of, listed, tools_within
-from services.api.responses.output import (
+from penstock.protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
+from penstock.protocol.messages import Finish, Sampling
+from penstock.services.api.answers import Remarks
+from penstock.services.api.blocks import Block
+from penstock.services.api.decoding import given
+from penstock.services.api.extras import extras_of
+from penstock.services.api.logprobs import ChatTokenLogprob
+from penstock.services.api.reply import Reply
+from penstock.services.api.requests import ChatRequest
+from penstock.services.api.responses.items import History, Messages, encoded, items_of, listed, tools_within
+from penstock.services.api.responses.output import (
     CallItem,
     CustomCallItem,
     IncompleteDetails,
@@ -35,10 +35,10 @@ from services.api.responses.output import (
     ResponseUsage,
     output_items,
 )
-from services.api.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
-from services.api.responses.store import ResponseStore, Stored
-from services.api.responses.tools import Toolbox, choice_of, flat, raw, toolbox
-from services.api.terms import Term, Terms
+from penstock.services.api.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
+from penstock.services.api.responses.store import ResponseStore, Stored
+from penstock.services.api.responses.tools import Toolbox, choice_of, flat, raw, toolbox
+from penstock.services.api.terms import Term, Terms
 
 TERMS = (
     Term(re.compile(r"messages\b"), "input"),

@@ -13,11 +13,11 @@ from torch.nn.functional import linear
 from benchmarks.demo_model import folder
 from benchmarks.demo_model.head import Head, Lesson, config, dense_mask, fit, hidden_states, learn, shifted, write
 from benchmarks.demo_model.network import Network
-from engine_core import loading
-from engine_core.embedded import demo_folder
-from engine_core.loading.heads import load_head
-from engine_core.models.registry import build
-from engine_core.models.spec import read_spec
+from penstock.engine_core import loading
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import read_spec
 from tests.engine_core.models.eagle_heads import first_weights
 from tests.engine_core.models.parity import PagedRun
 from tests.engine_core.models.test_eagle import Driven

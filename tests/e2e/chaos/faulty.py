@@ -1,7 +1,7 @@
 """Penstock's entry with an executor that fails at will: for tests of what others make of it.
 
-Run in place of penstock.py. A prompt that holds token CRASH ends the executor's process with an exception when its
-first token is computed; one that holds HANG makes a step last for ever, once: the file of $FAULT_MARK says that it has.
+Run in place of penstock/__main__.py. A prompt that holds token CRASH ends the executor's process with an exception when
+its first token is computed; one that holds HANG makes a step last for ever, once, as the file of $FAULT_MARK says.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Faulty:
 
 def executor() -> None:
     """Have executors started with such a runner."""
-    from services.executor import start as starting
+    from penstock.services.executor import start as starting
 
     real = starting.start
 
@@ -53,7 +53,7 @@ def executor() -> None:
 
 
 if __name__ == "__main__":
-    from services import cli, launch
+    from penstock.services import cli, launch
 
     if sys.argv[1] == "executor":
         executor()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from engine_core.embedded import demo_folder, draft_folder, eagle_folder
+from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
 
 FILES = {
     "README.md", "SHA256SUMS", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine_core.execution.exchange import Exchange, open_exchange
-from engine_core.execution.graphs import Memory
-from engine_core.execution.group import Group
-from engine_core.execution.peers import CudaMemory, DeviceMemory
-from kernels.exchange import add_parts
+from penstock.engine_core.execution.exchange import Exchange, open_exchange
+from penstock.engine_core.execution.graphs import Memory
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.execution.peers import CudaMemory, DeviceMemory
+from penstock.kernels.exchange import add_parts
 from tests.engine_core.execution.file_memory import FileMemory
 
 EPS = 1e-5

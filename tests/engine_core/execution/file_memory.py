@@ -7,7 +7,7 @@ import mmap
 import secrets
 from pathlib import Path
 
-from engine_core.execution.peers import HANDLE_BYTES
+from penstock.engine_core.execution.peers import HANDLE_BYTES
 
 
 class FileMemory:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine_core import loading
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.spec import ModelSpec, RopeSpec
-from protocol.messages import Sampling
-from protocol.steps import SlotStart, StepPlan, StepResult
+from penstock.engine_core import loading
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 
 VOCABULARY = 97
 LENGTH = 128

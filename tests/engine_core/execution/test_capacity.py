@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from engine_core.execution.capacity import (
+from penstock.engine_core.execution.capacity import (
     CPU_CEILING,
     CacheShape,
     block_bytes,
@@ -15,7 +15,7 @@ from engine_core.execution.capacity import (
     given_blocks,
     gpu_blocks,
 )
-from protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError
 from tests.engine_core.execution.harness import tiny_spec
 
 SHAPE = CacheShape(block_bytes=1000, block_size=16, max_model_len=100, max_num_seqs=8, length_given=False)

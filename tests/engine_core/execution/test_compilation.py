@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 
-from engine_core.execution.compilation import INDEXERS, Absent, Missing, compile_all, compile_form, rehearsal
+from penstock.engine_core.execution.compilation import INDEXERS, Absent, Missing, compile_all, compile_form, rehearsal
 
 
 def ask(module: str, name: str, form: str, preload: object = print) -> bool:
@@ -24,10 +24,10 @@ def ask(module: str, name: str, form: str, preload: object = print) -> bool:
 def test_each_form_of_a_kernel_is_noted_once_and_not_run() -> None:
     before = triton.knobs.runtime.jit_cache_hook
     with rehearsal() as missing:
-        assert ask("kernels.norm_triton", "norm", "a")
-        assert ask("kernels.norm_triton", "norm", "b")
-        assert ask("kernels.norm_triton", "norm", "a")
-        assert ask("kernels.qkv_triton", "norm", "a")
+        assert ask("penstock.kernels.norm_triton", "norm", "a")
+        assert ask("penstock.kernels.norm_triton", "norm", "b")
+        assert ask("penstock.kernels.norm_triton", "norm", "a")
+        assert ask("penstock.kernels.qkv_triton", "norm", "a")
     assert [one.form for one in missing] == ["a", "b", "a"]
     assert triton.knobs.runtime.jit_cache_hook is before
 
@@ -94,8 +94,14 @@ def test_processes_begin_with_each_kernel_as_it_is_noted(monkeypatch: pytest.Mon
     compilers = Compilers()
     with rehearsal(compilers) as missing:
         for form in ("a", "b", "a"):
-            ask("kernels.norm_triton", "norm", form)
-            assert compilers.asked[-1] == (compile_form, "kernels.norm_triton", "norm", missing[-1].form, "a target")
+            ask("penstock.kernels.norm_triton", "norm", form)
+            assert compilers.asked[-1] == (
+                compile_form,
+                "penstock.kernels.norm_triton",
+                "norm",
+                missing[-1].form,
+                "a target",
+            )
     assert [one.elsewhere for one in missing] == compilers.futures
     assert len(missing) == 2
 
@@ -136,7 +142,7 @@ def test_a_process_has_a_target_and_no_gpu() -> None:
 
 @pytest.mark.gpu
 def test_nothing_is_left_to_compile_after_a_rehearsal() -> None:
-    from engine_core.execution.trial import warm_steps
+    from penstock.engine_core.execution.trial import warm_steps
     from tests.engine_core.execution.test_gpu import gpu_model, gpu_runner
 
     runner = gpu_runner(gpu_model(), graphs=False)

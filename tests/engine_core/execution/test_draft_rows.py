@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine_core.execution.draft_rows import draft_rows
-from engine_core.execution.rows import input_columns
-from kernels.gather import DECODING
+from penstock.engine_core.execution.draft_rows import draft_rows
+from penstock.engine_core.execution.rows import input_columns
+from penstock.kernels.gather import DECODING
 from tests.engine_core.execution.harness import column
 
 MIXED = column(

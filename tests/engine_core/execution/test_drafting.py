@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core import loading
-from engine_core.execution.drafting import Draft
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from protocol.messages import Sampling
-from protocol.steps import OWN_DRAFT, REJECTED, StepPlan, StepResult
+from penstock.engine_core import loading
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import OWN_DRAFT, REJECTED, StepPlan, StepResult
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,

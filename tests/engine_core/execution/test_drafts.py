@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from engine_core.execution.runner import Runner
-from engine_core.models.decoder import Decoder
-from protocol.messages import Sampling
-from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
+from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.models.decoder import Decoder
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 from tests.engine_core.execution.harness import (
     GREEDY,
     VOCABULARY,

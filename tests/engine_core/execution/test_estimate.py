@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from benchmarks.shapes import MIXTRAL, QWEN_MOE
-from engine_core.embedded import demo_folder
-from engine_core.execution.capacity import CacheShape, block_bytes, gpu_blocks
-from engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
-from engine_core.models import registry
-from engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.execution.capacity import CacheShape, block_bytes, gpu_blocks
+from penstock.engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.spec import ModelSpec, read_spec
 
 COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 SMALL = {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_core.embedded import demo_folder
-from engine_core.execution.exchange import (
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.execution.exchange import (
     MOST_LINES,
     Exchange,
     ExchangeStatistics,
     empty_pair,
     open_exchange,
 )
-from engine_core.execution.group import Group
-from engine_core.loading import load
-from engine_core.models.layers import Norm, Placement
-from engine_core.models.registry import build
-from engine_core.models.spec import read_spec
-from kernels.attention import AttentionBatch
-from kernels.exchange import Inboxes, add_parts, inbox_bytes
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.loading import load
+from penstock.engine_core.models.layers import Norm, Placement
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import read_spec
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.exchange import Inboxes, add_parts, inbox_bytes
 from tests.engine_core.execution.exchange_ranks import EPS, Pair, drawn, exchanged, opened
 from tests.engine_core.execution.file_memory import FileMemory
 from tests.ranks import Ranks

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine_core.execution import exchange_trial
-from engine_core.execution.exchange import Exchange
-from engine_core.execution.exchange_trial import TRIED, Trial, quicker_rows, quickest, try_exchange
-from engine_core.execution.group import ALONE, Group
-from kernels.exchange import Inboxes, empty_word
+from penstock.engine_core.execution import exchange_trial
+from penstock.engine_core.execution.exchange import Exchange
+from penstock.engine_core.execution.exchange_trial import TRIED, Trial, quicker_rows, quickest, try_exchange
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.kernels.exchange import Inboxes, empty_word
 
 WIDTH = 8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

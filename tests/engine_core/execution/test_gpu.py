@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core import loading
-from engine_core.execution.forward import Network
-from engine_core.execution.graph_sizes import graph_sizes
-from engine_core.execution.memory import step_peak, used_memory
-from engine_core.execution.results import Launched
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from kernels.attention import AttentionBatch
-from protocol.messages import Sampling
-from protocol.steps import StepMasks, StepPlan
+from penstock.engine_core import loading
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.graph_sizes import graph_sizes
+from penstock.engine_core.execution.memory import step_peak, used_memory
+from penstock.engine_core.execution.results import Launched
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.kernels.attention import AttentionBatch
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import StepMasks, StepPlan
 from tests.engine_core.execution.harness import (
     LENGTH,
     VOCABULARY,

@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 
-from engine_core.execution.drafting import Draft
-from engine_core.execution.runner import Runner
-from engine_core.models.decoder import Decoder
-from protocol.steps import StepPlan
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.models.decoder import Decoder
+from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import Life, column, decode, prefill, tiny_model, tiny_spec
 from tests.engine_core.execution.test_drafting import MOST, Bench
 from tests.engine_core.execution.test_gpu import Fast, gpu_model, lives, options

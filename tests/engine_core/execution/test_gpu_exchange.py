@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_core.execution.exchange import MOST_LINES
-from kernels.exchange import add_parts
+from penstock.engine_core.execution.exchange import MOST_LINES
+from penstock.kernels.exchange import add_parts
 from tests.engine_core.execution.exchange_ranks import EPS, differences, drawn, exchanged, replayed, waiting
 from tests.engine_core.execution.test_exchange import check_exact
 from tests.ranks import Ranks

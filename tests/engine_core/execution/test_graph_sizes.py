@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine_core.execution.graph_sizes import (
+from penstock.engine_core.execution.graph_sizes import (
     DRAFTED_MOST,
     MIXED_MOST,
     REHEARSED,

@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_core.execution import draft_graphs, graphs
-from engine_core.execution.drafting import Draft
-from engine_core.execution.graph_sizes import GraphSizes, graph_sizes, shapes
-from engine_core.execution.graphs import GraphColumns
-from engine_core.execution.rows import decode_rows
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.transfer import Upload
-from kernels.attention import AttentionBatch
-from protocol.messages import Sampling
-from protocol.steps import StepMasks, StepPlan
+from penstock.engine_core.execution import draft_graphs, graphs
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.graph_sizes import GraphSizes, graph_sizes, shapes
+from penstock.engine_core.execution.graphs import GraphColumns
+from penstock.engine_core.execution.rows import decode_rows
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.attention import AttentionBatch
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import StepMasks, StepPlan
 from tests.engine_core.execution.harness import (
     LENGTH,
     VOCABULARY,

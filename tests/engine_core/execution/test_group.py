@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.group import ALONE, Group
 
 
 def test_one_executor_is_first_and_last_and_answers() -> None:

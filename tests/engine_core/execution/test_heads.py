@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine_core import loading
-from engine_core.execution.drafting import Draft
-from engine_core.execution.heads import draft_block_bytes
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.loading.heads import load_head
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.eagle import EagleHead
-from engine_core.models.spec import ModelSpec
-from protocol.steps import StepPlan
+from penstock.engine_core import loading
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.heads import draft_block_bytes
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine_core.execution.masks import MOST_BYTES, MOST_PLACES, entry_masks, mask_places, store_masks
-from engine_core.execution.transfer import Upload
-from protocol.steps import StepMasks
+from penstock.engine_core.execution.masks import MOST_BYTES, MOST_PLACES, entry_masks, mask_places, store_masks
+from penstock.engine_core.execution.transfer import Upload
+from penstock.protocol.steps import StepMasks
 from tests.engine_core.execution.harness import column
 
 CPU = torch.device("cpu")

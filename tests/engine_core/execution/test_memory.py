@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.execution.memory import available_memory
+from penstock.engine_core.execution.memory import available_memory
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         300 kB\nMemAvailable:    600 kB\nHugePages_Total:       0\n"
 

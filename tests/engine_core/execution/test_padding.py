@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from engine_core import loading
-from engine_core.execution.drafting import Draft
-from engine_core.execution.padding import LEAST, PaddedModel, fitted
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.spec import ModelSpec
+from penstock.engine_core import loading
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.padding import LEAST, PaddedModel, fitted
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.spec import ModelSpec
 from tests.engine_core.execution.harness import LENGTH, VOCABULARY, decode, prefill, tiny_model, tiny_runner, tiny_spec
 from tests.engine_core.execution.test_drafting import MOST, Bench, drafting_runner, same
 from tests.engine_core.execution.test_same_tokens import lives, outputs

@@ -6,13 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.execution.parameters import SlotParameters, read_lists
-from engine_core.execution.transfer import Upload
-from kernels.changes import COUNTS, HEAD, SlotMemory, change_slots
-from kernels.sampling_tables import ALLOWED, DRAWS, EDITS, PENALTIES, PROCESSED, TOP_K, TOP_P, WORDS, SlotSampling
-from protocol import limits
-from protocol.messages import Sampling
-from protocol.steps import SlotStart
+from penstock.engine_core.execution.parameters import SlotParameters, read_lists
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.changes import COUNTS, HEAD, SlotMemory, change_slots
+from penstock.kernels.sampling_tables import (
+    ALLOWED,
+    DRAWS,
+    EDITS,
+    PENALTIES,
+    PROCESSED,
+    TOP_K,
+    TOP_P,
+    WORDS,
+    SlotSampling,
+)
+from penstock.protocol import limits
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart
 
 VOCABULARY = 50
 

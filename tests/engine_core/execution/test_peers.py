@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.execution.group import Group
-from engine_core.execution.peers import (
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.execution.peers import (
     BLOCK,
     HANDLE_BYTES,
     PROOF_BYTES,

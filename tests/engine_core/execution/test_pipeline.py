@@ -12,22 +12,22 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from engine_core import embedded, loading
-from engine_core.execution.drafting import Draft
-from engine_core.execution.group import ALONE, Group
-from engine_core.execution.pipeline import Pipeline, PipelineStatistics, StageModel, staged
-from engine_core.execution.readying import shallow_draft
-from engine_core.execution.rows import decode_rows
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.transfer import Upload
-from engine_core.execution.trial import trial_step
-from engine_core.loading.heads import load_head
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.draft_spec import DraftSpec, read_draft
-from engine_core.models.spec import read_spec
-from protocol.messages import Pooling, Sampling
-from protocol.steps import NOBODY, OWN_DRAFT, SlotStart, StepPlan
+from penstock.engine_core import embedded, loading
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.execution.pipeline import Pipeline, PipelineStatistics, StageModel, staged
+from penstock.engine_core.execution.readying import shallow_draft
+from penstock.engine_core.execution.rows import decode_rows
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.execution.trial import trial_step
+from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.messages import Pooling, Sampling
+from penstock.protocol.steps import NOBODY, OWN_DRAFT, SlotStart, StepPlan
 from tests.engine_core.models.eagle_heads import listening_head
 from tests.ranks import Ranks, Size
 

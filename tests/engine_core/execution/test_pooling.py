@@ -10,12 +10,12 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from engine_core.execution.pooling import PIECE, Vectors, vector_rows
-from engine_core.execution.results import Output
-from engine_core.execution.runner import Runner
-from engine_core.models.decoder import Decoder
-from protocol.messages import Pooling
-from protocol.steps import StepPlan, StepResult
+from penstock.engine_core.execution.pooling import PIECE, Vectors, vector_rows
+from penstock.engine_core.execution.results import Output
+from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.models.decoder import Decoder
+from penstock.protocol.messages import Pooling
+from penstock.protocol.steps import StepPlan, StepResult
 from tests.engine_core.execution.harness import (
     VOCABULARY,
     Life,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine_core.execution.compilation import rehearsal
-from engine_core.execution.readying import compile_steps
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.execution.trial import warm_steps
+from penstock.engine_core.execution.compilation import rehearsal
+from penstock.engine_core.execution.readying import compile_steps
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import warm_steps
 
 
 def test_a_cpu_compiles_nothing() -> None:

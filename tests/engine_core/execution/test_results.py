@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
-from engine_core.execution.timing import step_times
-from kernels.logprobs import TokenLogprobs, token_logprobs
-from protocol.steps import REJECTED
+from penstock.engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
+from penstock.engine_core.execution.timing import step_times
+from penstock.kernels.logprobs import TokenLogprobs, token_logprobs
+from penstock.protocol.steps import REJECTED
 
 WIDTHS = (2, -1, 5, 0, 2)  # of slots 0 to 4
 TOKENS = (4, 9, 6, -1, REJECTED)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.execution.rows import (
+from penstock.engine_core.execution.rows import (
     Column,
     HostRows,
     Packing,
@@ -20,9 +20,9 @@ from engine_core.execution.rows import (
     mixed_rows,
     step_inputs,
 )
-from kernels.gather import DECODING
-from kernels.sampling_tables import NO_DRAFT, NO_MASK
-from protocol.steps import StepPlan
+from penstock.kernels.gather import DECODING
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK
+from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import column
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine_core.execution import prompts
-from engine_core.execution.runner import Runner, RunnerOptions
-from engine_core.models.decoder import Decoder
-from kernels.attention import AttentionBatch
-from protocol.messages import Logprobs, Sampling
-from protocol.steps import StepPlan
+from penstock.engine_core.execution import prompts
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.models.decoder import Decoder
+from penstock.kernels.attention import AttentionBatch
+from penstock.protocol.messages import Logprobs, Sampling
+from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,

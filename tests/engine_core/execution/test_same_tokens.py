@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.models.decoder import Decoder
-from kernels.attention import AttentionBatch
-from protocol.messages import Sampling
-from protocol.steps import StepPlan
+from penstock.engine_core.models.decoder import Decoder
+from penstock.kernels.attention import AttentionBatch
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.execution.self_test import BEST, FILE, PROMPT_TOKENS, Probe, judged, read_probe, trouble
-from protocol.errors import ModelError
-from protocol.messages import Logprobs
+from penstock.engine_core.execution.self_test import BEST, FILE, PROMPT_TOKENS, Probe, judged, read_probe, trouble
+from penstock.protocol.errors import ModelError
+from penstock.protocol.messages import Logprobs
 from tests.engine_core.execution.harness import LENGTH, VOCABULARY, Life, prefill, tiny_model, tiny_runner
 
 PROBE = Probe((5, 6, 7, 8), 4)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.execution import slots as execution_slots
-from engine_core.execution.slots import SlotSizes, SlotTable, offsets
-from engine_core.execution.transfer import Upload
-from protocol.messages import Sampling
-from protocol.steps import SlotStart, StepPlan
+from penstock.engine_core.execution import slots as execution_slots
+from penstock.engine_core.execution.slots import SlotSizes, SlotTable, offsets
+from penstock.engine_core.execution.transfer import Upload
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
 from tests.engine_core.execution.harness import GREEDY, column
 
 SIZES = SlotSizes(max_num_seqs=4, max_model_len=20, block_size=4, vocabulary=10)

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from engine_core.execution.results import Launched, Output
-from engine_core.execution.timing import StepTimes, step_times
+from penstock.engine_core.execution.results import Launched, Output
+from penstock.engine_core.execution.timing import StepTimes, step_times
 
 EMPTY = Output(None, None, ())
 

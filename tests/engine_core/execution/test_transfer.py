@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.execution.transfer import Download, Upload
+from penstock.engine_core.execution.transfer import Download, Upload
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

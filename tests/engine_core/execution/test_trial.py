@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine_core.execution.graph_sizes import MIXED_MOST
-from engine_core.execution.slots import SlotSizes, integers
-from engine_core.execution.trial import FAR, crowded_steps, late_steps, warm_steps, worst_step
-from kernels.attention_device import launches
-from kernels.attention_tiling import Shape
+from penstock.engine_core.execution.graph_sizes import MIXED_MOST
+from penstock.engine_core.execution.slots import SlotSizes, integers
+from penstock.engine_core.execution.trial import FAR, crowded_steps, late_steps, warm_steps, worst_step
+from penstock.kernels.attention_device import launches
+from penstock.kernels.attention_tiling import Shape
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,

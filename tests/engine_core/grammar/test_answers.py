@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine_core.grammar.answers import Bound, Opening, answer_bound, format_of
-from engine_core.grammar.calls import NO_PARAMETERS, Function
-from engine_core.text.columns import unpack
-from engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar, ToolUse
+from penstock.engine_core.grammar.answers import Bound, Opening, answer_bound, format_of
+from penstock.engine_core.grammar.calls import NO_PARAMETERS, Function
+from penstock.engine_core.text.columns import unpack
+from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar, ToolUse
 from tests.engine_core.grammar.vocabulary import automaton, ids, tokens
 
 G = Function("g", NO_PARAMETERS, False, "tools[0].function")

@@ -9,12 +9,12 @@ import string
 
 import pytest
 
-from engine_core.grammar.cache import FAMILY, GrammarCache, cost
-from engine_core.grammar.compilation import compile_grammar
-from engine_core.grammar.guide import Guide
-from protocol.errors import InvalidRequest, Overloaded
-from protocol.messages import Automaton, Grammar
-from services.tokenizer.frames import allocated
+from penstock.engine_core.grammar.cache import FAMILY, GrammarCache, cost
+from penstock.engine_core.grammar.compilation import compile_grammar
+from penstock.engine_core.grammar.guide import Guide
+from penstock.protocol.errors import InvalidRequest, Overloaded
+from penstock.protocol.messages import Automaton, Grammar
+from penstock.services.tokenizer.frames import allocated
 from tests.engine_core.grammar.vocabulary import allowed, automaton, tokens
 
 SIZE = cost(Automaton(source="x", memory=1 << 20))

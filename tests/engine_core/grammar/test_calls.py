@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_core.grammar.calls import NO_PARAMETERS, Function, calls_alone, calls_in_text, read_functions
-from engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
-from protocol.errors import InvalidRequest
-from protocol.messages import CustomInput
+from penstock.engine_core.grammar.calls import NO_PARAMETERS, Function, calls_alone, calls_in_text, read_functions
+from penstock.engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import CustomInput
 from tests.engine_core.grammar.vocabulary import automaton, ids, tokens
 from tests.engine_core.text.parsers.outputs import elements, pairs
 

@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 
-from engine_core.grammar import compilation
-from engine_core.grammar.compilation import compile_grammar
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.engine_core.grammar import compilation
+from penstock.engine_core.grammar.compilation import compile_grammar
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, accepts, tokens
 
 

@@ -10,12 +10,12 @@ import lark
 import pytest
 from llguidance import LLMatcher
 
-from engine_core.grammar.ebnf import DEEPEST, LONGEST_REGEX, is_ebnf, read, recursive, translate
-from engine_core.grammar.rules import Chars, Choice, Name, Repeat, Sequence, Text, completable
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.ebnf import DEEPEST, LONGEST_REGEX, is_ebnf, read, recursive, translate
+from penstock.engine_core.grammar.rules import Chars, Choice, Name, Repeat, Sequence, Text, completable
+from penstock.protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import accepts
 
-JSON = r'''
+JSON = r"""
 root   ::= object
 value  ::= object | array | string | number | ("true" | "false" | "null") ws
 object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
@@ -23,7 +23,7 @@ array  ::= "[" ws ( value ("," ws value)* )? "]" ws   # values may be anything
 string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
 number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
 ws ::= | " " | "\n" [ \t]{0,20}
-'''
+"""
 
 
 def source(grammar: str) -> str:
@@ -39,11 +39,13 @@ def test_it_is_told_from_lark() -> None:
 
 def test_a_grammar_is_read_as_it_is_written() -> None:
     rules = read('root ::= "a" b? | [^x-z\\n-]{2,}\n  | .\nb ::= ("c" "d")* # end\n\nc ::=\nd ::= \'q\'{3}')
-    assert rules["root"] == Choice((
-        Sequence((Text("a"), Repeat(Name("b"), 0, 1))),
-        Repeat(Chars((("x", "z"), ("\n", "\n"), ("-", "-")), negated=True), 2, None),
-        Chars((), negated=True),
-    ))
+    assert rules["root"] == Choice(
+        (
+            Sequence((Text("a"), Repeat(Name("b"), 0, 1))),
+            Repeat(Chars((("x", "z"), ("\n", "\n"), ("-", "-")), negated=True), 2, None),
+            Chars((), negated=True),
+        )
+    )
     assert rules["b"] == Repeat(Sequence((Text("c"), Text("d"))), 0, None)
     assert rules["c"] == Sequence(())
     assert rules["d"] == Repeat(Text("q"), 3, 3)

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from engine_core.grammar.answers import format_of
-from engine_core.grammar.fields import read_json, text_of
-from engine_core.grammar.sources import source_of
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.engine_core.grammar.answers import format_of
+from penstock.engine_core.grammar.fields import read_json, text_of
+from penstock.engine_core.grammar.sources import source_of
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 from tests.engine_core.grammar.vocabulary import tokens
 
 TAG = {"format": {"type": "const_string", "value": "v"}}
@@ -44,8 +44,10 @@ def test_the_source_is_that_of_a_field_that_was_read(kind: str, value: object, s
         ("grammar", b'{"a": 1}', "expected `str`, got `object`", "invalid_type"),
         ("regex", b"1.5", "expected `str`, got `float`", "invalid_type"),
         ("regex", b"true", "expected `str`, got `bool`", "invalid_type"),
-        ("regex", b'"\xff"', "not JSON", "invalid_json"), ("json_schema", b"{\xff}", "not JSON", "invalid_json"),
-        ("choice", b'"a"', "not JSON", "invalid_json"), ("json_schema", b'{"a": }', "not JSON", "invalid_json"),
+        ("regex", b'"\xff"', "not JSON", "invalid_json"),
+        ("json_schema", b"{\xff}", "not JSON", "invalid_json"),
+        ("choice", b'"a"', "not JSON", "invalid_json"),
+        ("json_schema", b'{"a": }', "not JSON", "invalid_json"),
         ("choice", b"[1]", "choices are a list of strings", "invalid_grammar"),
         ("regex", b"[" * 100_000, "nested too deep", "invalid_grammar"),
     ],

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from engine_core.grammar.guide import Guide, first_line, follow
-from protocol.errors import EngineFailure, GrammarFailure
-from protocol.messages import Automaton
+from penstock.engine_core.grammar.guide import Guide, first_line, follow
+from penstock.protocol.errors import EngineFailure, GrammarFailure
+from penstock.protocol.messages import Automaton
 from tests.engine_core.grammar.vocabulary import END, allowed, guide, ids, tokens
 
 PERSON = (

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from engine_core.grammar.ebnf import ROOT, written
-from engine_core.grammar.lark import COMMON, pattern_rules, read
-from engine_core.grammar.schema.patterns import PatternError
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.ebnf import ROOT, written
+from penstock.engine_core.grammar.lark import COMMON, pattern_rules, read
+from penstock.engine_core.grammar.schema.patterns import PatternError
+from penstock.protocol.errors import InvalidRequest
 
 
 def takes(source: str, text: str) -> bool:

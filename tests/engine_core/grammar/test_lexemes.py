@@ -8,9 +8,9 @@ import lark
 import pytest
 from llguidance import LLMatcher
 
-from engine_core.grammar.ebnf import Inlined, read, translate
-from engine_core.grammar.lexemes import LARGEST, Reading, apart, plain_rules, ranges_of, union, with_lexemes
-from engine_core.grammar.rules import Chars, Lexeme, Name, Node, Sequence
+from penstock.engine_core.grammar.ebnf import Inlined, read, translate
+from penstock.engine_core.grammar.lexemes import LARGEST, Reading, apart, plain_rules, ranges_of, union, with_lexemes
+from penstock.engine_core.grammar.rules import Chars, Lexeme, Name, Node, Sequence
 from tests.engine_core.grammar.test_ebnf import parses
 from tests.engine_core.grammar.vocabulary import accepts
 

@@ -14,20 +14,20 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import NFKC
 
-from engine_core.embedded import demo_folder
-from engine_core.grammar.answers import format_of
-from engine_core.grammar.calls import Function, calls_alone
-from engine_core.grammar.guide import Guide
-from engine_core.grammar.masks import MaskRow, MaskStore
-from engine_core.grammar.sources import source_of
-from engine_core.grammar.spacing import Habits
-from engine_core.grammar.tokens import GrammarTokens
-from engine_core.text.codec import FastCodec
-from engine_core.text.detokenizer import detokenizer
-from engine_core.text.parsers.dialect import CallFormat, Dialect
-from engine_core.text.vocabulary import Vocabulary
-from protocol.errors import InvalidRequest
-from protocol.messages import Automaton, Grammar
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.grammar.answers import format_of
+from penstock.engine_core.grammar.calls import Function, calls_alone
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.masks import MaskRow, MaskStore
+from penstock.engine_core.grammar.sources import source_of
+from penstock.engine_core.grammar.spacing import Habits
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.engine_core.text.codec import FastCodec
+from penstock.engine_core.text.detokenizer import detokenizer
+from penstock.engine_core.text.parsers.dialect import CallFormat, Dialect
+from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Automaton, Grammar
 from tests.engine_core.grammar.vocabulary import END, tokens, vocabulary
 from tests.engine_core.text.parsers.outputs import elements, pairs
 

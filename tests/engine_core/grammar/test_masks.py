@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from engine_core.grammar import masks
-from engine_core.grammar.masks import FilledMasks, MaskRow, MaskStore, bits_of
-from protocol.errors import GrammarFailure
+from penstock.engine_core.grammar import masks
+from penstock.engine_core.grammar.masks import FilledMasks, MaskRow, MaskStore, bits_of
+from penstock.protocol.errors import GrammarFailure
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, guide, ids, tokens, vocabulary
 
 WORDS = 128
@@ -252,7 +252,7 @@ def test_a_fill_that_raises_is_done_again_row_by_row(monkeypatch: pytest.MonkeyP
 
 
 def test_an_odd_number_of_words_is_hashed_too() -> None:
-    from engine_core.grammar.tokens import GrammarTokens
+    from penstock.engine_core.grammar.tokens import GrammarTokens
 
     odd = GrammarTokens(vocabulary(), 4097, (END,))
     assert odd.words == 129

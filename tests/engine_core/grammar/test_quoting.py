@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from engine_core.grammar.quoting import quoted_grammar, quoted_regex
-from engine_core.grammar.regexes import lark_regex
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.quoting import quoted_grammar, quoted_regex
+from penstock.engine_core.grammar.regexes import lark_regex
+from penstock.protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import accepts
 
 # As Codex gives it to its models.

@@ -6,7 +6,7 @@ import json
 
 from llguidance import LLMatcher
 
-from engine_core.grammar.regexes import any_of, escaped, lark_regex, quoted
+from penstock.engine_core.grammar.regexes import any_of, escaped, lark_regex, quoted
 from tests.engine_core.grammar.vocabulary import accepts
 
 TEXTS = [  # of every kind of character

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from engine_core.grammar.repetition import LONGEST, check_schema, lark_size, regex_size
-from engine_core.grammar.sources import source_of
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.engine_core.grammar.repetition import LONGEST, check_schema, lark_size, regex_size
+from penstock.engine_core.grammar.sources import source_of
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 from tests.engine_core.grammar.vocabulary import tokens
 
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from engine_core.grammar.fields import read_json
-from engine_core.grammar.sources import BOUNDED, SHORT, read_choices, source_of
-from protocol.errors import InvalidRequest
-from protocol.messages import Grammar
+from penstock.engine_core.grammar.fields import read_json
+from penstock.engine_core.grammar.sources import BOUNDED, SHORT, read_choices, source_of
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Grammar
 from tests.engine_core.grammar.vocabulary import accepts, tokens
 
 PAIR = json.dumps({

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.grammar.guide import Guide
-from engine_core.grammar.spacing import (
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.spacing import (
     KEPT,
     LONGEST,
     MOST_PLACES,
@@ -24,7 +24,7 @@ from engine_core.grammar.spacing import (
     candidates,
     indented,
 )
-from engine_core.grammar.tokens import ABSENT
+from penstock.engine_core.grammar.tokens import ABSENT
 from tests.engine_core.grammar.vocabulary import END, automaton, guide, ids, tokens
 
 CALL = {

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_core.grammar.sources import SchemaForm
-from engine_core.grammar.tags import TagGrammar
-from protocol.errors import InvalidRequest
+from penstock.engine_core.grammar.sources import SchemaForm
+from penstock.engine_core.grammar.tags import TagGrammar
+from penstock.protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import accepts, ids, tokens
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}

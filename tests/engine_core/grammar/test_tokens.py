@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher
 
-from engine_core.embedded import demo_folder
-from engine_core.grammar.tokens import SHORT, GrammarTokens, TokenSplit, control_tokens, ranges, read_tokens
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.grammar.tokens import SHORT, GrammarTokens, TokenSplit, control_tokens, ranges, read_tokens
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, ids, tokens, vocabulary
 
 ANYTHING = LLMatcher.grammar_from_regex(r"(?s:.*)")

@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
-from engine_core.embedded import demo_folder
-from engine_core.grammar.guide import Guide
-from engine_core.grammar.sources import source_of
-from engine_core.grammar.tokens import GrammarTokens, read_tokens
-from engine_core.text.vocabulary import Vocabulary, read_vocabulary
-from protocol.messages import Automaton, Grammar
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.sources import source_of
+from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
+from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.protocol.messages import Automaton, Grammar
 
 END = 4089  # <|im_end|>
 OTHER_END = 4087  # <|endoftext|>

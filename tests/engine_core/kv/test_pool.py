@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_core.kv.pool import Pool
-from engine_core.kv.prefix import Prefix
+from penstock.engine_core.kv.pool import Pool
+from penstock.engine_core.kv.prefix import Prefix
 
 TOTAL = 12
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine_core.kv.prefix import Prefix
+from penstock.engine_core.kv.prefix import Prefix
 
 
 def names(text: str) -> list[bytes]:

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine_core.execution.group import Group
-from engine_core.loading import load
-from engine_core.loading.checkpoint import INDEX, SINGLE, read_checkpoint
-from engine_core.models.decoder import Decoder
-from engine_core.models.layers import Destination
-from engine_core.models.registry import build
-from engine_core.models.spec import ModelSpec, RopeSpec
-from protocol.errors import ModelError
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.loading import load
+from penstock.engine_core.loading.checkpoint import INDEX, SINGLE, read_checkpoint
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import Destination
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.protocol.errors import ModelError
 
 
 def spec(tied: bool = False, hidden: int = 8) -> ModelSpec:

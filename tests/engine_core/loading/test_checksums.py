@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.loading.checksums import METADATA, SUMS, check_hash, published_hashes
-from protocol.errors import ModelError
+from penstock.engine_core.loading.checksums import METADATA, SUMS, check_hash, published_hashes
+from penstock.protocol.errors import ModelError
 
 NAME = "model-00001-of-00002.safetensors"
 CONTENT = b"weights" * 1000

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from engine_core.loading.heads import load_head
-from engine_core.models.decoder import Decoder
-from protocol.errors import ModelError
+from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.models.decoder import Decoder
+from penstock.protocol.errors import ModelError
 from tests.engine_core.models import eagle_heads as heads
 from tests.engine_core.models.parity import SIZES, VOCAB, ours, write_checkpoint
 

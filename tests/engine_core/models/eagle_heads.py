@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import ModelSpec
 
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, EPS, THETA = 64, 4, 2, 16, 96, 1e-6, 10000.0
 KNOWN = 40  # tokens of the smaller vocabulary

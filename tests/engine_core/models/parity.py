@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from engine_core.loading import load
-from engine_core.models.decoder import Decoder
-from engine_core.models.registry import build
-from engine_core.models.spec import read_spec
-from kernels.attention import AttentionBatch
+from penstock.engine_core.loading import load
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import read_spec
+from penstock.kernels.attention import AttentionBatch
 
 VOCAB = 160
 SIZES: dict[str, Any] = {

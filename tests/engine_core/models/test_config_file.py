@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.models.config_file import ConfigFile, read_json
-from protocol.errors import ModelError
+from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.protocol.errors import ModelError
 
 PATH = Path("somewhere/config.json")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine_core.models.config_file import ConfigFile
-from engine_core.models.spec import decoder_spec
-from protocol.errors import ModelError
+from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.spec import decoder_spec
+from penstock.protocol.errors import ModelError
 
 PLAIN: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,

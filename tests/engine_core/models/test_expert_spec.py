@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine_core.models.expert_spec import MIXTRAL, NAMES, QWEN, with_layout
-from engine_core.models.spec import ModelSpec, read_spec
-from protocol.errors import ModelError
+from penstock.engine_core.models.expert_spec import MIXTRAL, NAMES, QWEN, with_layout
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.protocol.errors import ModelError
 from tests.engine_core.models.test_spec import QWEN2
 
 QWEN_MOE: dict[str, Any] = {

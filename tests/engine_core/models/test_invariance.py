@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_core.models.decoder import Decoder
-from engine_core.models.layers import FusedQKV, GatedMlp, Linear, Placement, whole
-from engine_core.models.registry import build
-from engine_core.models.spec import ModelSpec, RopeSpec
-from kernels.attention import AttentionBatch
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import FusedQKV, GatedMlp, Linear, Placement, whole
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.kernels.attention import AttentionBatch
 
 LENGTH, BLOCK = 400, 16
 SPEC = ModelSpec(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_core.execution.group import Group
-from engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
-from engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
     family="llama",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine_core.models.pooler import Pooler, read_pooler
-from protocol.errors import ModelError
+from penstock.engine_core.models.pooler import Pooler, read_pooler
+from penstock.protocol.errors import ModelError
 
 PREFIX = "sentence_transformers.models."
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_core.models.spec import RopeSpec, read_spec
+from penstock.engine_core.models.spec import RopeSpec, read_spec
 
 LLAMA_3_ROPE = {
     "factor": 8.0,

@@ -5,9 +5,9 @@ import sys
 
 import torch
 
-from engine_core.execution.group import Group
-from engine_core.models.registry import build
-from engine_core.models.spec import ARCHITECTURES, FAMILY_DEFAULTS
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import ARCHITECTURES, FAMILY_DEFAULTS
 from tests.engine_core.models.test_layers import SPEC
 
 
@@ -23,6 +23,7 @@ def test_a_share_of_a_model() -> None:
 
 
 def test_the_product_imports_no_models_of_transformers() -> None:
-    script = "import sys, engine_core.models.registry, engine_core.loading; print('transformers' in sys.modules)"
+    script = "import sys, penstock.engine_core.models.registry, penstock.engine_core.loading\n"
+    script += "print('transformers' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert found.stdout.strip() == "False"

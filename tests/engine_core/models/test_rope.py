@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine_core.models.rope import rope_frequencies, rope_table
-from engine_core.models.spec import ModelSpec, RopeSpec, read_spec
+from penstock.engine_core.models.rope import rope_frequencies, rope_table
+from penstock.engine_core.models.spec import ModelSpec, RopeSpec, read_spec
 from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, theirs, write_checkpoint
 from tests.engine_core.models.test_layers import SPEC
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine_core.models.expert_spec import NAMES, QWEN, ExpertSpec
-from engine_core.models.shares import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
-from engine_core.models.spec import ModelSpec
-from protocol.errors import ConfigError
+from penstock.engine_core.models.expert_spec import NAMES, QWEN, ExpertSpec
+from penstock.engine_core.models.shares import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.errors import ConfigError
 from tests.engine_core.models.test_layers import SPEC
 
 LARGE = msgspec.structs.replace(SPEC, heads=64, kv_heads=8, head_dim=128, intermediate=28672)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine_core.models.spec import ARCHITECTURES, ModelSpec, RopeSpec, read_spec
-from protocol.errors import ModelError
+from penstock.engine_core.models.spec import ARCHITECTURES, ModelSpec, RopeSpec, read_spec
+from penstock.protocol.errors import ModelError
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -190,6 +190,7 @@ def test_layer_types_that_do_not_fit(tmp_path: Path, kinds: object) -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    script = "import sys, engine_core.folder; print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
+    script = "import sys, penstock.engine_core.folder\n"
+    script += "print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert found.stdout.strip() == "set()"

@@ -4,16 +4,16 @@ import msgspec
 import pytest
 import torch
 
-from engine_core import embedded, loading
-from engine_core.execution.estimate import weights
-from engine_core.execution.group import Group
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.draft_spec import DraftSpec
-from engine_core.models.head_spec import FIRST, HeadSpec
-from engine_core.models.spec import ModelSpec, read_spec
-from engine_core.models.stages import held_weights, stage_layers, stage_spec, stage_weights
-from protocol.errors import ConfigError
+from penstock.engine_core import embedded, loading
+from penstock.engine_core.execution.estimate import weights
+from penstock.engine_core.execution.group import Group
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.head_spec import FIRST, HeadSpec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.stages import held_weights, stage_layers, stage_spec, stage_weights
+from penstock.protocol.errors import ConfigError
 
 FOLDER = embedded.demo_folder()
 SPEC = read_spec(FOLDER)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_core import loading
-from engine_core.embedded import demo_folder
-from engine_core.models import registry
-from engine_core.models.spec import read_spec
-from engine_core.models.weight_names import INDEX, SINGLE, read_names
-from protocol.errors import ModelError
-from protocol.messages import Pooling
+from penstock.engine_core import loading
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.weight_names import INDEX, SINGLE, read_names
+from penstock.protocol.errors import ModelError
+from penstock.protocol.messages import Pooling
 from tests.matrix.engine import Cell, Engine
 from tests.matrix.test_pooling import Asked
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from engine_core.kv.identity import extend, root
-from protocol.messages import EngineStatus
+from penstock.engine_core.kv.identity import extend, root
+from penstock.protocol.messages import EngineStatus
 
 BLOCK = 16
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.kv.identity import root
-from engine_core.placement.placement import RATIO, SLACK, Asked, Placement
+from penstock.engine_core.kv.identity import root
+from penstock.engine_core.placement.placement import RATIO, SLACK, Asked, Placement
 from tests.engine_core.placement.reports import BLOCK, chain, report
 
 HISTORY = list(range(1024))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine_core.placement.replica import Replica
+from penstock.engine_core.placement.replica import Replica
 from tests.engine_core.placement.reports import report
 
 

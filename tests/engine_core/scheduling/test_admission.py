@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_core.scheduling.admission import common_blocks
+from penstock.engine_core.scheduling.admission import common_blocks
 from tests.sim.server import ROOMY, Server, chunks
 
 STEM = [7, 3, 9, 4, 8, 5, 6, 2, 7, 7, 3, 1]  # three blocks

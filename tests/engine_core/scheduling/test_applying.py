@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.applying import keep_scores, score_rows
-from engine_core.scheduling.outbox import Note, joined
-from engine_core.scheduling.state import Chunk, Drafts, Flight
-from protocol.messages import Finish, Logprobs, TokenBatch
-from protocol.steps import RowLogprobs, StepResult, choice_seed
+from penstock.engine_core.scheduling.applying import keep_scores, score_rows
+from penstock.engine_core.scheduling.outbox import Note, joined
+from penstock.engine_core.scheduling.state import Chunk, Drafts, Flight
+from penstock.protocol.messages import Finish, Logprobs, TokenBatch
+from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 from tests.sim.server import ROOMY, Server
 
@@ -90,9 +90,7 @@ def test_one_choice_fails_and_its_siblings_go_on() -> None:
     server.plan()
     server.plan()
     first = server.results.popleft()
-    server.scheduler.apply(
-        StepResult(step=first.step, epoch=0, token_ids=np.array([-1], np.int32).tobytes()), 0.0
-    )
+    server.scheduler.apply(StepResult(step=first.step, epoch=0, token_ids=np.array([-1], np.int32).tobytes()), 0.0)
     server.executor.applied(first.step)
     server.run(2)
     assert server.seen(number, 0).finish == Finish.ERROR

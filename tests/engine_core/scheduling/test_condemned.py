@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.scheduling.condemned import MOST, REFUSED_SECONDS, Condemned, signature
-from protocol.messages import Automaton, Sampling, SubmitTokens
+from penstock.engine_core.scheduling.condemned import MOST, REFUSED_SECONDS, Condemned, signature
+from penstock.protocol.messages import Automaton, Sampling, SubmitTokens
 
 
 def request(number: int = 1, prompt: tuple[int, ...] = (3, 4), **fields: object) -> SubmitTokens:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.lifecycle import preempt
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Finish, Sampling, StopHit, TokenBatch
-from protocol.steps import REJECTED, StepPlan, StepResult
+from penstock.engine_core.scheduling.lifecycle import preempt
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Finish, Sampling, StopHit, TokenBatch
+from penstock.protocol.steps import REJECTED, StepPlan, StepResult
 from tests.sim.executor import ints
 from tests.sim.lives import World
 from tests.sim.model import EOS, VOCAB, Nature, rollout

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_core.scheduling.durations import PHASE, DurationStatistics
-from protocol.figures import HistogramStatistics
-from protocol.messages import Pooling, Written
+from penstock.engine_core.scheduling.durations import PHASE, DurationStatistics
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.messages import Pooling, Written
 from tests.sim.lives import World
 from tests.sim.server import Server
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.scheduling.forecast import Forecast, Outlook, peak_blocks
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.slots import Slots
-from protocol.messages import Sampling, SubmitTokens
+from penstock.engine_core.scheduling.forecast import Forecast, Outlook, peak_blocks
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.slots import Slots
+from penstock.protocol.messages import Sampling, SubmitTokens
 
 RUNNING = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5)), max_size=12)
 

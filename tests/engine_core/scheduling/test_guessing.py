@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.lifecycle import preempt
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Automaton, Finish
-from protocol.steps import OWN_DRAFT, StepPlan
+from penstock.engine_core.scheduling.lifecycle import preempt
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Automaton, Finish
+from penstock.protocol.steps import OWN_DRAFT, StepPlan
 from tests.engine_core.scheduling.test_drafting import drafts, truth, wrong
 from tests.engine_core.scheduling.test_masking import FREE
 from tests.engine_core.scheduling.test_masking import truth as guided_truth

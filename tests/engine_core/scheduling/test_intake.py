@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocol.messages import Sampling, SubmitTokens, Written
+from penstock.protocol.messages import Sampling, SubmitTokens, Written
 from tests.sim.model import VOCAB
 from tests.sim.server import ROOMY, Server
 

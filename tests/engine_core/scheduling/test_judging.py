@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_core.scheduling.judging import BROKEN_OFF, NOT_FINITE, can_end
-from protocol.messages import Automaton, Finish
-from protocol.steps import StepResult
+from penstock.engine_core.scheduling.judging import BROKEN_OFF, NOT_FINITE, can_end
+from penstock.protocol.messages import Automaton, Finish
+from penstock.protocol.steps import StepResult
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS
 from tests.sim.server import ROOMY, Server

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine_core.scheduling.lengths import TOKENS, LengthStatistics
-from protocol.figures import HistogramStatistics
-from protocol.messages import Pooling
+from penstock.engine_core.scheduling.lengths import TOKENS, LengthStatistics
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.messages import Pooling
 from tests.sim.server import Server
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.lifecycle import preempt
-from protocol.messages import Automaton, Finish, StopHit, Written
+from penstock.engine_core.scheduling.lifecycle import preempt
+from penstock.protocol.messages import Automaton, Finish, StopHit, Written
 from tests.sim.server import ROOMY, Server, chunks
 
 STEM = [7, 3, 9, 4, 8, 5, 6, 2]

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.lifecycle import preempt
-from engine_core.scheduling.masking import MaskWork
-from engine_core.speculation.options import SpeculationOptions
-from protocol.errors import GrammarFailure
-from protocol.messages import Automaton, Finish, Sampling
-from protocol.steps import StepPlan, StepResult, choice_seed
+from penstock.engine_core.scheduling.lifecycle import preempt
+from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.errors import GrammarFailure
+from penstock.protocol.messages import Automaton, Finish, Sampling
+from penstock.protocol.steps import StepPlan, StepResult, choice_seed
 from tests.sim.executor import ints
 from tests.sim.grammar import FakeGuide
 from tests.sim.model import EOS, Nature, rollout

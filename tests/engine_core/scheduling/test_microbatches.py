@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.microbatches import stretch
-from engine_core.speculation.options import SpeculationOptions
-from protocol.steps import NOBODY, StepPlan
+from penstock.engine_core.scheduling.microbatches import stretch
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.steps import NOBODY, StepPlan
 from tests.sim.executor import ints
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.pipeline import Load, idle_share

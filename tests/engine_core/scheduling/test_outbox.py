@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.scheduling.outbox import MERGE_AT, Note, Outbox, Rows, end_row, joined, merged
-from protocol.messages import Finish, Logprobs, Rejected, TokenBatch
+from penstock.engine_core.scheduling.outbox import MERGE_AT, Note, Outbox, Rows, end_row, joined, merged
+from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch
 
 Key = tuple[int, int]
 ROWS = st.dictionaries(
@@ -20,8 +20,9 @@ ROWS = st.dictionaries(
 
 def scores(tokens: list[int]) -> Logprobs:
     column = np.array(tokens, np.int32)
-    return Logprobs(width=1, token_ids=column.tobytes(), values=(-column.astype(np.float32)).tobytes(),
-                    ranks=column.tobytes())
+    return Logprobs(
+        width=1, token_ids=column.tobytes(), values=(-column.astype(np.float32)).tobytes(), ranks=column.tobytes()
+    )
 
 
 def rows(content: dict[Key, tuple[list[int], bool]], ended: set[Key]) -> Rows | None:

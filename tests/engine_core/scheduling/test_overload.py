@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Rejected, Sampling, SubmitTokens, Written
+from penstock.protocol.messages import Rejected, Sampling, SubmitTokens, Written
 from tests.sim.lives import World
 from tests.sim.server import Server
 

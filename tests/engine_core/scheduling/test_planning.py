@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from protocol.steps import StepPlan, choice_seed
+from penstock.protocol.steps import StepPlan, choice_seed
 from tests.sim.executor import ints
 from tests.sim.server import ROOMY, Server, chunks
 

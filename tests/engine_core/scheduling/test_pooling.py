@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine_core.scheduling.scheduler import Scheduler
-from protocol.messages import Finish, Pooling, TokenBatch
-from protocol.steps import StepPlan
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.messages import Finish, Pooling, TokenBatch
+from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints
 from tests.sim.model import VOCAB, cells
 from tests.sim.server import ROOMY, Server

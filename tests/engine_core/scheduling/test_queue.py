@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.scheduling.fairness import QUANTUM
-from engine_core.scheduling.queue import LOOK, PATIENCE, TYPICAL, Queue
-from engine_core.scheduling.request import Choice, Rank, Request
-from protocol.messages import Client, Sampling, SubmitTokens
+from penstock.engine_core.scheduling.fairness import QUANTUM
+from penstock.engine_core.scheduling.queue import LOOK, PATIENCE, TYPICAL, Queue
+from penstock.engine_core.scheduling.request import Choice, Rank, Request
+from penstock.protocol.messages import Client, Sampling, SubmitTokens
 
 RANKS = st.tuples(st.integers(-2, 2), st.integers(1, 30), st.integers(0, 3))
 PROMPT = 10

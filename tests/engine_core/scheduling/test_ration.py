@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.messages import Finish
+from penstock.protocol.messages import Finish
 from tests.sim.executor import ints
 from tests.sim.server import ROOMY, Server
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine_core.scheduling.options import SchedulingOptions
-from protocol.messages import Finish
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.protocol.messages import Finish
 from tests.sim.lives import World, random_life
 from tests.sim.server import ROOMY, Server
 from tests.sim.simulation import Simulation
@@ -99,7 +99,11 @@ def test_the_drain_rate_is_that_of_the_last_seconds() -> None:
 )
 def test_options_that_make_no_sense_are_our_own_mistake(wrong: dict[str, int | str]) -> None:
     options = {
-        "blocks": 4, "block_size": 4, "max_model_len": 16, "max_num_seqs": 8, "max_num_batched_tokens": 8,
+        "blocks": 4,
+        "block_size": 4,
+        "max_model_len": 16,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 8,
         "vocab_size": 9,
     }
     SchedulingOptions(**options)  # type: ignore[arg-type]

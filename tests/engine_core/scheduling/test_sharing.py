@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.scheduling.queue import LOOK, PATIENCE
-from protocol.messages import Client, Finish, Sampling, SubmitTokens
-from protocol.steps import StepPlan
+from penstock.engine_core.scheduling.queue import LOOK, PATIENCE
+from penstock.protocol.messages import Client, Finish, Sampling, SubmitTokens
+from penstock.protocol.steps import StepPlan
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.server import ROOMY, Server
 

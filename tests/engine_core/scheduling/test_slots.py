@@ -5,9 +5,9 @@ from array import array
 import numpy as np
 import pytest
 
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.slots import NEVER, Slots, blocks_at_end, joined
-from protocol.messages import Sampling, SubmitTokens
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.slots import NEVER, Slots, blocks_at_end, joined
+from penstock.protocol.messages import Sampling, SubmitTokens
 
 
 def choice(number: int, source: int = 0, blocks: int = 0) -> Choice:

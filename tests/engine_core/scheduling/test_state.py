@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine_core.scheduling.options import SchedulingOptions
-from engine_core.scheduling.state import Drafts, new_state
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.state import Drafts, new_state
 
 OPTIONS = SchedulingOptions(
     blocks=7, block_size=4, max_model_len=16, max_num_seqs=3, max_num_batched_tokens=8, vocab_size=9, epoch=5

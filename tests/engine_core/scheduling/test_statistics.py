@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from engine_core.scheduling.statistics import WINDOW, Totals
-from protocol.messages import Finish
+from penstock.engine_core.scheduling.statistics import WINDOW, Totals
+from penstock.protocol.messages import Finish
 
 
 def test_the_drain_rate_needs_two_moments() -> None:

@@ -5,9 +5,9 @@ from array import array
 import numpy as np
 import pytest
 
-from engine_core.scheduling.request import Choice, Request
-from engine_core.scheduling.stops import Suspects, ending_tokens, verdict
-from protocol.messages import Finish, Sampling, SubmitTokens
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.stops import Suspects, ending_tokens, verdict
+from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 
 
 def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Choice:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine_core.scheduling.history import Stay
-from engine_core.scheduling.tracing import MOST_CHOICES
-from engine_core.speculation.options import SpeculationOptions
-from protocol.messages import Pooling, TraceContext
+from penstock.engine_core.scheduling.history import Stay
+from penstock.engine_core.scheduling.tracing import MOST_CHOICES
+from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.protocol.messages import Pooling, TraceContext
 from tests.sim.lives import World
 from tests.sim.server import ROOMY, Server
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_core.scheduling.intake import CONDEMNED
-from engine_core.scheduling.trials import KILLER, SUSPICIOUS
-from protocol.messages import Finish
-from protocol.steps import StepPlan
+from penstock.engine_core.scheduling.intake import CONDEMNED
+from penstock.engine_core.scheduling.trials import KILLER, SUSPICIOUS
+from penstock.protocol.messages import Finish
+from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints
 from tests.sim.server import ROOMY, Server
 

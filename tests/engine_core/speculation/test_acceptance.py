@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine_core.speculation.acceptance import ALL, OWN, Acceptance, Odds
+from penstock.engine_core.speculation.acceptance import ALL, OWN, Acceptance, Odds
 
 
 def test_odds_begin_at_their_prior_and_go_where_the_trials_are() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_core.speculation.cost import KNOWN, RECENT, STALE, StepCost, half_octave
+from penstock.engine_core.speculation.cost import KNOWN, RECENT, STALE, StepCost, half_octave
 
 
 def at(cost: StepCost, rows: int, *positions: float) -> list[float]:

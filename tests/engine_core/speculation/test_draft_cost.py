@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.speculation.cost import RECENT, STALE
-from engine_core.speculation.draft_cost import DraftCost
+from penstock.engine_core.speculation.cost import RECENT, STALE
+from penstock.engine_core.speculation.draft_cost import DraftCost
 
 
 def told(*measured: tuple[int, int, float]) -> DraftCost:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from engine_core.speculation.acceptance import Acceptance
-from engine_core.speculation.drafter import LONGEST_REST, Drafter, agreement
-from engine_core.speculation.looks import Gain
+from penstock.engine_core.speculation.acceptance import Acceptance
+from penstock.engine_core.speculation.drafter import LONGEST_REST, Drafter, agreement
+from penstock.engine_core.speculation.looks import Gain
 
 TEXT = list(range(100, 200))
 

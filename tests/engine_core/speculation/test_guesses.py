@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine_core.speculation.cost import StepCost
-from engine_core.speculation.guesses import TRIAL_ROWS, TRIAL_STEPS, Guesses, Ints
+from penstock.engine_core.speculation.cost import StepCost
+from penstock.engine_core.speculation.guesses import TRIAL_ROWS, TRIAL_STEPS, Guesses, Ints
 
 MOST = 4
 # A step of an 8B model on an H200 and a draft model of one of its layers, in seconds.

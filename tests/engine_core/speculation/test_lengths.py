@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.speculation.cost import KNOWN, StepCost
-from engine_core.speculation.lengths import draft_lengths
+from penstock.engine_core.speculation.cost import KNOWN, StepCost
+from penstock.engine_core.speculation.lengths import draft_lengths
 
 CHANCES = st.lists(
     st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3).map(lambda row: np.cumprod(row).tolist()), max_size=4
@@ -33,10 +33,14 @@ def rate(rows: int, chances: list[list[float]], lengths: tuple[int, ...], fixed:
 def test_no_other_lengths_give_more(chances: list[list[float]], others: int, fixed: float, each: float) -> None:
     rows = len(chances) + others
     lengths = draft_lengths(rows, chances, measured(rows, fixed, each), 1000) if rows else []
-    best = max(
-        (rate(rows, chances, found, fixed, each) for found in product(*[range(len(row) + 1) for row in chances])),
-        default=0.0,
-    ) if rows else 0.0
+    best = (
+        max(
+            (rate(rows, chances, found, fixed, each) for found in product(*[range(len(row) + 1) for row in chances])),
+            default=0.0,
+        )
+        if rows
+        else 0.0
+    )
     assert not rows or rate(rows, chances, tuple(lengths), fixed, each) >= best * (1 - 1e-9)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.speculation.cost import KNOWN, StepCost
-from engine_core.speculation.looks import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, Looks
+from penstock.engine_core.speculation.cost import KNOWN, StepCost
+from penstock.engine_core.speculation.looks import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, Looks
 
 
 def cost(rows: int, seconds: float, times: int = 5) -> StepCost:

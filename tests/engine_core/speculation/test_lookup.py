@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.speculation.lookup import BULK, PromptLookup, copied
+from penstock.engine_core.speculation.lookup import BULK, PromptLookup, copied
 
 
 def scanned(tokens: list[int], shortest: int, longest: int, most: int) -> list[int]:
@@ -32,9 +32,7 @@ def scanned(tokens: list[int], shortest: int, longest: int, most: int) -> list[i
     st.integers(1, 8),
     st.lists(st.integers(1, 3 * BULK), min_size=1, max_size=30),
 )
-def test_it_finds_what_a_scan_finds(
-    tokens: list[int], shortest: int, more: int, most: int, steps: list[int]
-) -> None:
+def test_it_finds_what_a_scan_finds(tokens: list[int], shortest: int, more: int, most: int, steps: list[int]) -> None:
     lookup = PromptLookup(1 << 20, shortest, shortest + more)  # large tables: no run is forgotten for another
     line, place, proposed = array("i"), 0, [-1] * most
     for step in steps:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.speculation.lookup import PromptLookup
-from engine_core.speculation.prediction import Prediction
-from engine_core.speculation.proposer import Proposer
+from penstock.engine_core.speculation.lookup import PromptLookup
+from penstock.engine_core.speculation.prediction import Prediction
+from penstock.engine_core.speculation.proposer import Proposer
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 MAKERS: tuple[Callable[[list[int]], Proposer], ...] = (

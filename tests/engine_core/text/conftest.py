@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.frontend import Frontend
+from penstock.engine_core.text.frontend import Frontend
 from tests.engine_core.text.streams import Client, make_frontend
 
 

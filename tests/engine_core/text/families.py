@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import msgspec
 from tokenizers import AddedToken
 
-from engine_core.embedded import demo_folder
-from engine_core.text.codec import FastCodec
-from engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.text.codec import FastCodec
+from penstock.engine_core.text.vocabulary import Vocabulary
 from tests.engine_core.text.vocabularies import BUILDERS, CHAT_TEMPLATE
 
 
@@ -45,7 +45,7 @@ QWEN3 = (
     "{%- if loop.index0 > ns.last and (loop.last or reasoning) %}"
     "{{- '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}"
     "{%- else %}{{- '<|im_start|>assistant\\n' + content }}{%- endif %}"
-    "{%- for call in message.tool_calls or [] %}{{- '\\n<tool_call>\\n{\"name\": \"' + call.function.name }}"
+    '{%- for call in message.tool_calls or [] %}{{- \'\\n<tool_call>\\n{"name": "\' + call.function.name }}'
     "{{- '\", \"arguments\": ' }}{{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}"
     "{{- '<|im_end|>\\n' }}{%- elif message.role == 'tool' %}"
     "{%- if loop.first or (messages[loop.index0 - 1].role != 'tool') %}{{- '<|im_start|>user' }}{%- endif %}"

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from engine_core.placement.placement import Placement
-from engine_core.text.columns import pack, unpack
-from engine_core.text.frontend import Frontend
-from engine_core.text.prompts import Prompter, PromptLimits
-from engine_core.text.template import ChatTemplate
-from protocol.messages import (
+from penstock.engine_core.placement.placement import Placement
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.engine_core.text.frontend import Frontend
+from penstock.engine_core.text.prompts import Prompter, PromptLimits
+from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.messages import (
     EngineStatus,
     Finish,
     Message,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine_core.text.chat import deeper, read_json, read_messages
-from protocol.errors import InvalidRequest
-from protocol.limits import MAX_JSON_DEPTH
+from penstock.engine_core.text.chat import deeper, read_json, read_messages
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.limits import MAX_JSON_DEPTH
 
 
 def read(*messages: Any) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.choice import Choice, Delta
-from engine_core.text.detokenizer import detokenizer
-from engine_core.text.outbox import Outbox, Seat
-from engine_core.text.parsers.dialect import THINK, CallFormat, Parsing
-from engine_core.text.parsers.pieces import content, merged
-from engine_core.text.request import Kept
-from engine_core.text.stops import StopScanner, compile_stops
-from protocol.messages import Finish, Piece, PieceKind, TextBatch
+from penstock.engine_core.text.choice import Choice, Delta
+from penstock.engine_core.text.detokenizer import detokenizer
+from penstock.engine_core.text.outbox import Outbox, Seat
+from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Parsing
+from penstock.engine_core.text.parsers.pieces import content, merged
+from penstock.engine_core.text.request import Kept
+from penstock.engine_core.text.stops import StopScanner, compile_stops
+from penstock.protocol.messages import Finish, Piece, PieceKind, TextBatch
 from tests.engine_core.grammar.vocabulary import END, ids, vocabulary
 from tests.engine_core.text.parsers.outputs import SOUPS, calls_of, content_of, reasoning_of
 

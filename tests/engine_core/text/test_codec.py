@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from engine_core.embedded import demo_folder
-from engine_core.text.codec import FastCodec, SlowCodec, panics, read_codec
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.errors import ModelError
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.text.codec import FastCodec, SlowCodec, panics, read_codec
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.errors import ModelError
 from tests.engine_core.text.vocabularies import CORPUS, stream, tokenizer, tokenizer_json
 
 

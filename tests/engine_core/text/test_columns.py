@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.columns import pack, unpack, unpack_floats, unpack_token_ids
-from protocol.errors import InvalidRequest
+from penstock.engine_core.text.columns import pack, unpack, unpack_floats, unpack_token_ids
+from penstock.protocol.errors import InvalidRequest
 
 
 def test_columns_are_little_endian() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_core.text.columns import pack, unpack
-from engine_core.text.dispatch import DispatchStatistics
-from engine_core.text.frontend import Frontend
-from protocol import messages
-from protocol.messages import (
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.engine_core.text.dispatch import DispatchStatistics
+from penstock.engine_core.text.frontend import Frontend
+from penstock.protocol import messages
+from penstock.protocol.messages import (
     Abort,
     EngineStatus,
     Finish,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine_core.text.choice import Choice, Delta
-from engine_core.text.columns import pack, unpack
-from engine_core.text.frontend import MOST_KEPT, Frontend
-from protocol.messages import (
+from penstock.engine_core.text.choice import Choice, Delta
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.engine_core.text.frontend import MOST_KEPT, Frontend
+from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_core.text.columns import pack
-from engine_core.text.frontend import Frontend
-from protocol import messages
-from protocol.messages import Finish, Rejected, Sampling, SubmitText, SubmitTokens, Written
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.frontend import Frontend
+from penstock.protocol import messages
+from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitText, SubmitTokens, Written
 from tests.engine_core.text.streams import API, STATUS, Answer, Client, batch, make_frontend, submit
 from tests.engine_core.text.vocabularies import tokenizer
 

@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from engine_core.text.columns import pack
-from engine_core.text.logprobs import LOWEST, positions, prompt_positions
-from protocol.messages import Logprobs
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.logprobs import LOWEST, positions, prompt_positions
+from penstock.protocol.messages import Logprobs
 from tests.engine_core.text.vocabularies import vocabulary
 
 

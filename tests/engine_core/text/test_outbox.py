@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine_core.text.choice import Delta
-from engine_core.text.columns import unpack
-from engine_core.text.outbox import VECTOR_BYTES, Outbox, Seat, merge_extras
-from protocol.messages import Finish, PositionLogprobs, Rejected, TextBatch, TextExtra, TokenLogprob
+from penstock.engine_core.text.choice import Delta
+from penstock.engine_core.text.columns import unpack
+from penstock.engine_core.text.outbox import VECTOR_BYTES, Outbox, Seat, merge_extras
+from penstock.protocol.messages import Finish, PositionLogprobs, Rejected, TextBatch, TextExtra, TokenLogprob
 from tests.engine_core.text.streams import STATUS
 
 REJECTED = Rejected(id=9, status=400, message="no")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine_core.embedded import demo_folder
-from engine_core.text.pooling import pooled_submission
-from engine_core.text.prompts import Prompter, PromptLimits
-from engine_core.text.template import read_template
-from engine_core.text.vocabulary import Vocabulary, read_vocabulary
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Client, Pooling, Sampling, SubmitText
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.text.pooling import pooled_submission
+from penstock.engine_core.text.prompts import Prompter, PromptLimits
+from penstock.engine_core.text.template import read_template
+from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Client, Pooling, Sampling, SubmitText
 
 LENGTH = 64
 TEXT = "Once upon a time there was a small fox who lived by the river."

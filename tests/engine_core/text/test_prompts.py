@@ -8,12 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_core.text.columns import pack, unpack
-from engine_core.text.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
-from engine_core.text.prompts import Prepared, Prompter, PromptLimits
-from engine_core.text.template import ChatTemplate
-from protocol.errors import ContextExceeded, InvalidRequest
-from protocol.messages import Client, Detokenize, Grammar, Sampling, SubmitText, Tokenize, ToolUse, TraceContext
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.engine_core.text.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
+from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
+from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.errors import ContextExceeded, InvalidRequest
+from penstock.protocol.messages import (
+    Client,
+    Detokenize,
+    Grammar,
+    Sampling,
+    SubmitText,
+    Tokenize,
+    ToolUse,
+    TraceContext,
+)
 from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
 
 LENGTH = 64

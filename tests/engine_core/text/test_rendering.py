@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
-from engine_core.text.rendering import Rendered, Renderer, short_id
-from engine_core.text.template import ChatTemplate
-from protocol.errors import InvalidRequest
-from protocol.messages import Reasoning, Sampling, SubmitText, Tokenize, ToolUse
+from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.text.rendering import Rendered, Renderer, short_id
+from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Reasoning, Sampling, SubmitText, Tokenize, ToolUse
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"

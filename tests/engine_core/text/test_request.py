@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_core.text.choice import Delta
-from engine_core.text.columns import pack
-from engine_core.text.prompts import Prepared
-from engine_core.text.request import Kept, Request
-from protocol.messages import (
+from penstock.engine_core.text.choice import Delta
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.prompts import Prepared
+from penstock.engine_core.text.request import Kept, Request
+from penstock.protocol.messages import (
     Finish,
     PositionLogprobs,
     Sampling,

@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from engine_core.text import sandbox as module
-from engine_core.text.sandbox import (
+from penstock.engine_core.text import sandbox as module
+from penstock.engine_core.text.sandbox import (
     NEEDLESS_FILTERS,
     NEEDLESS_GLOBALS,
     Sandbox,
@@ -138,4 +138,4 @@ def reachable(sandbox: Sandbox, roots: list[Any]) -> list[Any]:
 
 def belongs_to_us(thing: Any) -> bool:
     places = (getattr(thing, "__module__", None), type(thing).__module__)
-    return any(str(place).startswith(("engine_core", "services", "protocol")) for place in places)
+    return any(str(place).startswith("penstock") for place in places)

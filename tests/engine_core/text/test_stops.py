@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.stops import Match, StopScanner, compile_stops, failure
-from protocol.limits import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from penstock.engine_core.text.stops import Match, StopScanner, compile_stops, failure
+from penstock.protocol.limits import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 ALPHABET = "ab\n"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine_core.text.template import OPEN_END, ChatTemplate, Conversation, read_template
-from protocol.errors import ConfigError, InvalidRequest, ModelError
+from penstock.engine_core.text.template import OPEN_END, ChatTemplate, Conversation, read_template
+from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError
 from tests.engine_core.text.vocabularies import CHAT_TEMPLATE
 
 NOON = datetime(2026, 11, 21, 12, 0)
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be <b>brief</b> & \"exact\"."},
+    {"role": "system", "content": 'Be <b>brief</b> & "exact".'},
     {"role": "user", "content": "  What's 1 + 1?\n"},
     {"role": "assistant", "content": "2 – é 你好 😀"},
     {"role": "user", "content": "And 2 + 2?"},

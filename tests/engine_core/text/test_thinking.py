@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.dialect import THINK
-from engine_core.text.template import ChatTemplate
-from engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
-from protocol.errors import InvalidRequest
+from penstock.engine_core.text.parsers.dialect import THINK
+from penstock.engine_core.text.template import ChatTemplate
+from penstock.engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
+from penstock.protocol.errors import InvalidRequest
 
 SWITCH = ChatTemplate({"default": "{% if enable_thinking is defined and enable_thinking %}x{% endif %}"}, {})
 EFFORT = ChatTemplate({"default": "{{ reasoning_effort }}"}, {})

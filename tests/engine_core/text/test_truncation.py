@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.columns import pack, unpack
-from protocol.errors import InvalidRequest
-from protocol.messages import Sampling
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Sampling
 from tests.engine_core.text.test_prompts import LENGTH, prepare
 
 IDS = list(range(5, 45))

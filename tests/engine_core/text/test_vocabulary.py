@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine_core.text.vocabulary import Shape, Spelling, byte_alphabet, read_spelling, read_vocabulary
-from protocol.errors import ModelError
+from penstock.engine_core.text.vocabulary import Shape, Spelling, byte_alphabet, read_spelling, read_vocabulary
+from penstock.protocol.errors import ModelError
 from tests.engine_core.text.vocabularies import CORPUS, KINDS, SPECIAL, vocabulary, write_folder
 
 

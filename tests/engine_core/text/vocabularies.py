@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from engine_core.text.codec import FastCodec
-from engine_core.text.detokenizer import detokenizer
-from engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.text.codec import FastCodec
+from penstock.engine_core.text.detokenizer import detokenizer
+from penstock.engine_core.text.vocabulary import Vocabulary
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind: it's asleep.",

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from engine_core.folder import Generation
-from engine_core.histogram import Histogram
-from protocol.config import ApiConfig, Config
-from protocol.links import TEXT, Role, Welcome
-from protocol.messages import (
+from penstock.engine_core.folder import Generation
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.links import TEXT, Role, Welcome
+from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
@@ -34,18 +34,18 @@ from protocol.messages import (
     Tokenized,
     TokenLogprob,
 )
-from services.api.app import application
-from services.api.figures import Figures
-from services.api.keys import Keys
-from services.api.ledger import Ledger
-from services.api.metrics import Traffic
-from services.api.pipeline import Pipeline
-from services.api.responses.store import ResponseStore
-from services.api.served import ServedModel
-from services.api.service import Service
-from services.census import LAG, Vitals
-from services.sizing import sized
-from services.wire import Arrival, Joined, Left, Peer, PortStatistics, Self
+from penstock.services.api.app import application
+from penstock.services.api.figures import Figures
+from penstock.services.api.keys import Keys
+from penstock.services.api.ledger import Ledger
+from penstock.services.api.metrics import Traffic
+from penstock.services.api.pipeline import Pipeline
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.api.served import ServedModel
+from penstock.services.api.service import Service
+from penstock.services.census import LAG, Vitals
+from penstock.services.sizing import sized
+from penstock.services.wire import Arrival, Joined, Left, Peer, PortStatistics, Self
 
 LIMIT = 60.0  # seconds, after which something has hung; a loaded machine needs some of them
 VOCABULARY = 1000

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import zmq
 
-from protocol.config import ModelConfig
-from protocol.links import TEXT, Role, shared_hash
-from protocol.messages import Message
-from services.notify import NoticeSocket
-from services.watch import Watch
-from services.wire import Arrival, Joined, Left, Peer, Port, Self
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.links import TEXT, Role, shared_hash
+from penstock.protocol.messages import Message
+from penstock.services.notify import NoticeSocket
+from penstock.services.watch import Watch
+from penstock.services.wire import Arrival, Joined, Left, Peer, Port, Self
 from tests.services.api.pipe import LIMIT, status
 
 MODEL_FILE: Mapping[str, object] = {
@@ -149,9 +149,7 @@ async def start(
         return await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, env=environment)
 
 
-async def listening_url(
-    notices: NoticeSocket, process: asyncio.subprocess.Process, log: Path, *, ready: bool
-) -> str:
+async def listening_url(notices: NoticeSocket, process: asyncio.subprocess.Process, log: Path, *, ready: bool) -> str:
     """Wait for an address, and with `ready` for READY=1; the address."""
     loop = asyncio.get_running_loop()
     heard = asyncio.Event()

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from protocol.messages import Finish, Message, SubmitText
-from services.api import accepting
-from services.api.accepting import Room, accept, room_for
-from services.process import ExitCode
+from penstock.protocol.messages import Finish, Message, SubmitText
+from penstock.services.api import accepting
+from penstock.services.api.accepting import Room, accept, room_for
+from penstock.services.process import ExitCode
 from tests.services.api.pipe import LIMIT, Row, batch
 from tests.services.api.process import Tokenizer, api
 

@@ -6,13 +6,13 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.config import ApiConfig
-from protocol.figures import Census
-from protocol.links import Role
-from services.api import aliases
-from services.api.ledger import Entry
-from services.api.metrics import Traffic
-from services.catalogue import METRICS
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.figures import Census
+from penstock.protocol.links import Role
+from penstock.services.api import aliases
+from penstock.services.api.ledger import Entry
+from penstock.services.api.metrics import Traffic
+from penstock.services.catalogue import METRICS
 from tests.services.api.pipe import FakePort, answering, client, service, words
 from tests.services.figures import every
 

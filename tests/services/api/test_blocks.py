@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import Piece, PieceKind
-from services.api.blocks import Block, Blocks, Happening, blocks_of
-from services.api.segments import Segment, Segments
+from penstock.protocol.messages import Piece, PieceKind
+from penstock.services.api.blocks import Block, Blocks, Happening, blocks_of
+from penstock.services.api.segments import Segment, Segments
 
 TEXT = st.text(min_size=1, max_size=6)
 PIECES = st.lists(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from protocol import limits
-from protocol.config import fields
-from protocol.messages import SubmitText
-from services.api import bounds
-from services.api.requests import ChatRequest, CompletionRequest
+from penstock.protocol import limits
+from penstock.protocol.config import fields
+from penstock.protocol.messages import SubmitText
+from penstock.services.api import bounds
+from penstock.services.api.requests import ChatRequest, CompletionRequest
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -8,8 +8,8 @@ from typing import Any
 import openai.types.chat as chat
 import pytest
 
-from engine_core.folder import Generation
-from protocol.messages import Finish, SubmitText
+from penstock.engine_core.folder import Generation
+from penstock.protocol.messages import Finish, SubmitText
 from tests.services.api.pipe import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check, check_chat_chunks, check_error, events, texts
 

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.models.pooler import Pooler
-from protocol.messages import Finish, SubmitText
+from penstock.engine_core.models.pooler import Pooler
+from penstock.protocol.messages import Finish, SubmitText
 from tests.services.api.pipe import MODEL, FakePort, Row, answering, client, service
 from tests.services.api.shapes import check_error
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai.types as types
 import pytest
 
-from protocol import limits
-from protocol.messages import Finish, SubmitText
+from penstock.protocol import limits
+from penstock.protocol.messages import Finish, SubmitText
 from tests.services.api.pipe import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check, check_completion_chunks, check_error, events, texts
 

@@ -12,13 +12,13 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from protocol.messages import Abort, Finish, Message, SubmitText
-from services.api import connection
-from services.api.app import application
-from services.api.connection import Connection, Outlet
-from services.api.frames import Frames
-from services.api.reply import Choice, Reply
-from services.api.service import Service
+from penstock.protocol.messages import Abort, Finish, Message, SubmitText
+from penstock.services.api import connection
+from penstock.services.api.app import application
+from penstock.services.api.connection import Connection, Outlet
+from penstock.services.api.frames import Frames
+from penstock.services.api.reply import Choice, Reply
+from penstock.services.api.service import Service
 from tests.services.api.pipe import LIMIT, FakePort, Row, batch, service, silent
 
 BODY = json.dumps(
@@ -410,8 +410,11 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         (POST + b"Transfer-Encoding: gzip" + CHUNKS, 501, "unsupported_transfer_coding"),
         (POST + b"Transfer-Encoding: identity" + CHUNKS, 501, "unsupported_transfer_coding"),
         (POST + b"Transfer-Encoding: ,chunked" + CHUNKS, 501, "unsupported_transfer_coding"),
-        (POST + b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: gzip, chunked" + CHUNKS, 501,
-         "unsupported_transfer_coding"),
+        (
+            POST + b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: gzip, chunked" + CHUNKS,
+            501,
+            "unsupported_transfer_coding",
+        ),
         (POST + b"Transfer-Encoding: chunked, gzip" + CHUNKS, 400, "invalid_http"),
         (POST + b"Transfer-Encoding: chunked, chunked" + CHUNKS, 400, "invalid_http"),
         (POST + b"Transfer-Encoding: \x0bchunked" + CHUNKS, 400, "invalid_http"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol import limits
+from penstock.protocol import limits
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol import limits
-from protocol.config import ApiConfig
-from protocol.errors import InvalidRequest
-from services.api import decoding, exchange
-from services.api.app import application
-from services.api.decoding import check_depth, read_json
-from services.api.nesting import Nesting
-from services.api.refusals import REFUSED
-from services.api.requests import ChatRequest, CompletionRequest
+from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api import decoding, exchange
+from penstock.services.api.app import application
+from penstock.services.api.decoding import check_depth, read_json
+from penstock.services.api.nesting import Nesting
+from penstock.services.api.refusals import REFUSED
+from penstock.services.api.requests import ChatRequest, CompletionRequest
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.types import Message, Scope
 
-from protocol.errors import Unavailable
-from protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
-from services.api.app import application
-from services.api.frames import Frames
-from services.api.service import Service
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
+from penstock.services.api.app import application
+from penstock.services.api.frames import Frames
+from penstock.services.api.service import Service
 from tests.services.api.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -14,11 +14,11 @@ import openai.types as types
 import pytest
 from numpy.typing import NDArray
 
-from engine_core.models.pooler import Pooler
-from protocol import limits
-from protocol.messages import Abort, Finish, SubmitText
-from services.api import pooling
-from services.api.served import ServedModel
+from penstock.engine_core.models.pooler import Pooler
+from penstock.protocol import limits
+from penstock.protocol.messages import Abort, Finish, SubmitText
+from penstock.services.api import pooling
+from penstock.services.api.served import ServedModel
 from tests.services.api.pipe import MODEL, FakePort, Row, answering, client, service, silent
 from tests.services.api.shapes import check, check_error
 

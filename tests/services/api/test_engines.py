@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from protocol.figures import ProcessFigures, Sample
-from protocol.links import Role
-from protocol.messages import EngineStatus
-from services.api.engines import UNHEARD, Engines, total
+from penstock.protocol.figures import ProcessFigures, Sample
+from penstock.protocol.links import Role
+from penstock.protocol.messages import EngineStatus
+from penstock.services.api.engines import UNHEARD, Engines, total
 from tests.services.api.pipe import status
 
 LIMIT = 2.0

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from protocol import limits
-from protocol.errors import InvalidRequest
-from protocol.messages import Abort, Message, SubmitText
-from services.api.exchange import Exchange, new_id, request_id, timeout_of
-from services.api.responses.store import ResponseStore
-from services.api.service import Service
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Abort, Message, SubmitText
+from penstock.services.api.exchange import Exchange, new_id, request_id, timeout_of
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.api.service import Service
 from tests.services.api.pipe import FakePort, Row, answering, batch, client, service, silent, words
 from tests.services.api.shapes import check_error
 

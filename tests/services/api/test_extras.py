@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Finish, SubmitText
-from services.api.answers import unpacked
+from penstock.protocol.messages import Finish, SubmitText
+from penstock.services.api.answers import unpacked
 from tests.services.api.pipe import MAX_MODEL_LEN, FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check_error, events
 
@@ -75,9 +75,7 @@ async def test_a_query_that_makes_no_sense(path: str, body: dict[str, Any], quer
 
 @BOTH
 @pytest.mark.parametrize("more", [{}, {"n": 2}, {"return_token_ids": True}])
-async def test_usage_in_every_chunk_counts_what_was_told(
-    path: str, body: dict[str, Any], more: dict[str, Any]
-) -> None:
+async def test_usage_in_every_chunk_counts_what_was_told(path: str, body: dict[str, Any], more: dict[str, Any]) -> None:
     options = {"continuous_usage_stats": True, "include_usage": True}
     port = FakePort(answering(words("a", "b", "c")))
     chunks = events(await ask(port, path, body | more | {"stream": True, "stream_options": options}))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from services.api import files
-from services.api.files import FILES
+from penstock.services.api import files
+from penstock.services.api.files import FILES
 from tests.services.api.pipe import FakePort, client, service, silent
 
 VOID = frozenset(("meta", "link", "img", "input", "br"))

@@ -11,13 +11,13 @@ import openai.types.chat as chat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import EngineFailure
-from protocol.messages import Finish, TextExtra
-from services.api.answers import Identity, Told, chat_answer, completion_answer
-from services.api.frames import Frames, encode_text
-from services.api.metrics import Timings
-from services.api.reply import Reply
-from services.api.sampling import UsageWanted
+from penstock.protocol.errors import EngineFailure
+from penstock.protocol.messages import Finish, TextExtra
+from penstock.services.api.answers import Identity, Told, chat_answer, completion_answer
+from penstock.services.api.frames import Frames, encode_text
+from penstock.services.api.metrics import Timings
+from penstock.services.api.reply import Reply
+from penstock.services.api.sampling import UsageWanted
 from tests.services.api.pipe import position
 from tests.services.api.shapes import (
     check,

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from protocol.messages import EngineStatus
-from services.api import gate
-from services.api.served import ServedModel
+from penstock.protocol.messages import EngineStatus
+from penstock.services.api import gate
+from penstock.services.api.served import ServedModel
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

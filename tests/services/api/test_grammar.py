@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import Finish, Grammar, SubmitText
-from services.api.decoding import decode
-from services.api.grammar import FORMS, grammar_of
-from services.api.requests import ChatRequest, CompletionRequest
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Finish, Grammar, SubmitText
+from penstock.services.api.decoding import decode
+from penstock.services.api.grammar import FORMS, grammar_of
+from penstock.services.api.requests import ChatRequest, CompletionRequest
 from tests.services.api.pipe import FakePort, Row, answering, client, service
 from tests.services.api.shapes import events
 

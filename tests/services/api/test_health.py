@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import RunConfig
-from protocol.links import Role
-from services.api.engines import Engines
-from services.restarts import LIMIT, Restarts
+from penstock.protocol.config import RunConfig
+from penstock.protocol.links import Role
+from penstock.services.api.engines import Engines
+from penstock.services.restarts import LIMIT, Restarts
 from tests.services.api.pipe import FakePort, client, service, silent, status
 from tests.services.api.shapes import check_error
 

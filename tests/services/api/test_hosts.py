@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from protocol.config import ApiConfig, Config, check
-from protocol.errors import ConfigError, Forbidden
-from services.api.hosts import Hosts
+from penstock.protocol.config import ApiConfig, Config, check
+from penstock.protocol.errors import ConfigError, Forbidden
+from penstock.services.api.hosts import Hosts
 from tests.services.api.pipe import FakePort, client, service, silent
 from tests.services.api.shapes import check_error
 from tests.services.api.test_refused_bodies import listening

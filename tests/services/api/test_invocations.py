@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.messages import SubmitText
+from penstock.protocol.messages import SubmitText
 from tests.services.api.pipe import MODEL, FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error, events
 from tests.services.api.test_cohere import pooled

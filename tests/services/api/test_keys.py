@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import ApiConfig
-from protocol.errors import ConfigError
-from services.api import keys
-from services.api.keys import MAX_FILE, Keys
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import ConfigError
+from penstock.services.api import keys
+from penstock.services.api.keys import MAX_FILE, Keys
 
 
 def of(file: Path | None = None, own: str = "") -> Keys:

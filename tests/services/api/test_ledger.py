@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import Config
-from protocol.links import Role
-from services.api.ledger import STALE, Entry, Ledger
-from services.api.metrics import Traffic
-from services.api.pipeline import PipelineStatistics
-from services.api.scrape import Scrape
+from penstock.protocol.config import Config
+from penstock.protocol.links import Role
+from penstock.services.api.ledger import STALE, Entry, Ledger
+from penstock.services.api.metrics import Traffic
+from penstock.services.api.pipeline import PipelineStatistics
+from penstock.services.api.scrape import Scrape
 from tests.services.figures import census, every
 
 

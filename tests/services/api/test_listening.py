@@ -16,12 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from protocol.config import ApiConfig, Config, check
-from protocol.errors import AddressError, ConfigError
-from services import address
-from services.api import listening
-from services.process import ExitCode
-from services.sizing import sized
+from penstock.protocol.config import ApiConfig, Config, check
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.services import address
+from penstock.services.api import listening
+from penstock.services.process import ExitCode
+from penstock.services.sizing import sized
 from tests.services.api.pipe import LIMIT, silent
 from tests.services.api.process import Tokenizer, api, start
 

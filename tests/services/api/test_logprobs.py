@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.messages import PositionLogprobs, TokenLogprob
-from services.api.logprobs import (
+from penstock.protocol.messages import PositionLogprobs, TokenLogprob
+from penstock.services.api.logprobs import (
     LEAST,
     CompletionLogprobs,
     chat_logprobs,

@@ -19,9 +19,9 @@ import msgspec
 import openai
 import pytest
 
-from protocol.messages import Abort, Finish, SubmitText, TextBatch
-from services.api.connection import ConnectionLimits
-from services.process import ExitCode
+from penstock.protocol.messages import Abort, Finish, SubmitText, TextBatch
+from penstock.services.api.connection import ConnectionLimits
+from penstock.services.process import ExitCode
 from tests.services.api.pipe import LIMIT, Row, answering, batch, silent, words
 from tests.services.api.process import Api, Tokenizer, api, start
 
@@ -297,6 +297,6 @@ async def test_a_refused_handshake_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_starting_imports_no_torch_and_no_transformers() -> None:
-    code = "import sys, services.api.main; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, penstock.services.api.main; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

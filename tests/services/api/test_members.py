@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import InvalidRequest, NotBuilt
-from protocol.messages import SubmitText
-from services.api import refusals
-from services.api.grammar import FORMS, UNREAD, grammar_of
-from services.api.members import LONG, Members, members_of
-from services.api.requests import ChatRequest, CompletionRequest
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import SubmitText
+from penstock.services.api import refusals
+from penstock.services.api.grammar import FORMS, UNREAD, grammar_of
+from penstock.services.api.members import LONG, Members, members_of
+from penstock.services.api.requests import ChatRequest, CompletionRequest
 from tests.services.api.pipe import FakePort, answering, client, service, words
 
 COMPLETION = msgspec.json.Decoder(CompletionRequest)

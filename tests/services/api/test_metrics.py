@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_core.histogram import Histogram
-from protocol.figures import Census
-from protocol.links import Role
-from services.api.metrics import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Traffic
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import Census
+from penstock.protocol.links import Role
+from penstock.services.api.metrics import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Traffic
 from tests.services.api.pipe import FakePort, answering, client, service, words
 from tests.services.figures import census, every
 

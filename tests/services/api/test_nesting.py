@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import limits
-from services.api.decoding import check_depth
-from services.api.nesting import Nesting, openings
+from penstock.protocol import limits
+from penstock.services.api.decoding import check_depth
+from penstock.services.api.nesting import Nesting, openings
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('[]{}"\\,:a', max_size=8),

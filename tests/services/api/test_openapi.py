@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from protocol import limits
-from protocol.config import ApiConfig
-from services.api import refusals
-from services.api.messages.request import REFUSALS as MESSAGE_REFUSALS
-from services.api.messages.request import MessageRequest
-from services.api.openapi import OPERATIONS, document
-from services.api.requests import ChatRequest
-from services.api.responses.request import REFUSALS as RESPONSE_REFUSALS
-from services.api.responses.request import ResponseRequest
+from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig
+from penstock.services.api import refusals
+from penstock.services.api.messages.request import REFUSALS as MESSAGE_REFUSALS
+from penstock.services.api.messages.request import MessageRequest
+from penstock.services.api.openapi import OPERATIONS, document
+from penstock.services.api.requests import ChatRequest
+from penstock.services.api.responses.request import REFUSALS as RESPONSE_REFUSALS
+from penstock.services.api.responses.request import ResponseRequest
 from tests.services.api.pipe import FakePort, client, service, silent
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.config import ApiConfig, Config, check
-from protocol.errors import ConfigError
-from services.api.origins import MAX_ASKED
+from penstock.protocol.config import ApiConfig, Config, check
+from penstock.protocol.errors import ConfigError
+from penstock.services.api.origins import MAX_ASKED
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -9,10 +9,10 @@ import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
 import pytest
 
-from protocol import limits
-from protocol.messages import SubmitText
-from services.api import refusals
-from services.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from penstock.protocol import limits
+from penstock.protocol.messages import SubmitText
+from penstock.services.api import refusals
+from penstock.services.api.requests import ChatRequest, CompletionRequest, GenerationRequest
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import DESCRIPTION, check_error
 

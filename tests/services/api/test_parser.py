@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api.parser import RequestParser
+from penstock.services.api.parser import RequestParser
 
 OFFERS = (b"Connection: Upgrade\r\nUpgrade: websocket\r\n", b"upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n")
 BODIES = (

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
-from protocol.messages import (
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
+from penstock.protocol.messages import (
     Abort,
     Client,
     Detokenize,
@@ -26,12 +26,12 @@ from protocol.messages import (
     Written,
     api_index,
 )
-from services.api.engines import Engines
-from services.api.metrics import Timings
-from services.api.pipeline import HOLD, MOST_DEATHS, Pipeline
-from services.api.reply import Reply
-from services.tracing.operation import Operations
-from services.wire import Arrival, Joined, Left
+from penstock.services.api.engines import Engines
+from penstock.services.api.metrics import Timings
+from penstock.services.api.pipeline import HOLD, MOST_DEATHS, Pipeline
+from penstock.services.api.reply import Reply
+from penstock.services.tracing.operation import Operations
+from penstock.services.wire import Arrival, Joined, Left
 from tests.services.api.pipe import FakePort, Row, answering, batch, new_peer, silent, status, words
 from tests.services.tracing.tracing import SAMPLED, Bench
 

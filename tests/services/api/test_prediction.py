@@ -9,7 +9,7 @@ import openai.types as completions
 import openai.types.chat as chat
 import pytest
 
-from protocol.messages import Finish, SubmitText
+from penstock.protocol.messages import Finish, SubmitText
 from tests.services.api.pipe import FakePort, Row, answering, client, service, silent, words
 from tests.services.api.shapes import check, check_chat_chunks, check_completion_chunks, check_error, events
 

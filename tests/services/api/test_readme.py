@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from protocol.config import ApiConfig, SchedulerConfig, fields
-from protocol.option import Field
-from services.api import pooling, refusals
-from services.api.app import Routes
-from services.api.cohere import EmbedRequest
-from services.api.embeddings import EmbeddingRequest
-from services.api.extras import Extras
-from services.api.messages import request as messages
-from services.api.messages.request import MessageRequest
-from services.api.pooling import VectorRequest
-from services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.api.responses import request as responses
-from services.api.responses.request import ResponseRequest
-from services.api.scoring import RerankRequest, ScoreRequest
+from penstock.protocol.config import ApiConfig, SchedulerConfig, fields
+from penstock.protocol.option import Field
+from penstock.services.api import pooling, refusals
+from penstock.services.api.app import Routes
+from penstock.services.api.cohere import EmbedRequest
+from penstock.services.api.embeddings import EmbeddingRequest
+from penstock.services.api.extras import Extras
+from penstock.services.api.messages import request as messages
+from penstock.services.api.messages.request import MessageRequest
+from penstock.services.api.pooling import VectorRequest
+from penstock.services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from penstock.services.api.responses import request as responses
+from penstock.services.api.responses.request import ResponseRequest
+from penstock.services.api.scoring import RerankRequest, ScoreRequest
 from tests.rules.source import ROOT
 from tests.services.api.pipe import FakePort, service, silent
 
@@ -92,9 +92,7 @@ def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
 @pytest.mark.parametrize(
     ("api", "kind", "refusals"), [("responses", ResponseRequest, responses), ("messages", MessageRequest, messages)]
 )
-def test_what_responses_and_messages_refuse_has_a_reason_and_is_not_served(
-    api: str, kind: type, refusals: Any
-) -> None:
+def test_what_responses_and_messages_refuse_has_a_reason_and_is_not_served(api: str, kind: type, refusals: Any) -> None:
     told = {name for cells in table(f"Refused by {api}") for name in names(cells[0])}
     own = {*refusals.OWN_REFUSALS, *refusals.CHAT_NAMES}
     assert own <= told, difference(told, own)

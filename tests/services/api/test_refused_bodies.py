@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from protocol.errors import Unavailable
-from protocol.messages import Finish, Message, Rejected, SubmitText, Tokenize
-from services.api.app import application
-from services.api.connection import Connection
-from services.api.service import Service
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.messages import Finish, Message, Rejected, SubmitText, Tokenize
+from penstock.services.api.app import application
+from penstock.services.api.connection import Connection
+from penstock.services.api.service import Service
 from tests.services.api.pipe import LIMIT, FakePort, Row, batch, service, silent
 
 SIZE = 1 << 20  # bytes of each body

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from protocol.errors import (
+from penstock.protocol.errors import (
     DeadlineExceeded,
     GrammarFailure,
     InvalidRequest,
@@ -15,9 +15,9 @@ from protocol.errors import (
     RequestError,
     Unavailable,
 )
-from protocol.messages import Finish, TextExtra
-from services.api.metrics import Timings
-from services.api.reply import Reply
+from penstock.protocol.messages import Finish, TextExtra
+from penstock.services.api.metrics import Timings
+from penstock.services.api.reply import Reply
 
 
 def reply(*, stream: bool, prompts: int = 1, n: int = 1) -> Reply:

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.models.pooler import Pooler
-from protocol import limits
-from protocol.messages import Finish, SubmitText
-from services.api.scoring import CLOSING, chance
-from services.api.served import ServedModel
+from penstock.engine_core.models.pooler import Pooler
+from penstock.protocol import limits
+from penstock.protocol.messages import Finish, SubmitText
+from penstock.services.api.scoring import CLOSING, chance
+from penstock.services.api.served import ServedModel
 from tests.services.api.pipe import MODEL, FakePort, Row, answering, client, service
 from tests.services.api.shapes import check_error
 

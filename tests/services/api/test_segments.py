@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.messages import Piece, PieceKind
-from services.api.segments import Segment, Segments, output_of
+from penstock.protocol.messages import Piece, PieceKind
+from penstock.services.api.segments import Segment, Segments, output_of
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS
 

@@ -9,12 +9,12 @@ import httpx
 import numpy as np
 import pytest
 
-from protocol.errors import InvalidRequest
-from protocol.messages import Client, Finish, Sampling, SubmitText
-from services.api import exchange
-from services.api.app import application
-from services.api.exchange import Exchange
-from services.api.session import affinity, client_of, session_of, tenant_of
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
+from penstock.services.api import exchange
+from penstock.services.api.app import application
+from penstock.services.api.exchange import Exchange
+from penstock.services.api.session import affinity, client_of, session_of, tenant_of
 from tests.services.api.pipe import FakePort, Row, answering, service, words
 
 
@@ -152,4 +152,3 @@ async def test_every_route_says_whose_its_requests_are(
     other = await ask(1, "sk-2", named)
     assert (other == ann) is not bool(keys), "a key that nobody checks is no name"
     assert other.name == ann.name
-

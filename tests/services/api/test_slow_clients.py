@@ -18,10 +18,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from protocol.messages import Finish, SubmitText
-from services.api.app import application
-from services.api.connection import Connection, ConnectionLimits
-from services.api.service import Service
+from penstock.protocol.messages import Finish, SubmitText
+from penstock.services.api.app import application
+from penstock.services.api.connection import Connection, ConnectionLimits
+from penstock.services.api.service import Service
 from tests.services.api.pipe import LIMIT, FakePort, Row, answering, batch, service, silent, words
 from tests.services.api.shapes import check_error
 

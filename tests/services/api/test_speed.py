@@ -9,13 +9,13 @@ import time
 import msgspec
 from starlette.types import Message
 
-from protocol.links import TEXT, decoder
-from protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
-from services.api.answers import Identity
-from services.api.delivery import attended, stream
-from services.api.exchange import Exchange
-from services.api.frames import Frames
-from services.api.reply import Reply
+from penstock.protocol.links import TEXT, decoder
+from penstock.protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
+from penstock.services.api.answers import Identity
+from penstock.services.api.delivery import attended, stream
+from penstock.services.api.exchange import Exchange
+from penstock.services.api.frames import Frames
+from penstock.services.api.reply import Reply
 from tests.services.api.pipe import FakePort, service, silent
 
 STREAMS = 256

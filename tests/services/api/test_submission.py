@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import InvalidRequest
-from protocol.messages import SubmitText, TraceContext
-from services.api.chat import REQUEST as CHAT
-from services.api.chat import chat_submission
-from services.api.completions import REQUEST, lengths, prompt_submission
-from services.api.submission import submission, with_own_seed
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.services.api.chat import REQUEST as CHAT
+from penstock.services.api.chat import chat_submission
+from penstock.services.api.completions import REQUEST, lengths, prompt_submission
+from penstock.services.api.submission import submission, with_own_seed
 from tests.services.api.pipe import MODEL
 
 TRACE = TraceContext("00-" + "1" * 32 + "-" + "2" * 16 + "-01")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from protocol.errors import InvalidRequest
-from services.api.terms import Term, told_in
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.terms import Term, told_in
 
 TERMS = (
     Term(re.compile(r"tools\[(\d+)\]\.function\b"), r"tools[\1]"),

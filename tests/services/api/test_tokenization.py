@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine_core.embedded import demo_folder
-from protocol.config import Config, TokenizerConfig
-from protocol.errors import ConfigError
-from protocol.messages import Detokenize, Tokenize
-from services.api.served import served_model, tokenizer_info
+from penstock.engine_core.embedded import demo_folder
+from penstock.protocol.config import Config, TokenizerConfig
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.messages import Detokenize, Tokenize
+from penstock.services.api.served import served_model, tokenizer_info
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -11,9 +11,9 @@ import msgspec
 import openai.types.chat as chat
 import pytest
 
-from protocol import limits
-from protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
-from services.api.grammar import FORMS
+from penstock.protocol import limits
+from penstock.protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
+from penstock.services.api.grammar import FORMS
 from tests.services.api.pipe import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.api.shapes import check, check_chat_chunks, check_error, events
 

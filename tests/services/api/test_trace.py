@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import SubmitText, TraceContext
-from services.api.trace import client_context
+from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.services.api.trace import client_context
 from tests.services.api.pipe import FakePort, answering, client, service, words
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from services.api import connection, main
+from penstock.services.api import connection, main
 from tests.rules.source import ROOT
 
 

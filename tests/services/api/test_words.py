@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 import pytest
 
-from protocol.errors import InvalidRequest
-from services.api.decoding import decode
-from services.api.embeddings import EmbeddingRequest
-from services.api.messages.request import MessageRequest
-from services.api.requests import ChatRequest
-from services.api.responses.request import ResponseRequest
-from services.api.words import words_at
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.decoding import decode
+from penstock.services.api.embeddings import EmbeddingRequest
+from penstock.services.api.messages.request import MessageRequest
+from penstock.services.api.requests import ChatRequest
+from penstock.services.api.responses.request import ResponseRequest
+from penstock.services.api.words import words_at
 
 Colour = Literal["red", "blue"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from protocol.messages import Finish, Piece, PieceKind, TextExtra
-from services.api.delivery import Framing
-from services.api.metrics import Timings
-from services.api.reply import Reply
+from penstock.protocol.messages import Finish, Piece, PieceKind, TextExtra
+from penstock.services.api.delivery import Framing
+from penstock.services.api.metrics import Timings
+from penstock.services.api.reply import Reply
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 CALL = st.tuples(st.text("abc", min_size=1, max_size=5), st.lists(TEXT, max_size=3))

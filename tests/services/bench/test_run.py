@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from benchmarks.load.fake import Behaviour, Fake
-from services.bench import run as running
-from services.bench.client import Target, target
-from services.bench.run import ClientDied, run, total
-from services.bench.worker import Progress
-from services.bench.workload import Workload
+from penstock.services.bench import run as running
+from penstock.services.bench.client import Target, target
+from penstock.services.bench.run import ClientDied, run, total
+from penstock.services.bench.worker import Progress
+from penstock.services.bench.workload import Workload
 
 LOAD = Workload(requests=12, concurrency=4, input=(4, 4), output=(3, 3), warmup=3)
 

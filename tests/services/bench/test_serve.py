@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.bench.processes import children, cpu_seconds
-from services.bench.serve import length, said
-from services.bench.worker import Progress
+from penstock.services.bench.processes import children, cpu_seconds
+from penstock.services.bench.serve import length, said
+from penstock.services.bench.worker import Progress
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
 

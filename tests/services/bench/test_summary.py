@@ -7,8 +7,8 @@ from array import array
 import numpy as np
 import pytest
 
-from services.bench.client import Record
-from services.bench.summary import spread, summarize
+from penstock.services.bench.client import Record
+from penstock.services.bench.summary import spread, summarize
 
 
 def record(index: int, start: float, first: float, step: float, tokens: int, events: int = 0) -> Record:

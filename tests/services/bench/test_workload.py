@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.load.workload import JSON, ROWS
-from services.bench.workload import FIRST_ID, FREE, Workload, arrivals, lengths, requests
+from penstock.services.bench.workload import FIRST_ID, FREE, Workload, arrivals, lengths, requests
 
 MIXED = Workload(requests=23, concurrency=8, input=(5, 40), output=(3, 9), prefix=16, prefixes=3, variants=(JSON, FREE))
 

@@ -10,9 +10,7 @@ from tests.services.commands.run import penstock, terminal
 SUM = "128 + 457 = 585."
 
 
-@pytest.mark.parametrize(
-    ("words", "given"), [((), "What is 128 + 457?\n"), (("--prompt", "What is 128 + 457?"), "")]
-)
+@pytest.mark.parametrize(("words", "given"), [((), "What is 128 + 457?\n"), (("--prompt", "What is 128 + 457?"), "")])
 def test_a_question_through_a_pipe(server: Server, words: tuple[str, ...], given: str) -> None:
     done = penstock("chat", "--url", server.url, "--temperature", "0", *words, given=given)
     assert (done.returncode, done.stdout) == (0, SUM + "\n"), done.stderr
@@ -37,9 +35,7 @@ def test_fields_of_the_request(server: Server) -> None:
         (("--model", "somewhere"), "open", 2, "the command line also names a model to start"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
-    server: Server, words: tuple[str, ...], key: str, code: int, said: str
-) -> None:
+def test_what_goes_wrong_is_one_line(server: Server, words: tuple[str, ...], key: str, code: int, said: str) -> None:
     done = penstock("chat", "--url", server.url, *words, given="x", key=key)
     assert done.returncode == code
     assert said in done.stderr

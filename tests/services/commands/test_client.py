@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import (
+from penstock.protocol.errors import (
     ConfigError,
     EngineFailure,
     InvalidRequest,
@@ -19,7 +19,7 @@ from protocol.errors import (
     RequestError,
     Unauthorized,
 )
-from services.commands.client import Answer, Client, decoded, refusal
+from penstock.services.commands.client import Answer, Client, decoded, refusal
 from tests.e2e.server import Server
 
 
@@ -27,6 +27,7 @@ from tests.e2e.server import Server
 def replying(*answers: bytes, close: bool = True) -> Iterator[str]:
     """A server that gives one answer per connection, whatever is asked."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def serve() -> None:
             for answer in answers:
                 connection, _ = listener.accept()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services import cli
-from services.linkkeys import read_keys
-from services.process import ExitCode
+from penstock.services import cli
+from penstock.services.linkkeys import read_keys
+from penstock.services.process import ExitCode
 
 
 def test_it_makes_keys_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

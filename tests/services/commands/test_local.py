@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.commands.local import APART, Known, Local, companions, local_processes, role_of, value_of
+from penstock.services.commands.local import APART, Known, Local, companions, local_processes, role_of, value_of
 from tests.e2e.server import Server, serving
 from tests.services.commands.run import penstock
 
@@ -31,7 +31,7 @@ def place(proc: Path, pid: str, line: str, environ: str = "", *, seconds: float 
 
 
 def test_processes_by_their_command_lines(tmp_path: Path) -> None:
-    place(tmp_path, "7", "python|/x/penstock.py|api|--index=2|--run-dir=/a|")
+    place(tmp_path, "7", "python|/x/penstock/__main__.py|api|--index=2|--run-dir=/a|")
     place(tmp_path, "8", "/opt/penstock|executor|--run-dir|/r|", seconds=100.0)
     place(tmp_path, "9", "vim|penstock.md|api|")
     place(tmp_path, "11", "/opt/penstock|scheduler|", "PATH=/bin|RUNTIME_DIRECTORY=/run/penstock:/run/more|")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.execution.capacity import block_bytes
-from engine_core.execution.estimate import StepShape, weights
-from engine_core.models.draft_spec import read_draft
-from engine_core.models.spec import read_spec
-from engine_core.models.stages import held_weights, stage_layers
-from protocol.errors import ConfigError
-from services import cli
-from services.commands import plan as planning
-from services.commands.plan import GPUS, gpu_bytes, lengths, plan, stage_share
-from services.options import effective, parse
+from penstock.engine_core.execution.capacity import block_bytes
+from penstock.engine_core.execution.estimate import StepShape, weights
+from penstock.engine_core.models.draft_spec import read_draft
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.stages import held_weights, stage_layers
+from penstock.protocol.errors import ConfigError
+from penstock.services import cli
+from penstock.services.commands import plan as planning
+from penstock.services.commands.plan import GPUS, gpu_bytes, lengths, plan, stage_share
+from penstock.services.options import effective, parse
 from tests.engine_core.execution.test_estimate import LLAMA_8B, QWEN_06B
 from tests.engine_core.models.eagle_heads import head_config, write_head
 

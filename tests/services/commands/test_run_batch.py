@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from services.commands import run_batch
-from services.commands.run_batch import outcomes
-from services.commands.target import Target
+from penstock.services.commands import run_batch
+from penstock.services.commands.run_batch import outcomes
+from penstock.services.commands.target import Target
 from tests.e2e import canary
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.errors import ConfigError
-from services.commands import sampling
-from services.commands.terminal import DIM, PLAIN, Screen, lines, piped
+from penstock.protocol.errors import ConfigError
+from penstock.services.commands import sampling
+from penstock.services.commands.terminal import DIM, PLAIN, Screen, lines, piped
 
 
 class Stream(io.StringIO):

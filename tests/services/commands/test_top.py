@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from protocol.errors import ConfigError
-from services.commands import top
-from services.commands.top import Look, Process, percentiles, seconds, told, view
+from penstock.protocol.errors import ConfigError
+from penstock.services.commands import top
+from penstock.services.commands.top import Look, Process, percentiles, seconds, told, view
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from services.executor import bond as module
-from services.executor.bond import Bond, keep_alive
-from services.process import ExitCode
+from penstock.services.executor import bond as module
+from penstock.services.executor.bond import Bond, keep_alive
+from penstock.services.process import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 30.0  # that anything may take
@@ -104,8 +104,8 @@ def test_leaving_needs_no_thread_that_turns(code: ExitCode) -> None:
     """The main thread of this process waits for ever in native code."""
     text = (
         "import signal, threading, time\n"
-        "from services.executor.bond import leave\n"
-        "from services.process import ExitCode\n"
+        "from penstock.services.executor.bond import leave\n"
+        "from penstock.services.process import ExitCode\n"
         f"threading.Thread(target=leave, args=(ExitCode({int(code)}),)).start()\n"
         "threading.Event().wait()"
     )

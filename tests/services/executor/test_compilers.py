@@ -14,9 +14,9 @@ import pytest
 import torch
 import triton
 
-from services.executor import compilers as compiling
-from services.executor.compilers import begin, compilers, forks, log_compilations
-from services.process import Stop
+from penstock.services.executor import compilers as compiling
+from penstock.services.executor.compilers import begin, compilers, forks, log_compilations
+from penstock.services.process import Stop
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 30.0
@@ -96,7 +96,7 @@ def test_a_kernel_that_is_compiled_late_is_logged(
 def test_forks_end_with_a_killed_executor() -> None:
     script = (
         "import os, sys, time\n"
-        "from services.executor.compilers import forks\n"
+        "from penstock.services.executor.compilers import forks\n"
         "with forks(2) as pool:\n"
         "    pool.submit(os.getpid).result()\n"
         "    print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"

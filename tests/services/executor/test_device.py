@@ -8,8 +8,15 @@ import sys
 import pytest
 import torch
 
-from services.executor import device as driver
-from services.executor.device import LIBRARY, begin_device, is_device_error, is_group_error, open_compiler, open_device
+from penstock.services.executor import device as driver
+from penstock.services.executor.device import (
+    LIBRARY,
+    begin_device,
+    is_device_error,
+    is_group_error,
+    open_compiler,
+    open_device,
+)
 
 
 def test_a_machine_without_the_driver() -> None:

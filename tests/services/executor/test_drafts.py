@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from engine_core import folder
-from engine_core.embedded import demo_folder, draft_folder
-from engine_core.execution.group import ALONE, Group
-from engine_core.models import registry
-from engine_core.models.decoder import Decoder
-from engine_core.models.spec import read_spec
-from protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
-from protocol.errors import ConfigError, ModelError
-from services.executor.drafts import check_agreed, check_draft, find_draft, load_draft
-from services.executor.start import start
+from penstock.engine_core import folder
+from penstock.engine_core.embedded import demo_folder, draft_folder
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
+from penstock.protocol.errors import ConfigError, ModelError
+from penstock.services.executor.drafts import check_agreed, check_draft, find_draft, load_draft
+from penstock.services.executor.start import start
 
 LENGTH = 256
 SPEC = read_spec(demo_folder())

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine_core.execution.exchange_trial import Trial
-from engine_core.execution.group import ALONE, Group
-from services.executor import exchange as subject
-from services.executor.exchange import DISABLED, device_memory, figures, with_exchange
+from penstock.engine_core.execution.exchange_trial import Trial
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.services.executor import exchange as subject
+from penstock.services.executor.exchange import DISABLED, device_memory, figures, with_exchange
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 RANKS = SimpleNamespace()  # stands for a process group

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine_core.histogram import Histogram
-from protocol.figures import Census
-from protocol.links import STEPS, Role, Welcome
-from protocol.messages import Message
-from protocol.steps import ExecutorReady
-from services.catalogue import EXECUTOR, METRICS
-from services.census import INTERVAL, LAG, PART, Vitals
-from services.executor.figures import Figures
-from services.executor.steps import StepsStatistics
-from services.wire import Peer, PortStatistics, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.figures import Census
+from penstock.protocol.links import STEPS, Role, Welcome
+from penstock.protocol.messages import Message
+from penstock.protocol.steps import ExecutorReady
+from penstock.services.catalogue import EXECUTOR, METRICS
+from penstock.services.census import INTERVAL, LAG, PART, Vitals
+from penstock.services.executor.figures import Figures
+from penstock.services.executor.steps import StepsStatistics
+from penstock.services.wire import Peer, PortStatistics, Self
 
 READY = ExecutorReady(
     epoch=1, blocks=8, block_size=16, step_tokens=64, device="cpu", dtype="float32", weight_bytes=1000,

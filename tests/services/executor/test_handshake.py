@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.handshake import (
+from penstock.services.executor.handshake import (
     ANSWER,
     HELLO,
     LENGTH,

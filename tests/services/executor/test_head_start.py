@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_core import folder
-from engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from engine_core.models.spec import read_spec
-from protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
-from protocol.errors import ModelError
-from services.executor.start import start
+from penstock.engine_core import folder
+from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
+from penstock.protocol.errors import ModelError
+from penstock.services.executor.start import start
 
 
 def config(**asked: object) -> Config:

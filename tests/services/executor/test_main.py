@@ -19,17 +19,17 @@ import numpy as np
 import pytest
 import zmq
 
-from engine_core.histogram import Histogram
-from protocol.config import ModelConfig
-from protocol.links import STEPS, Role, shared_hash
-from protocol.messages import Message, Sampling
-from protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
-from services.census import LAG
-from services.executor import main
-from services.executor.main import COLLECT_SECONDS, REST, collection_due
-from services.notify import NoticeSocket
-from services.process import ExitCode
-from services.wire import Left, Peer, Port, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.links import STEPS, Role, shared_hash
+from penstock.protocol.messages import Message, Sampling
+from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
+from penstock.services.census import LAG
+from penstock.services.executor import main
+from penstock.services.executor.main import COLLECT_SECONDS, REST, collection_due
+from penstock.services.notify import NoticeSocket
+from penstock.services.process import ExitCode
+from penstock.services.wire import Left, Peer, Port, Self
 from tests.services.executor.folder import write_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -68,7 +68,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 def spawn(run_dir: Path, model: ModelConfig, *words: str, **environ: str) -> subprocess.Popen[bytes]:
     command = [
-        sys.executable, "-m", "services.cli", "executor", f"--run-dir={run_dir}", f"--model={model.model}",
+        sys.executable, "-m", "penstock.services.cli", "executor", f"--run-dir={run_dir}", f"--model={model.model}",
         "--load-format=dummy", f"--max-num-seqs={model.max_num_seqs}", "--device=cpu", "--cpu-threads=1",
         *words,
     ]  # fmt: skip

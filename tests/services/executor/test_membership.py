@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import torch
 
-from protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
-from protocol.groups import group_size, place
-from services.executor.handshake import Life
-from services.executor.membership import begin, remove_others, store_file
-from services.executor.rendezvous import free_port
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
+from penstock.protocol.groups import group_size, place
+from penstock.services.executor.handshake import Life
+from penstock.services.executor.membership import begin, remove_others, store_file
+from penstock.services.executor.rendezvous import free_port
 from tests.services.executor.test_rendezvous import free_address
 
 SECONDS = 120.0

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.config import Config
-from protocol.errors import ConfigError, LinkError
-from protocol.groups import Place
-from services.executor import rendezvous as module
-from services.executor.bond import Bond
-from services.executor.handshake import ANSWER, HELLO, PROOF, Challenge, Guest, Life, Response
-from services.executor.rendezvous import MOST_PENDING, Rendezvous, host_and_port, is_file, rendezvous
-from services.linkkeys import new_keys, write_keys
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError, LinkError
+from penstock.protocol.groups import Place
+from penstock.services.executor import rendezvous as module
+from penstock.services.executor.bond import Bond
+from penstock.services.executor.handshake import ANSWER, HELLO, PROOF, Challenge, Guest, Life, Response
+from penstock.services.executor.rendezvous import MOST_PENDING, Rendezvous, host_and_port, is_file, rendezvous
+from penstock.services.linkkeys import new_keys, write_keys
 from tests.services.executor.test_bond import Told
 
 SECONDS = 60.0  # that anything may take

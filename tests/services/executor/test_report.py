@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.messages import Sampling
-from protocol.steps import ExecutorReady, SlotStart, StepPlan
-from services.executor.report import FOLDER, MOST_PLANS, MOST_REPORTS, WITHHELD, Reports
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan
+from penstock.services.executor.report import FOLDER, MOST_PLANS, MOST_REPORTS, WITHHELD, Reports
 
 SECRET = 271828
 READY = ExecutorReady(

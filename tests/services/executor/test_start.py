@@ -8,11 +8,18 @@ import pytest
 import torch
 from msgspec import structs
 
-from engine_core.models.spec import read_spec
-from protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
-from protocol.errors import ConfigError, ModelError
-from services import process
-from services.executor.start import choose_device, choose_dtype, default_threads, start, step_tokens, take_device
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
+from penstock.protocol.errors import ConfigError, ModelError
+from penstock.services import process
+from penstock.services.executor.start import (
+    choose_device,
+    choose_dtype,
+    default_threads,
+    start,
+    step_tokens,
+    take_device,
+)
 from tests.services.executor.folder import LENGTH, write_folder
 
 BLOCK_BYTES = 2 * 2 * 16 * 1 * 8 * 4  # keys and values, layers, tokens, heads, dim, float32

@@ -12,16 +12,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.execution.group import ALONE, Group
-from protocol.config import Config, ExecutorConfig, ModelConfig
-from protocol.links import STEPS, Welcome
-from protocol.messages import Message, Sampling
-from protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
-from services.executor.report import Reports
-from services.executor.start import Engine, start
-from services.executor.steps import Steps
-from services.executor.watchdog import Watchdog
-from services.wire import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
+from penstock.engine_core.execution.group import ALONE, Group
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.links import STEPS, Welcome
+from penstock.protocol.messages import Message, Sampling
+from penstock.protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
+from penstock.services.executor.report import Reports
+from penstock.services.executor.start import Engine, start
+from penstock.services.executor.steps import Steps
+from penstock.services.executor.watchdog import Watchdog
+from penstock.services.wire import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
 from tests.services.executor.folder import write_folder
 
 PROMPT = np.array([5, 6, 7, 8], "<i4")
@@ -111,7 +111,7 @@ def test_a_group_that_its_scheduler_lost_begins_anew(
     def leave(*, reason: str) -> None:
         raise Ended(reason)
 
-    monkeypatch.setattr("services.executor.steps.leave", leave)
+    monkeypatch.setattr("penstock.services.executor.steps.leave", leave)
     sink: Any = port
     reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
     steps = Steps(sink, engine.runner, engine.ready, Watchdog(), reports, group)
@@ -223,7 +223,7 @@ def test_the_wait_for_masks_is_no_work(steps: Steps, port: FakePort, monkeypatch
     who = peer()
     run(steps, who, Joined(), first(1))
     clock = itertools.count(time.perf_counter(), 10.0)
-    monkeypatch.setattr("services.executor.steps.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("penstock.services.executor.steps.time.perf_counter", lambda: next(clock))
     run(steps, who, masked(then(2)), masks(2))
     found = results(port)[-1]
     assert (found.step, round(found.busy, 3)) == (2, 20.0), "two readings apart for each half"
@@ -288,9 +288,7 @@ def test_the_wait_for_masks_is_not_watched(steps: Steps, watchdog: Watchdog) -> 
     assert watchdog.statistics().allowed == float("inf")
 
 
-def in_group(
-    port: FakePort, engine: Engine, watchdog: Watchdog, folder: Path, rank: int, stages: int = 1
-) -> Steps:
+def in_group(port: FakePort, engine: Engine, watchdog: Watchdog, folder: Path, rank: int, stages: int = 1) -> Steps:
     """One of two ranks, whose exchange is left out."""
     sink: Any = port
     reports = Reports(folder, f"executor-{rank}", engine.ready, prompts=False)
@@ -366,6 +364,6 @@ def test_a_scheduler_that_ends_is_no_warning_and_one_that_is_lost_is(
     steps: Steps, reason: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = peer()
-    with caplog.at_level("INFO", "services.executor.steps"):
+    with caplog.at_level("INFO", "penstock.services.executor.steps"):
         steps.take([Arrival(scheduler, Joined()), Arrival(scheduler, Left(reason))])
     assert [record.levelname for record in caplog.records if "scheduler_left" in record.getMessage()] == [level]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.embedded import demo_folder
-from engine_core.loading.checksums import SUMS
-from protocol.config import Config, ExecutorConfig, ModelConfig
-from protocol.errors import ModelError
-from services.executor import start as starting
-from services.executor.start import start
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.loading.checksums import SUMS
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.errors import ModelError
+from penstock.services.executor import start as starting
+from penstock.services.executor.start import start
 
 WEIGHTS = "model.safetensors"
 FLIPPED = 2000  # bits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.executor.watchdog import LONGEST, RELUCTANT, SHORTEST, TICK, UNKNOWN, USUAL, Watchdog
+from penstock.services.executor.watchdog import LONGEST, RELUCTANT, SHORTEST, TICK, UNKNOWN, USUAL, Watchdog
 
 
 def late_after(watchdog: Watchdog, limit: float = 1000.0, tick: float = TICK) -> float:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from penstock import AsyncLLM, LinkError, RequestOutput, RequestOutputKind, SamplingParams
-from protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest
 from tests.services.llm.processes import LIMIT, engine_process, gone
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

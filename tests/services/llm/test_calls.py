@@ -12,8 +12,8 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from penstock import LLM, AsyncLLM, ConfigError, SamplingParams
-from protocol.messages import TraceContext
-from services.llm.calls import current
+from penstock.protocol.messages import TraceContext
+from penstock.services.llm.calls import current
 from tests.e2e.collector import Collector, Span, collecting
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE
 

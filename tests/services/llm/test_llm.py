@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
-from protocol.errors import InvalidRequest, ModelError
-from services.llm.host import Host
+from penstock.protocol.errors import InvalidRequest, ModelError
+from penstock.services.llm.host import Host
 from tests.e2e import canary
 from tests.services.llm.processes import LIMIT, engine_processes, gone
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.columns import pack
-from protocol.errors import EngineFailure
-from protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
-from services.api.metrics import Timings
-from services.api.reply import Reply
-from services.llm.outputs import CompletionOutput, Gathering, Logprob, position
-from services.llm.params import RequestOutputKind
+from penstock.engine_core.text.columns import pack
+from penstock.protocol.errors import EngineFailure
+from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
+from penstock.services.api.metrics import Timings
+from penstock.services.api.reply import Reply
+from penstock.services.llm.outputs import CompletionOutput, Gathering, Logprob, position
+from penstock.services.llm.params import RequestOutputKind
 
 
 def at(token_id: int, logprob: float) -> PositionLogprobs:

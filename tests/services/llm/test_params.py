@@ -8,9 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import InvalidRequest
-from services.api.requests import CompletionRequest
-from services.llm.params import ALIKE, SamplingParams, StructuredOutputsParams, chat_request, completion_request
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.requests import CompletionRequest
+from penstock.services.llm.params import (
+    ALIKE,
+    SamplingParams,
+    StructuredOutputsParams,
+    chat_request,
+    completion_request,
+)
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine_core.text.columns import unpack
-from protocol import limits
-from protocol.errors import InvalidRequest
-from services.llm.params import SamplingParams
-from services.llm.prompts import Prompt, chat_order, conversations, listed, orders
+from penstock.engine_core.text.columns import unpack
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.llm.params import SamplingParams
+from penstock.services.llm.prompts import Prompt, chat_order, conversations, listed, orders
 from tests.services.api.pipe import MAX_MODEL_LEN, MODEL, VOCABULARY
 
 MESSAGES = [{"role": "user", "content": "x"}]

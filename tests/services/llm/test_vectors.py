@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import LLM
-from protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest
 
 TEXTS = ["Tell me a story about a fox.", "What is 12 + 30?", "Hello"]
 

@@ -6,12 +6,12 @@ from concurrent.futures import Executor, Future
 
 import numpy as np
 
-from protocol.links import PROTOCOL_VERSION, Hello, Role
-from protocol.messages import Finish, Message, TokenBatch
-from protocol.steps import ExecutorReady, StepPlan, StepResult
-from services.scheduler.guides import Guides
-from services.scheduler.masker import Masker
-from services.wire import Arrival, Joined, Left, Peer, PortStatistics
+from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
+from penstock.protocol.messages import Finish, Message, TokenBatch
+from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
+from penstock.services.scheduler.guides import Guides
+from penstock.services.scheduler.masker import Masker
+from penstock.services.wire import Arrival, Joined, Left, Peer, PortStatistics
 
 WINDOW = 64
 

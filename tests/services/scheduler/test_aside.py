@@ -6,7 +6,7 @@ import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from services.scheduler.aside import Aside
+from penstock.services.scheduler.aside import Aside
 
 
 def readable(aside: Aside[str, int]) -> bool:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from protocol.links import Hello, Role
-from protocol.steps import ExecutorReady
-from services.scheduler.executors import MEMBERS_LIMIT, Executors
-from services.wire import Peer
+from penstock.protocol.links import Hello, Role
+from penstock.protocol.steps import ExecutorReady
+from penstock.services.scheduler.executors import MEMBERS_LIMIT, Executors
+from penstock.services.wire import Peer
 
 
 def peer(index: int = 0) -> Peer:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_core.scheduling.waiting import REASONS
-from protocol.figures import Census, ProcessFigures
-from protocol.links import Role
-from services.catalogue import ENGINE, METRICS
-from services.census import INTERVAL, Vitals
-from services.scheduler.figures import Figures
-from services.scheduler.times import DEVICE, OWN
-from services.wire import Self
+from penstock.engine_core.scheduling.waiting import REASONS
+from penstock.protocol.figures import Census, ProcessFigures
+from penstock.protocol.links import Role
+from penstock.services.catalogue import ENGINE, METRICS
+from penstock.services.census import INTERVAL, Vitals
+from penstock.services.scheduler.figures import Figures
+from penstock.services.scheduler.times import DEVICE, OWN
+from penstock.services.wire import Self
 from tests.services.figures import every
 from tests.services.scheduler.test_loop import Bench
 

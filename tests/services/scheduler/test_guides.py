@@ -7,15 +7,15 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
-from engine_core.grammar import cache as module
-from engine_core.grammar.cache import cost
-from engine_core.grammar.compilation import compile_grammar
-from engine_core.grammar.guide import Guide
-from protocol.errors import GrammarFailure
-from protocol.links import Role
-from protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
-from services.scheduler.guides import Guides, rejection
-from services.tokenizer.frames import allocated
+from penstock.engine_core.grammar import cache as module
+from penstock.engine_core.grammar.cache import cost
+from penstock.engine_core.grammar.compilation import compile_grammar
+from penstock.engine_core.grammar.guide import Guide
+from penstock.protocol.errors import GrammarFailure
+from penstock.protocol.links import Role
+from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
+from penstock.services.scheduler.guides import Guides, rejection
+from penstock.services.tokenizer.frames import allocated
 from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.services.scheduler.fakes import FakePort, Inline
 

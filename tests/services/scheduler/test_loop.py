@@ -4,14 +4,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.config import Config, ModelConfig, RunConfig, SchedulerConfig
-from protocol.links import Role
-from protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
-from protocol.steps import StepResult
-from services.restarts import LIMIT, Restarts
-from services.scheduler.executors import MEMBERS_LIMIT
-from services.scheduler.loop import FRESH, LEISURE, MISSING_LIMIT, PLACES, REST, Loop
-from services.scheduler.options import ModelFacts
+from penstock.protocol.config import Config, ModelConfig, RunConfig, SchedulerConfig
+from penstock.protocol.links import Role
+from penstock.protocol.messages import (
+    Abort,
+    EngineStatus,
+    Finish,
+    Rejected,
+    Sampling,
+    StopHit,
+    SubmitTokens,
+    TokenBatch,
+)
+from penstock.protocol.steps import StepResult
+from penstock.services.restarts import LIMIT, Restarts
+from penstock.services.scheduler.executors import MEMBERS_LIMIT
+from penstock.services.scheduler.loop import FRESH, LEISURE, MISSING_LIMIT, PLACES, REST, Loop
+from penstock.services.scheduler.options import ModelFacts
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
 

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from protocol.config import Config, ModelConfig, SchedulerConfig
-from protocol.links import Role
-from protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
-from protocol.steps import StepPlan
-from services.scheduler.loop import MISSING_LIMIT, Loop
-from services.scheduler.options import ModelFacts
-from services.wire import Peer
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.links import Role
+from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
+from penstock.protocol.steps import StepPlan
+from penstock.services.scheduler.loop import MISSING_LIMIT, Loop
+from penstock.services.scheduler.options import ModelFacts
+from penstock.services.wire import Peer
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, without_grammars
 
 ROUNDS = 400

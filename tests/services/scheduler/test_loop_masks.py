@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from protocol.config import Config, ModelConfig, SchedulerConfig
-from protocol.links import Role
-from protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
-from protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
-from services.scheduler.guides import Guides
-from services.scheduler.loop import Loop
-from services.scheduler.masker import Masker
-from services.scheduler.options import ModelFacts
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.links import Role
+from penstock.protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
+from penstock.services.scheduler.guides import Guides
+from penstock.services.scheduler.loop import Loop
+from penstock.services.scheduler.masker import Masker
+from penstock.services.scheduler.options import ModelFacts
 from tests.engine_core.grammar.vocabulary import END, allowed, automaton, tokens, vocabulary
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Inline, Transcript
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from engine_core.grammar.masks import MaskRow
-from engine_core.scheduling.masking import MaskWork
-from services.scheduler import masker as maskers
-from services.scheduler.masker import Masker
+from penstock.engine_core.grammar.masks import MaskRow
+from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.services.scheduler import masker as maskers
+from penstock.services.scheduler.masker import Masker
 from tests.engine_core.grammar.vocabulary import guide, tokens
 from tests.services.scheduler.fakes import Inline
 

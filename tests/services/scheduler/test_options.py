@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.config import Config, ModelConfig, SchedulerConfig
-from services.scheduler.options import ahead, depth
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.services.scheduler.options import ahead, depth
 
 
 @pytest.mark.parametrize(("stages", "overlap", "steps"), [(1, True, 2), (1, False, 1), (2, True, 3), (4, False, 4)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.steps import StepResult
-from services.scheduler.times import DEVICE, OWN, Times
+from penstock.protocol.steps import StepResult
+from penstock.services.scheduler.times import DEVICE, OWN, Times
 
 
 def result(step: int, **words: float) -> StepResult:

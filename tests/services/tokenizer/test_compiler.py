@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from engine_core.embedded import demo_folder
-from protocol.config import TokenizerConfig
-from protocol.errors import EngineFailure, InvalidRequest, Overloaded
-from protocol.messages import Grammar
-from services.tokenizer import compiler as module
-from services.tokenizer import stock
-from services.tokenizer.compile_process import NICE, last_line
-from services.tokenizer.compiler import Compiler, content_key
+from penstock.engine_core.embedded import demo_folder
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from penstock.protocol.messages import Grammar
+from penstock.services.tokenizer import compiler as module
+from penstock.services.tokenizer import stock
+from penstock.services.tokenizer.compile_process import NICE, last_line
+from penstock.services.tokenizer.compiler import Compiler, content_key
 
 BOMB = Grammar(
     kind="grammar", source="root ::= " + " ".join([f'"x{number}"' for number in range(90_000)]), param="guided_grammar"
@@ -133,9 +133,7 @@ def test_a_worker_is_begun_past_the_loop_that_streams_run_on(monkeypatch: pytest
     uvloop.run(replaced())
 
 
-async def test_a_worker_that_does_not_come_up_is_our_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_that_does_not_come_up_is_our_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with compiling(tmp_path) as compiler:
         compiler.start()
         await compiler.warm()  # a server without structured output is a server
@@ -201,8 +199,8 @@ def test_a_hard_limit_on_address_space(gigabytes: float, told: str) -> None:
     script = f"""if True:
         import asyncio, resource
         from tests.services.tokenizer.test_compiler import compiling, regex
-        from services.tokenizer import compile_process
-        from protocol.errors import EngineFailure
+        from penstock.services.tokenizer import compile_process
+        from penstock.protocol.errors import EngineFailure
         begin = compile_process.subprocess.Popen
         def limited(*words, **more):
             return begin(["bash", "-c", "ulimit -v {limit >> 10}; exec \\"$@\\"", "x", *words[0]], **more)

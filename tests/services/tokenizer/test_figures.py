@@ -6,21 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine_core.histogram import Histogram
-from engine_core.text.parsers.dialect import Dialect
-from engine_core.text.prompts import PromptLimits
-from protocol.config import TokenizerConfig
-from protocol.figures import Census
-from protocol.links import Role
-from protocol.messages import Message
-from services.catalogue import METRICS, TOKENIZER
-from services.census import LAG, Vitals
-from services.tokenizer.compiler import Compiler
-from services.tokenizer.figures import Figures
-from services.tokenizer.relay import Relay
-from services.tokenizer.template_orders import Setting
-from services.tokenizer.templates import Templates
-from services.wire import Joined, PortStatistics, Self
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.text.parsers.dialect import Dialect
+from penstock.engine_core.text.prompts import PromptLimits
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.figures import Census
+from penstock.protocol.links import Role
+from penstock.protocol.messages import Message
+from penstock.services.catalogue import METRICS, TOKENIZER
+from penstock.services.census import LAG, Vitals
+from penstock.services.tokenizer.compiler import Compiler
+from penstock.services.tokenizer.figures import Figures
+from penstock.services.tokenizer.relay import Relay
+from penstock.services.tokenizer.template_orders import Setting
+from penstock.services.tokenizer.templates import Templates
+from penstock.services.wire import Joined, PortStatistics, Self
 from tests.engine_core.text.streams import make_frontend
 from tests.services.figures import every
 from tests.services.tokenizer.test_relay import Neighbour, Wire

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 import zmq
 
-from engine_core.text.columns import pack, unpack
-from protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
-from protocol.links import TEXT, TOKENS, Role, shared_hash
-from protocol.messages import (
+from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
+from penstock.protocol.links import TEXT, TOKENS, Role, shared_hash
+from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
@@ -35,9 +35,9 @@ from protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from services.notify import NoticeSocket
-from services.tokenizer.main import placement_of
-from services.wire import Port, Self
+from penstock.services.notify import NoticeSocket
+from penstock.services.tokenizer.main import placement_of
+from penstock.services.wire import Port, Self
 from tests.engine_core.text.vocabularies import tokenizer, write_folder
 
 STATUS = EngineStatus(
@@ -61,7 +61,7 @@ class Stage:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.scheduler = Port.bind(self.context, TOKENS, Self(Role.SCHEDULER, 0, 1, shared), self.run_dir)
         self.api = Port.connect(self.context, TEXT, Self(Role.API, 0, 2, shared), self.run_dir)
-        command = [sys.executable, "-m", "services.cli", "tokenizer", "--run-dir", str(self.run_dir)]
+        command = [sys.executable, "-m", "penstock.services.cli", "tokenizer", "--run-dir", str(self.run_dir)]
         self.process = subprocess.Popen(
             [*command, "--model", str(folder)], env={**os.environ, "NOTIFY_SOCKET": str(self.notices.path)}
         )
@@ -192,7 +192,8 @@ def test_long_prompts_neighbours_and_the_end(stage: Stage) -> None:
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model")
     code = (
-        "import sys, services.tokenizer.main as main; from protocol.config import Config, ModelConfig\n"
+        "import sys, penstock.services.tokenizer.main as main\n"
+        "from penstock.protocol.config import Config, ModelConfig\n"
         f"path = main.Path({str(folder)!r})\n"
         "main.read_frontend(Config(model=ModelConfig(model=str(path))), path, main.read_vocabulary(path))\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_core.text.columns import unpack
-from engine_core.text.frontend import Frontend
-from protocol.messages import (
+from penstock.engine_core.text.columns import unpack
+from penstock.engine_core.text.frontend import Frontend
+from penstock.protocol.messages import (
     Abort,
     Detokenize,
     EngineStatus,
@@ -26,9 +26,9 @@ from protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from services.tokenizer import relay as relaying
-from services.tokenizer.relay import LONG_PROMPT, Relay, length
-from services.wire import Arrival, Joined, Left
+from penstock.services.tokenizer import relay as relaying
+from penstock.services.tokenizer.relay import LONG_PROMPT, Relay, length
+from penstock.services.wire import Arrival, Joined, Left
 from tests.engine_core.text.streams import STATUS, batch, make_frontend
 from tests.engine_core.text.vocabularies import tokenizer
 

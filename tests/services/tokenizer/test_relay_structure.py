@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine_core.text.rendering import Rendered
-from protocol.errors import InvalidRequest
-from protocol.messages import (
+from penstock.engine_core.text.rendering import Rendered
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import (
     Abort,
     Finish,
     Grammar,
@@ -22,10 +22,10 @@ from protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from services.tokenizer.orders import Done
-from services.tokenizer.relay import Relay
-from services.tokenizer.structure import Structure
-from services.wire import Joined
+from penstock.services.tokenizer.orders import Done
+from penstock.services.tokenizer.relay import Relay
+from penstock.services.tokenizer.structure import Structure
+from penstock.services.wire import Joined
 from tests.engine_core.text.streams import batch, make_frontend
 from tests.services.tokenizer.test_relay import Neighbour, Wire, until
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine_core.text.columns import pack
-from engine_core.text.prompts import Prepared
-from engine_core.text.rendering import Rendered
-from protocol.errors import InvalidRequest, Overloaded
-from protocol.messages import Automaton, Grammar, Rejected, Sampling, SubmitText, SubmitTokens
-from services.tokenizer.orders import Done
-from services.tokenizer.structure import Structure
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.prompts import Prepared
+from penstock.engine_core.text.rendering import Rendered
+from penstock.protocol.errors import InvalidRequest, Overloaded
+from penstock.protocol.messages import Automaton, Grammar, Rejected, Sampling, SubmitText, SubmitTokens
+from penstock.services.tokenizer.orders import Done
+from penstock.services.tokenizer.structure import Structure
 
 GRAMMAR = Grammar(kind="regex", source="a", param="regex")
 

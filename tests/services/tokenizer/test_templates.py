@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from engine_core.embedded import demo_folder
-from engine_core.text.columns import pack
-from engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
-from engine_core.text.prompts import PromptLimits
-from engine_core.text.rendering import Rendered, Renderer
-from engine_core.text.template import ChatTemplate
-from protocol.config import TokenizerConfig
-from protocol.errors import EngineFailure, InvalidRequest
-from protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
-from services.tokenizer import template_worker
-from services.tokenizer import templates as module
-from services.tokenizer.template_orders import Complaint, Order, Setting
-from services.tokenizer.template_worker import TemplateWorker, environment
-from services.tokenizer.templates import Templates
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.text.columns import pack
+from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.text.prompts import PromptLimits
+from penstock.engine_core.text.rendering import Rendered, Renderer
+from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure, InvalidRequest
+from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
+from penstock.services.tokenizer import template_worker
+from penstock.services.tokenizer import templates as module
+from penstock.services.tokenizer.template_orders import Complaint, Order, Setting
+from penstock.services.tokenizer.template_worker import TemplateWorker, environment
+from penstock.services.tokenizer.templates import Templates
 
 NAMES = {"bos_token": "<s>"}
 DIALECT = Dialect(calls=CallFormat.HERMES, reasoning=THINK, reasoning_marks=frozenset({7}))

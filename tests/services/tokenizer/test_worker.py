@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from engine_core.grammar.schema import patterns
-from protocol.messages import Grammar
-from services.tokenizer import frames, worker
-from services.tokenizer.orders import OUTCOME, Done, Refusal
+from penstock.engine_core.grammar.schema import patterns
+from penstock.protocol.messages import Grammar
+from penstock.services.tokenizer import frames, worker
+from penstock.services.tokenizer.orders import OUTCOME, Done, Refusal
 from tests.engine_core.grammar.vocabulary import tokens
 
 

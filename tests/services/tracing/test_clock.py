@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tracing.clock import SAMPLES, VARIABLE, Clock, clock_of, found_offset
+from penstock.services.tracing.clock import SAMPLES, VARIABLE, Clock, clock_of, found_offset
 
 
 def test_monotonic_seconds_become_wall_time() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.tracing.clock import Clock
-from services.tracing.collector import OtlpCollector
-from services.tracing.context import beginning
-from services.tracing.names import Kind
-from services.tracing.span import Event, Span
-from services.tracing.tracer import Undelivered
+from penstock.services.tracing.clock import Clock
+from penstock.services.tracing.collector import OtlpCollector
+from penstock.services.tracing.context import beginning
+from penstock.services.tracing.names import Kind
+from penstock.services.tracing.span import Event, Span
+from penstock.services.tracing.tracer import Undelivered
 from tests.e2e.collector import Collector, collecting
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, settings
 

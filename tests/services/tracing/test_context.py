@@ -7,9 +7,19 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import TraceContext
-from services.tracing import context
-from services.tracing.context import TRACEPARENT, Ids, beginning, begins, chosen, joined, span_of, trace_of, under
+from penstock.protocol.messages import TraceContext
+from penstock.services.tracing import context
+from penstock.services.tracing.context import (
+    TRACEPARENT,
+    Ids,
+    beginning,
+    begins,
+    chosen,
+    joined,
+    span_of,
+    trace_of,
+    under,
+)
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, UNSAMPLED
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.messages import TraceContext
-from services.tracing import names
-from services.tracing.context import begins, span_of, trace_of
-from services.tracing.exchange import carried, decided, served
-from services.tracing.names import Kind
-from services.tracing.settings import Sampling
+from penstock.protocol.messages import TraceContext
+from penstock.services.tracing import names
+from penstock.services.tracing.context import begins, span_of, trace_of
+from penstock.services.tracing.exchange import carried, decided, served
+from penstock.services.tracing.names import Kind
+from penstock.services.tracing.settings import Sampling
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, UNSAMPLED, Bench
 
 NONE = TraceContext()

@@ -8,11 +8,11 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Sampling, TraceContext
-from protocol.steps import SlotStart, StepPlan, StepResult
-from services.tracing import names
-from services.tracing.context import Ids, joined
-from services.tracing.execution import CALM, ExecutionTraces
+from penstock.protocol.messages import Sampling, TraceContext
+from penstock.protocol.steps import SlotStart, StepPlan, StepResult
+from penstock.services.tracing import names
+from penstock.services.tracing.context import Ids, joined
+from penstock.services.tracing.execution import CALM, ExecutionTraces
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, named
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import DeadlineExceeded, Unavailable
-from protocol.messages import Finish, Pooling, Sampling, SubmitText, TraceContext
-from services.tracing import names
-from services.tracing.context import beginning, span_of, trace_of, under
-from services.tracing.operation import MOST_PROMPTS, Operation, Operations, Outcome, operation_of
-from services.tracing.span import Span
+from penstock.protocol.errors import DeadlineExceeded, Unavailable
+from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitText, TraceContext
+from penstock.services.tracing import names
+from penstock.services.tracing.context import beginning, span_of, trace_of, under
+from penstock.services.tracing.operation import MOST_PROMPTS, Operation, Operations, Outcome, operation_of
+from penstock.services.tracing.span import Span
 from tests.services.tracing.tracing import SAMPLED, TRACE, UNSAMPLED, Bench, child_of, events
 
 

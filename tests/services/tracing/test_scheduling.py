@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_core.scheduling.history import StepFacts
-from protocol.messages import Sampling, SubmitTokens, TraceContext
-from protocol.steps import StepPlan, StepResult
-from services.tracing import names
-from services.tracing.context import Ids, joined, span_of, trace_of
-from services.tracing.scheduling import LOST, SchedulerTraces
-from services.tracing.span import MOST_LINKS
+from penstock.engine_core.scheduling.history import StepFacts
+from penstock.protocol.messages import Sampling, SubmitTokens, TraceContext
+from penstock.protocol.steps import StepPlan, StepResult
+from penstock.services.tracing import names
+from penstock.services.tracing.context import Ids, joined, span_of, trace_of
+from penstock.services.tracing.scheduling import LOST, SchedulerTraces
+from penstock.services.tracing.span import MOST_LINKS
 from tests.services.tracing.test_stays import spans as stay_spans
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, named
 
@@ -102,7 +102,7 @@ def test_a_wait_for_a_grammar_is_a_span() -> None:
 
 def test_stays_are_told() -> None:
     bench = Bench()
-    from engine_core.scheduling.history import Stay
+    from penstock.engine_core.scheduling.history import Stay
 
     stay = Stay(trace=SAMPLED, request=1, choice=0, queued=0.0, entered=None, left=1.0, end="abort",
                 prompt_tokens=1, reused=0, chunks=(), decoding=None, first=False, tokens=0, accepted=0,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from protocol.config import TraceConfig
-from protocol.errors import ConfigError
-from services.tracing import settings as module
-from services.tracing.settings import GRPC, HTTP, Sampling, service_attributes, settings
+from penstock.protocol.config import TraceConfig
+from penstock.protocol.errors import ConfigError
+from penstock.services.tracing import settings as module
+from penstock.services.tracing.settings import GRPC, HTTP, Sampling, service_attributes, settings
 
 BASE = "http://collector:4318"
 

@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from protocol.config import RunConfig
-from protocol.links import Role
-from services import process, rundir
-from services.tracing.silence import NAME, RECENT, Silence, silence_of
+from penstock.protocol.config import RunConfig
+from penstock.protocol.links import Role
+from penstock.services import process, rundir
+from penstock.services.tracing.silence import NAME, RECENT, Silence, silence_of
 
 
 def test_the_next_one_knows(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_process_of_a_role_finds_that_of_its_server(tmp_path: Path, monkeypatc
     silence_of().note()
     monkeypatch.setenv(rundir.SHARED, "to be restored")
     monkeypatch.delenv(process.PARENT, raising=False)
-    monkeypatch.setattr("services.journal.setup", lambda *_: None)
+    monkeypatch.setattr("penstock.services.journal.setup", lambda *_: None)
     process.enter(Role.TOKENIZER, 0, RunConfig(run_dir=str(tmp_path)))
     silence_of().note()
     assert Silence(tmp_path).known()

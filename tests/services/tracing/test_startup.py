@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from protocol.messages import TraceContext
-from services.stages import Stage, Stages
-from services.tracing.clock import VARIABLE
-from services.tracing.context import span_of, trace_of
-from services.tracing.startup import PARENT, STATE, OwnStart, Start
+from penstock.protocol.messages import TraceContext
+from penstock.services.stages import Stage, Stages
+from penstock.services.tracing.clock import VARIABLE
+from penstock.services.tracing.context import span_of, trace_of
+from penstock.services.tracing.startup import PARENT, STATE, OwnStart, Start
 from tests.services.tracing.tracing import SAMPLED, Bench, child_of
 
 STAGES = (Stage("importing", 1.0), Stage("loading weights", 2.0), Stage("warming up", 5.0))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine_core.scheduling.history import PrefillChunk, Stay
-from services.tracing import names
-from services.tracing.context import Ids
-from services.tracing.span import Span
-from services.tracing.stays import MOST_CHUNKS, stay_spans
+from penstock.engine_core.scheduling.history import PrefillChunk, Stay
+from penstock.services.tracing import names
+from penstock.services.tracing.context import Ids
+from penstock.services.tracing.span import Span
+from penstock.services.tracing.stays import MOST_CHUNKS, stay_spans
 from tests.services.tracing.tracing import SAMPLED, child_of, events, named
 
 CHUNKS = (PrefillChunk(3, 0, 512, 1.0, 1.5), PrefillChunk(4, 512, 88, 1.4, 2.0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from engine_core.text.prompts import Prepared
-from protocol.messages import Rejected, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext, Written
-from services.tracing import names
-from services.tracing.texts import CROWD, TextTraces
+from penstock.engine_core.text.prompts import Prepared
+from penstock.protocol.messages import Rejected, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext, Written
+from penstock.services.tracing import names
+from penstock.services.tracing.texts import CROWD, TextTraces
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, named
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from engine_core.histogram import Histogram
-from protocol.config import TraceConfig
-from protocol.links import Role
-from services.catalogue import EVERY_PROCESS
-from services.census import LAG, Vitals
-from services.tracing.clock import Clock
-from services.tracing.silence import Silence
-from services.tracing.span import Span
-from services.tracing.tracer import HANGS, LAST_WORDS, LATE, PATIENCE, Tracer, Undelivered, tracer_of
-from services.wire import Self
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.config import TraceConfig
+from penstock.protocol.links import Role
+from penstock.services.catalogue import EVERY_PROCESS
+from penstock.services.census import LAG, Vitals
+from penstock.services.tracing.clock import Clock
+from penstock.services.tracing.silence import Silence
+from penstock.services.tracing.span import Span
+from penstock.services.tracing.tracer import HANGS, LAST_WORDS, LATE, PATIENCE, Tracer, Undelivered, tracer_of
+from penstock.services.wire import Self
 from tests.services.tracing.tracing import SAMPLED, Bench, Kept, settings
 
 
@@ -165,7 +165,7 @@ def ended(silence: Silence, spans: int, monkeypatch: pytest.MonkeyPatch) -> floa
 
 
 def test_of_a_server_whose_collector_hangs_one_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.tracing.tracer.PATIENCE", 3600.0)  # however slow this machine is
+    monkeypatch.setattr("penstock.services.tracing.tracer.PATIENCE", 3600.0)  # however slow this machine is
     waits = [ended(Silence(tmp_path), 3, monkeypatch) for _ in range(4)]
     assert waits == [LAST_WORDS, 0.0, 0.0, 0.0]
     assert ended(Silence(tmp_path / "another"), 3, monkeypatch) == LAST_WORDS
@@ -194,8 +194,8 @@ def test_the_sdk_is_not_imported_where_nothing_is_told() -> None:
     import subprocess
     import sys
 
-    script = "import services.api.main, services.scheduler.main, services.tokenizer.main, services.launch, sys\n"
-    script += "import services.llm.llm, services.llm.async_llm\n"
+    script = "import penstock.services.api.main, penstock.services.scheduler.main, penstock.services.tokenizer.main\n"
+    script += "import penstock.services.launch, sys, penstock.services.llm.llm, penstock.services.llm.async_llm\n"
     script += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.messages import TraceContext
-from services.tracing.clock import Clock
-from services.tracing.context import joined
-from services.tracing.settings import HTTP, Sampling, Settings
-from services.tracing.span import Span
-from services.tracing.tracer import Tracer
+from penstock.protocol.messages import TraceContext
+from penstock.services.tracing.clock import Clock
+from penstock.services.tracing.context import joined
+from penstock.services.tracing.settings import HTTP, Sampling, Settings
+from penstock.services.tracing.span import Span
+from penstock.services.tracing.tracer import Tracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = joined(TRACE, PARENT, sampled=True, state="a=1")

@@ -10,8 +10,8 @@ import llguidance
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import Compiled, accepts_value, byte_tokenizer, compiled
-from engine_core.grammar.schema import rewrite
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema import rewrite
+from penstock.protocol.errors import UnsupportedSchema
 
 
 @functools.cache

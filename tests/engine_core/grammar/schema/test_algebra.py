@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.grammar.schema import records, rewrite, series, texts
-from engine_core.grammar.schema.algebra import Algebra, CircularTerm, meet, others
-from engine_core.grammar.schema.assertions import constant, constants
-from engine_core.grammar.schema.bounds import MAX_STEPS, Allowance, check_size, children
-from engine_core.grammar.schema.cells import (
+from penstock.engine_core.grammar.schema import records, rewrite, series, texts
+from penstock.engine_core.grammar.schema.algebra import Algebra, CircularTerm, meet, others
+from penstock.engine_core.grammar.schema.assertions import constant, constants
+from penstock.engine_core.grammar.schema.bounds import MAX_STEPS, Allowance, check_size, children
+from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     NEVER,
@@ -38,10 +38,10 @@ from engine_core.grammar.schema.cells import (
     inverse,
     some,
 )
-from engine_core.grammar.schema.document import Document
-from engine_core.grammar.schema.patterns import read
-from engine_core.grammar.schema.reading import Reader
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.document import Document
+from penstock.engine_core.grammar.schema.patterns import read
+from penstock.engine_core.grammar.schema.reading import Reader
+from penstock.protocol.errors import UnsupportedSchema
 
 INTEGER = Union((Number(whole=True),))
 STRING = Union((Text(),))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.schema_judge import accepts_value
-from engine_core.grammar.schema.cells import ANY, NEVER, Place
-from engine_core.grammar.schema.document import Document, pointer, subschemas
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Place
+from penstock.engine_core.grammar.schema.document import Document, pointer, subschemas
+from penstock.protocol.errors import UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal, same
 
 INT = {"type": "integer"}

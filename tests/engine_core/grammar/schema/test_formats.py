@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import accepts_value
-from engine_core.grammar.schema.formats import PATTERNS
+from penstock.engine_core.grammar.schema.formats import PATTERNS
 from tests.engine_core.grammar.schema.judging import made, same
 
 YEARS = (0, 1, 4, 99, 100, 400, 1600, 1700, 1899, 1900, 1904, 1999, 2000, 2023, 2024, 2025, 2100, 2400, 9996, 9999)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.grammar.schema import languages
-from engine_core.grammar.schema.patterns import PatternError, read, written
+from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar.schema.patterns import PatternError, read, written
 from tests.engine_core.grammar.schema.judging import python_pattern
 
 PATTERNS = ("^a", "b$", "^[ab]+$", "^(?:ab|ba)*$", "a|b", "^$", "aa", "^a?b?c?$", "^[^a]*$", "^(a|$)b?", "^.{2,3}$")

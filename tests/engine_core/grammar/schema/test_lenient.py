@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import accepts_value
-from engine_core.grammar.schema import rewrite
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema import rewrite
+from penstock.protocol.errors import UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal
 
 STRING = {"type": "string"}

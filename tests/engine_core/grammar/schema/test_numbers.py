@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.grammar.schema import numbers
-from engine_core.grammar.schema.cells import Number
+from penstock.engine_core.grammar.schema import numbers
+from penstock.engine_core.grammar.schema.cells import Number
 from tests.engine_core.grammar.schema.judging import made, same
 
 F = Fraction

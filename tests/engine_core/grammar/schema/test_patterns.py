@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.grammar.schema import languages
-from engine_core.grammar.schema.patterns import (
+from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar.schema.patterns import (
     Ahead,
     Chars,
     Choice,

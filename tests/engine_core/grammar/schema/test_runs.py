@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from engine_core.grammar.schema import languages, patterns
-from engine_core.grammar.schema.patterns import PatternError, read
+from penstock.engine_core.grammar.schema import languages, patterns
+from penstock.engine_core.grammar.schema.patterns import PatternError, read
 from tests.engine_core.grammar.schema.judging import python_pattern, same
 
 TEXTS = ["".join(found) for size in range(5) for found in itertools.product("abx", repeat=size)]

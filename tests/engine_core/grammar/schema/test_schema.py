@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.schemas import own_groups, run, suite_groups
-from engine_core.grammar.schema import rewrite
-from engine_core.grammar.schema.bounds import MAX_DEPTH
-from protocol.errors import InvalidRequest, UnsupportedSchema
+from penstock.engine_core.grammar.schema import rewrite
+from penstock.engine_core.grammar.schema.bounds import MAX_DEPTH
+from penstock.protocol.errors import InvalidRequest, UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal
 
 STRING = {"type": "string"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine_core.grammar.schema import rewrite, writing_arrays, writing_objects
-from engine_core.grammar.schema.bounds import MAX_PRESENCE
-from engine_core.grammar.schema.writing import MAX_INLINE
+from penstock.engine_core.grammar.schema import rewrite, writing_arrays, writing_objects
+from penstock.engine_core.grammar.schema.bounds import MAX_PRESENCE
+from penstock.engine_core.grammar.schema.writing import MAX_INLINE
 from tests.engine_core.grammar.schema.judging import made, refusal, same
 
 CLOSED = {"additionalProperties": False}
@@ -259,11 +259,11 @@ def test_malformed_schemas_are_refused_by_keyword(schema: Any, keyword: str) -> 
 
 
 def test_values_are_listed_only_where_they_can_be() -> None:
-    from engine_core.grammar.schema.algebra import Algebra
-    from engine_core.grammar.schema.cells import Place
-    from engine_core.grammar.schema.document import Document
-    from engine_core.grammar.schema.reading import Reader
-    from engine_core.grammar.schema.writing import Writer
+    from penstock.engine_core.grammar.schema.algebra import Algebra
+    from penstock.engine_core.grammar.schema.cells import Place
+    from penstock.engine_core.grammar.schema.document import Document
+    from penstock.engine_core.grammar.schema.reading import Reader
+    from penstock.engine_core.grammar.schema.writing import Writer
 
     for schema, count in (
         ({"enum": ["a", 1, None]}, 3),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import LIMITS, accepts, accepts_value
-from engine_core.grammar.schema import rewrite, writing_lark
-from engine_core.grammar.sources import SchemaForm, schema_source
-from protocol.errors import UnsupportedSchema
+from penstock.engine_core.grammar.schema import rewrite, writing_lark
+from penstock.engine_core.grammar.sources import SchemaForm, schema_source
+from penstock.protocol.errors import UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal, same, tokenizer
 
 Json = Any

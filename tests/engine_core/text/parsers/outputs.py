@@ -8,18 +8,19 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from engine_core.text.parsers.dialect import THINK, CallFormat, call_parser
-from engine_core.text.parsers.output import OutputParser
-from engine_core.text.parsers.pieces import merged
-from engine_core.text.parsers.reasoning import ReasoningParser
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, call_parser
+from penstock.engine_core.text.parsers.output import OutputParser
+from penstock.engine_core.text.parsers.pieces import merged
+from penstock.engine_core.text.parsers.reasoning import ReasoningParser
+from penstock.protocol.messages import Piece, PieceKind
 
 NAMES = frozenset(("f", "get_weather", "a.b-c"))
 TEXTS = st.text(st.sampled_from("ab {}[]()<>\"'\\\n,:;=/|_tol"), max_size=12)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.text("ab\"'\\\n{}[]é<", max_size=6),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text("ab", min_size=1, max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", min_size=1, max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 ARGUMENTS = st.dictionaries(st.text("abc", min_size=1, max_size=4), VALUES, max_size=3)

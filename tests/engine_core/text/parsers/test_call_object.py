@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.call_object import LONGEST_TAIL, MOST_HELD, CallObject, Stage
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.call_object import LONGEST_TAIL, MOST_HELD, CallObject, Stage
+from penstock.protocol.messages import Piece, PieceKind
 
 CALL, ARGUMENTS, CONTENT = PieceKind.CALL, PieceKind.ARGUMENTS, PieceKind.CONTENT
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from engine_core.text.parsers.custom import CustomInputs
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.custom import CustomInputs
+from penstock.protocol.messages import Piece, PieceKind
 
 TEXT = 'one "two"\n\\three\t\x07 ü 😀 /'
 

@@ -7,8 +7,8 @@ import typing
 import msgspec
 import pytest
 
-from engine_core.embedded import demo_folder
-from engine_core.text.parsers.dialect import (
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.text.parsers.dialect import (
     BRACKETS,
     MARKS,
     REASONING,
@@ -21,14 +21,14 @@ from engine_core.text.parsers.dialect import (
     told_calls,
     told_reasoning,
 )
-from engine_core.text.template import read_template
-from engine_core.text.vocabulary import read_vocabulary
-from protocol.config import TokenizerConfig
-from protocol.option import Option
+from penstock.engine_core.text.template import read_template
+from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.option import Option
 from tests.engine_core.text.vocabularies import vocabulary
 
 TEMPLATES = {
-    "qwen": "<tool_call>\n{\"name\": \"' + call.name + '\", \"arguments\": ",
+    "qwen": '<tool_call>\n{"name": "\' + call.name + \'", "arguments": ',
     "qwen_coder": "<tool_call>\n<function=' + call.name + '>",
     "glm": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>",
     "mistral": "{{ bos_token }}[AVAILABLE_TOOLS]...[TOOL_CALLS]",

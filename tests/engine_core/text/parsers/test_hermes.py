@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.dialect import CallFormat
-from engine_core.text.parsers.hermes import HermesParser
-from protocol.messages import PieceKind
+from penstock.engine_core.text.parsers.dialect import CallFormat
+from penstock.engine_core.text.parsers.hermes import HermesParser
+from penstock.protocol.messages import PieceKind
 from tests.engine_core.text.parsers.outputs import calls_of, content_of, parsed, parser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 
-from engine_core.text.parsers.literals import as_json, keywords_json
+from penstock.engine_core.text.parsers.literals import as_json, keywords_json
 from tests.engine_core.text.parsers.outputs import ARGUMENTS, VALUES, keywords
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.dialect import CallFormat
-from engine_core.text.parsers.llama import MARKER, LlamaParser
+from penstock.engine_core.text.parsers.dialect import CallFormat
+from penstock.engine_core.text.parsers.llama import MARKER, LlamaParser
 from tests.engine_core.text.parsers.outputs import calls_of, content_of, parsed, parser
 
 CALL = '{"name": "f", "parameters": {"a": 1}}'

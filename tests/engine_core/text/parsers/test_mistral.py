@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.dialect import CallFormat
-from engine_core.text.parsers.mistral import LONGEST_NAME, MistralParser
+from penstock.engine_core.text.parsers.dialect import CallFormat
+from penstock.engine_core.text.parsers.mistral import LONGEST_NAME, MistralParser
 from tests.engine_core.text.parsers.outputs import calls_of, content_of, parsed, parser
 
 T = "[TOOL_CALLS]"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.parsers.dialect import UNTYPED, CallFormat
-from engine_core.text.parsers.values import other_than_text
+from penstock.engine_core.text.parsers.dialect import UNTYPED, CallFormat
+from penstock.engine_core.text.parsers.values import other_than_text
 from tests.engine_core.text.parsers.outputs import (
     ARGUMENTS,
     CALLS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine_core.text.parsers.pieces import content, leading_text, merged
-from protocol.messages import Piece, PieceKind
+from penstock.engine_core.text.parsers.pieces import content, leading_text, merged
+from penstock.protocol.messages import Piece, PieceKind
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.prose import Prose
-from protocol.messages import Piece
+from penstock.engine_core.text.parsers.prose import Prose
+from penstock.protocol.messages import Piece
 
 
 def texts(pieces: list[Piece]) -> str:

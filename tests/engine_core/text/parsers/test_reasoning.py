@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.text.parsers.dialect import BRACKETS, THINK
-from engine_core.text.parsers.reasoning import ReasoningParser
-from protocol.messages import Piece
+from penstock.engine_core.text.parsers.dialect import BRACKETS, THINK
+from penstock.engine_core.text.parsers.reasoning import ReasoningParser
+from penstock.protocol.messages import Piece
 from tests.engine_core.text.parsers.outputs import content_of, parsed, parser, reasoning_of
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.text.parsers.scanning import MOST_BLANKS, PYTHON_SIGNS, FreeText, Lead, ValueEnd, partial_end
+from penstock.engine_core.text.parsers.scanning import MOST_BLANKS, PYTHON_SIGNS, FreeText, Lead, ValueEnd, partial_end
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_the_end_of_a_value(value: dict[str, object], cuts: list[int]) -> None:
 
 
 def test_brackets_of_python_and_within_a_value() -> None:
-    assert ValueEnd(PYTHON_SIGNS).find("(a=')', b=\"]\\\")\", c=[{}])x") == len("(a=')', b=\"]\\\")\", c=[{}])")
+    assert ValueEnd(PYTHON_SIGNS).find('(a=\')\', b="]\\")", c=[{}])x') == len('(a=\')\', b="]\\")", c=[{}])')
     assert ValueEnd(depth=1).find(', "id": "}"}x') == len(', "id": "}"}')
     assert ValueEnd().find("{") == -1

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from engine_core.text.parsers.dialect import CallFormat
-from engine_core.text.parsers.output import OutputParser
-from engine_core.text.parsers.tagged import MOST_HELD, TaggedParser, read_functions, read_pairs
-from protocol.messages import PieceKind
+from penstock.engine_core.text.parsers.dialect import CallFormat
+from penstock.engine_core.text.parsers.output import OutputParser
+from penstock.engine_core.text.parsers.tagged import MOST_HELD, TaggedParser, read_functions, read_pairs
+from penstock.protocol.messages import PieceKind
 from tests.engine_core.text.parsers.outputs import calls_of, content_of, cut, parsed, parser
 
 QWEN = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"

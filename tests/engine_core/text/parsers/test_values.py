@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.text.parsers.values import ANY, kind_of, kinds_of, other_than_text, parameter_kinds, value_of
+from penstock.engine_core.text.parsers.values import ANY, kind_of, kinds_of, other_than_text, parameter_kinds, value_of
 from tests.engine_core.text.parsers.outputs import VALUES, plain
 
 

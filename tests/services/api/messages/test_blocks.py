@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import SubmitText
+from penstock.protocol.messages import SubmitText
 from tests.services.api.pipe import FakePort, answering, client, service, words
 
 PLAIN = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import SubmitText
+from penstock.protocol.messages import SubmitText
 from tests.services.api.pipe import FakePort, answering, client, service, words
 
 THOUGHT = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "so"}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import ContextLength, Rejected, SubmitText, Tokenize
+from penstock.protocol.messages import ContextLength, Rejected, SubmitText, Tokenize
 from tests.services.api.pipe import FakePort, answering, client, service, words
 
 SAY: dict[str, Any] = {"max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}

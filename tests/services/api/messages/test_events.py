@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from protocol.errors import EngineFailure
-from protocol.messages import Finish, Piece, PieceKind
-from services.api.answers import Identity
-from services.api.messages.events import MessageEvents
-from services.api.messages.output import UNPARSED, Told, arguments, message_answer
-from services.api.metrics import Timings
-from services.api.reply import Reply
+from penstock.protocol.errors import EngineFailure
+from penstock.protocol.messages import Finish, Piece, PieceKind
+from penstock.services.api.answers import Identity
+from penstock.services.api.messages.events import MessageEvents
+from penstock.services.api.messages.output import UNPARSED, Told, arguments, message_answer
+from penstock.services.api.metrics import Timings
+from penstock.services.api.reply import Reply
 from tests.services.api.shapes import strangers
 from tests.services.api.written import FINISHES, events, outputs, replay
 

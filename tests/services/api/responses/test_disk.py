@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigError
-from services.api.responses import disk
-from services.api.responses.disk import Disk, found, interrupted, sweep, written
+from penstock.protocol.errors import ConfigError
+from penstock.services.api.responses import disk
+from penstock.services.api.responses.disk import Disk, found, interrupted, sweep, written
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from protocol.messages import Abort, Finish, SubmitText
-from services.api.responses.turn import Turn
-from services.api.service import Service
+from penstock.protocol.messages import Abort, Finish, SubmitText
+from penstock.services.api.responses.turn import Turn
+from penstock.services.api.service import Service
 from tests.services.api.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
 
 ASKED = {"input": "hi", "background": True}

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from openai.types import responses as shapes
 from pydantic import TypeAdapter
 
-from protocol.config import ApiConfig
-from protocol.errors import EngineFailure
-from protocol.messages import Finish, Piece, PieceKind, Sampling
-from services.api.metrics import Timings
-from services.api.reply import Reply
-from services.api.responses.endpoint import REQUEST, completed
-from services.api.responses.events import ResponseEvents
-from services.api.responses.history import unsealed
-from services.api.responses.store import ResponseStore
-from services.api.responses.turn import Turn, said
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import EngineFailure
+from penstock.protocol.messages import Finish, Piece, PieceKind, Sampling
+from penstock.services.api.metrics import Timings
+from penstock.services.api.reply import Reply
+from penstock.services.api.responses.endpoint import REQUEST, completed
+from penstock.services.api.responses.events import ResponseEvents
+from penstock.services.api.responses.history import unsealed
+from penstock.services.api.responses.store import ResponseStore
+from penstock.services.api.responses.turn import Turn, said
 from tests.services.api.shapes import strangers
 from tests.services.api.written import FINISHES, events, outputs, replay
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.api.responses.history import REASONS, refusal, sealed, unsealed
+from penstock.services.api.responses.history import REASONS, refusal, sealed, unsealed
 
 
 @pytest.mark.parametrize("text", ["", "hm", "ü\n😀"])

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import InvalidRequest
-from services.api.responses.history import IMAGE, sealed
-from services.api.responses.items import History, items_of, listed, tools_within
-from services.api.responses.request import Item
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.api.responses.history import IMAGE, sealed
+from penstock.services.api.responses.items import History, items_of, listed, tools_within
+from penstock.services.api.responses.request import Item
 
 ITEMS = msgspec.json.Decoder(list[Item])
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol.config import ApiConfig
-from protocol.errors import ConfigError, NotFound
-from services.api.responses import disk
-from services.api.responses.store import ID, ResponseStore, Stored
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import ConfigError, NotFound
+from penstock.services.api.responses import disk
+from penstock.services.api.responses.store import ID, ResponseStore, Stored
 
 LIMIT = 20.0
 

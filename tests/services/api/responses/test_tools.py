@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.messages import SubmitText
-from services.api.responses.request import ResponseTool
-from services.api.responses.tools import ToolName, toolbox
+from penstock.protocol.messages import SubmitText
+from penstock.services.api.responses.request import ResponseTool
+from penstock.services.api.responses.tools import ToolName, toolbox
 from tests.services.api.pipe import FakePort, answering, client, service, silent, words
 from tests.services.api.shapes import check_error
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.config import Config
-from protocol.errors import ConfigError, LinkError, ModelError, PenstockError, RequestError
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError, LinkError, ModelError, PenstockError, RequestError
 
 if TYPE_CHECKING:
-    from services.llm.async_llm import AsyncLLM
-    from services.llm.llm import LLM
-    from services.llm.outputs import CompletionOutput, RequestOutput
-    from services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from penstock.services.llm.async_llm import AsyncLLM
+    from penstock.services.llm.llm import LLM
+    from penstock.services.llm.outputs import CompletionOutput, RequestOutput
+    from penstock.services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM", "AsyncLLM", "CompletionOutput", "Config", "ConfigError", "LinkError", "ModelError", "PenstockError",
@@ -21,7 +21,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """The Python API, loaded when it is asked for: every process of a server starts through this file."""
-    from services.llm import face
+    from penstock.services.llm import face
 
     if name in face.__all__:
         return getattr(face, name)
@@ -31,6 +31,6 @@ def __getattr__(name: str) -> object:
 if __name__ == "__main__":
     import sys
 
-    from services.cli import main
+    from penstock.services.cli import main
 
     sys.exit(main())
