@@ -30,7 +30,7 @@ def undisturbed(server: Server) -> list[Answer]:
 
 
 def test_both_ranks_are_shown(server: Server) -> None:
-    assert "2 x cpu" in server.log.read_text()
+    server.logged("2 x cpu")
     assert len(executors(server)) == 2
 
 
