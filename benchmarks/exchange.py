@@ -34,7 +34,7 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.kernels.attention import AttentionBatch
-from penstock.services.executor.membership import ENVIRONMENT, ONE_HOST
+from penstock.services.executor.process_groups import ENVIRONMENT, ONE_HOST
 
 RANKS = (2, 4, 8)
 HIDDEN = (4096, 8192)

@@ -42,7 +42,7 @@ from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from benchmarks.soak import below, memory_of
 from penstock.services.bench.client import target
 from penstock.services.bench.run import ROOT
-from penstock.services.restarts import DELAYS, LIMIT, WINDOW
+from penstock.services.supervisor.restart_policy import DELAYS, LIMIT, WINDOW
 
 RESULTS = ROOT / "benchmarks" / "results"
 TWO_EACH = ("--api-processes", "2", "--tokenizer-processes", "2")

@@ -26,13 +26,13 @@ from benchmarks.serve import commit, machine
 from benchmarks.server import end
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.protocol.config import ApiConfig
-from penstock.services.address import hold
 from penstock.services.bench.client import target
 from penstock.services.bench.processes import cpu_seconds
 from penstock.services.bench.run import ROOT, run
 from penstock.services.bench.summary import Summary, summarize
 from penstock.services.bench.workload import Workload
-from penstock.services.notify import NoticeSocket
+from penstock.services.supervisor.address import hold
+from penstock.services.supervisor.sd_notify import NoticeSocket
 
 START_LIMIT = 60.0  # seconds
 ROLES = ("api", "tokenizer", "scheduler")

@@ -36,30 +36,30 @@ from penstock.protocol.config import Config, ModelConfig, RunConfig
 from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, Link, Role, decoder
 from penstock.protocol.messages import Message
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
-from penstock.services.api.app import application
-from penstock.services.api.connection import Connection
-from penstock.services.api.figures import Figures
-from penstock.services.api.keys import Keys
-from penstock.services.api.ledger import Ledger
-from penstock.services.api.metrics import Traffic
-from penstock.services.api.pipeline import Pipeline
-from penstock.services.api.responses.store import ResponseStore
-from penstock.services.api.served import served_model
-from penstock.services.api.service import Service
 from penstock.services.bench.client import Target
 from penstock.services.bench.workload import Workload, requests
-from penstock.services.census import LAG, Vitals
-from penstock.services.executor.report import Reports
+from penstock.services.client.engine_client import Pipeline
+from penstock.services.client.model_info import served_model
+from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
-from penstock.services.scheduler.guides import Guides
-from penstock.services.scheduler.loop import Loop
-from penstock.services.scheduler.masker import Masker
+from penstock.services.http.api_keys import Keys
+from penstock.services.http.connection import Connection
+from penstock.services.links.link import Arrival, Joined, Peer, PortStatistics, Self
+from penstock.services.metrics.api import Figures
+from penstock.services.metrics.requests import Traffic
+from penstock.services.metrics.shared_files import Ledger
+from penstock.services.metrics.snapshot import LAG, Vitals
+from penstock.services.openai.app_state import Service
+from penstock.services.openai.responses.store import ResponseStore
+from penstock.services.openai.routes import application
+from penstock.services.scheduler.bitmask_filler import Masker
+from penstock.services.scheduler.grammar_cache import Guides
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.sizing import sized
+from penstock.services.scheduler.server_loop import Loop
+from penstock.services.supervisor.sizing import sized
 from penstock.services.tokenizer.main import read_frontend
-from penstock.services.tokenizer.relay import Relay
-from penstock.services.wire import Arrival, Joined, Peer, PortStatistics, Self
+from penstock.services.tokenizer.server_loop import Relay
 
 CREDIT = 1 << 40
 SPARE = 64  # tokens of a stream before and behind the steps that are measured

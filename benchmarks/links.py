@@ -28,9 +28,9 @@ from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError
 from penstock.protocol.links import TEXT, Role
 from penstock.protocol.messages import Abort, Rejected
-from penstock.services.linkkeys import new_keys, write_keys
-from penstock.services.sockets import network_of
-from penstock.services.wire import Port, Self
+from penstock.services.links.curve import new_keys, write_keys
+from penstock.services.links.link import Port, Self
+from penstock.services.links.tcp import network_of
 
 FIRST_PORT, LAST_PORT = 29_600, 29_700
 WARM = 500  # round trips before those that count

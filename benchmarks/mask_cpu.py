@@ -42,12 +42,12 @@ from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
 from penstock.protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
-from penstock.services.scheduler.guides import Guides
-from penstock.services.scheduler.loop import Loop
+from penstock.services.links.link import Arrival, Joined, Peer
+from penstock.services.scheduler.bitmask_filler import Masker
+from penstock.services.scheduler.grammar_cache import Guides
 from penstock.services.scheduler.main import SWITCH
-from penstock.services.scheduler.masker import Masker
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.wire import Arrival, Joined, Peer
+from penstock.services.scheduler.server_loop import Loop
 
 PROMPT, BLOCK, WINDOW, STEP = 128, 16, 1 << 30, 0.005
 ROW = {"id": {"type": "integer", "minimum": 0, "maximum": 99_999}, "name": {"type": "string", "maxLength": 12},

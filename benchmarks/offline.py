@@ -22,10 +22,10 @@ from benchmarks.load.workload import ROWS
 from benchmarks.shapes import SHAPES, make_folder
 from penstock import LLM
 from penstock.protocol.config import fields
-from penstock.services import options
 from penstock.services.bench.offline import Offline, measure
 from penstock.services.bench.run import ROOT
 from penstock.services.bench.workload import Workload
+from penstock.services.supervisor import options
 
 ROW = "offline_256"
 DUMMY: Mapping[str, Any] = {"load_format": "dummy", "max_model_len": 40960}

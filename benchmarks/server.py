@@ -15,13 +15,13 @@ from pathlib import Path
 
 from penstock.services.bench.processes import cpu_seconds
 from penstock.services.bench.run import ROOT
-from penstock.services.notify import NoticeSocket
+from penstock.services.supervisor.sd_notify import NoticeSocket
 
 START_LIMIT = 180.0  # seconds
 END_LIMIT = 30.0
 TAIL = 40  # lines of the log that are shown
 MODULES = tuple(f"penstock.services.{role}" for role in (
-    "launch", "api.main", "tokenizer.main", "scheduler.main", "executor.main", "executor.start",
+    "supervisor.launcher", "http.main", "tokenizer.main", "scheduler.main", "executor.main", "executor.startup",
 ))  # fmt: skip
 
 

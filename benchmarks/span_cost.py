@@ -28,9 +28,9 @@ from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 from penstock.services.tracing.clock import Clock
 from penstock.services.tracing.collector import OtlpCollector
 from penstock.services.tracing.context import Ids, joined
-from penstock.services.tracing.exchange import served
 from penstock.services.tracing.execution import ExecutionTraces
 from penstock.services.tracing.operation import Operations, Outcome
+from penstock.services.tracing.request import served
 from penstock.services.tracing.scheduling import SchedulerTraces
 from penstock.services.tracing.settings import HTTP, Settings
 from penstock.services.tracing.settings import Sampling as Share

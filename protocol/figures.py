@@ -2,7 +2,7 @@
 
 Figures travel as snapshots: a census replaces the sender's last one, so that one which found no credit is no loss, and
 the figures of a process that has left its link are gone with the next. What the names mean stands in
-services/catalogue.py.
+services/metrics/definitions.py.
 """
 
 from __future__ import annotations

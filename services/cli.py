@@ -16,10 +16,12 @@ from penstock.protocol.errors import AddressError, ConfigError, LinkError, Model
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
 from penstock.protocol.version import VERSION
-from penstock.services import faults, options, process, rundir
-from penstock.services.notify import notify, progress
-from penstock.services.process import ExitCode
-from penstock.services.sizing import sized, usable_cores
+from penstock.services.supervisor import failure as faults
+from penstock.services.supervisor import options, process
+from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor.process import ExitCode
+from penstock.services.supervisor.sd_notify import notify, progress
+from penstock.services.supervisor.sizing import sized, usable_cores
 
 COMMANDS: Mapping[str, str] = {
     "serve": "start every process of a server on this machine",
@@ -55,6 +57,7 @@ MODULES: Mapping[str, str] = {
     "top": "penstock.services.commands.top",
     "collect-env": "penstock.services.commands.collect_env",
 }
+FOLDERS: Mapping[Role, str] = {Role.API: "http"}  # of roles whose folder has another name
 MOST_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
@@ -100,11 +103,11 @@ def run(words: list[str]) -> int:
         print(options.as_toml(effective), end="")
         return ExitCode.ORDERLY
     if command == "serve":
-        from penstock.services.launch import serve
+        from penstock.services.supervisor.launcher import serve
 
         return serve(effective.config)
     if command == "engine":
-        from penstock.services.engine import engine
+        from penstock.services.supervisor.engine import engine
 
         return engine(effective.config)
     if command in MODULES:
@@ -172,7 +175,7 @@ def run_role(role: Role, index: int, config: Config) -> int:
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
     process.enter(role, index, config.run)
     try:
-        code: int = importlib.import_module(f"penstock.services.{role}.main").run(config, index)
+        code: int = importlib.import_module(f"penstock.services.{FOLDERS.get(role, role)}.main").run(config, index)
         if code == ExitCode.ORDERLY:
             process.leave(role, index, config.run)
         return code

@@ -18,7 +18,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are taken: a worker runs on each
 
 # Checks that tests share hold under `python -O` as well. Told here, before any folder's tests import them.
-pytest.register_assert_rewrite("tests.services.api.pipe", "tests.services.api.process", "tests.services.api.shapes")
+pytest.register_assert_rewrite(
+    "tests.services.client.pipe", "tests.services.http.process", "tests.services.openai.shapes"
+)
 
 # How long a case takes, or how long it takes to make one, says what else the machine does. Cases are the same in every
 # run, so that a change and nothing else makes a test fail; `--hypothesis-profile=search` looks for new ones.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.engine_core.execution.group import Group
-from penstock.services.executor.membership import ENVIRONMENT, ONE_HOST
+from penstock.services.executor.process_groups import ENVIRONMENT, ONE_HOST
 
 Size = int | tuple[int, int]  # ranks, or ranks and stages
 SECONDS = 240.0  # that a member may take for one thing; nobody waits that long unless something hangs

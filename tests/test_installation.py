@@ -58,7 +58,7 @@ def test_a_wheel_holds_one_package_and_every_file_of_the_tree(wheel: Path) -> No
     for part in PARTS:
         tree = {path.relative_to(ROOT).as_posix() for path in (ROOT / part).rglob("*.py")}
         assert {f"penstock/{path}" for path in tree} <= set(names)
-    assert "penstock/services/api/page.html" in names
+    assert "penstock/services/http/page.html" in names
     assert any(
         name.startswith("penstock/engine_core/embedded/demo/") and name.endswith("safetensors") for name in names
     )
@@ -83,7 +83,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("-c", "from penstock import LLM, AsyncLLM; import penstock.services.launch, penstock.kernels.norm"),
+        ("-c", "from penstock import LLM, AsyncLLM; import penstock.services.http.main, penstock.kernels.norm"),
         ("-m", "penstock", "--version"),
         (str(ROOT / "penstock/__main__.py"), "--version"),
     ],
@@ -100,7 +100,7 @@ def test_packages_of_a_users_folder_hide_nothing(crowded: Path, words: tuple[str
 def test_an_unpacked_wheel_runs_from_its_folder(wheel: Path, crowded: Path, tmp_path: Path) -> None:
     """Started by its path, as the launcher starts its processes, with no installation to help it."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    script = "import penstock.services.launch as launch; print(launch.ENTRY)"
+    script = "import penstock.services.supervisor.launcher as launch; print(launch.ENTRY)"
     here = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     found = subprocess.run(
         [sys.executable, "-c", script], cwd=crowded, env=here, capture_output=True, text=True, check=True

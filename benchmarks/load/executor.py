@@ -20,10 +20,10 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ModelConfig, TraceConfig
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.process import Stop
+from penstock.services.links.link import Arrival, Joined, Left, Peer, Port, Self
+from penstock.services.supervisor.process import Stop
 from penstock.services.tracing.execution import ExecutionTraces
 from penstock.services.tracing.tracer import tracer_of
-from penstock.services.wire import Arrival, Joined, Left, Peer, Port, Self
 
 BLOCKS = 1 << 16
 STEP_TOKENS = 8192

@@ -23,7 +23,7 @@ from penstock.services.bench.workload import Request, Workload, requests
 from penstock.services.llm.llm import LLM
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import SamplingParams
-from penstock.services.options import Effective
+from penstock.services.supervisor.options import Effective
 
 
 class Body(msgspec.Struct, frozen=True):

@@ -24,9 +24,9 @@ from penstock.services.bench.summary import Spread, Summary, summarize
 from penstock.services.bench.worker import Progress
 from penstock.services.bench.workload import FREE, Variant, Workload
 from penstock.services.commands import target as server
-from penstock.services.meter import Meter
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.commands.progress import Meter
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ import time
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.services.commands.target import quiet, started
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

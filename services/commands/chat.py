@@ -10,8 +10,8 @@ from penstock.protocol.errors import ConfigError, RequestError
 from penstock.services.commands import sampling, target, terminal
 from penstock.services.commands.client import Client
 from penstock.services.commands.terminal import Screen
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 PATH = "/v1/chat/completions"
 HELP = """/system TEXT  what the model is told before everything else; forgets the conversation

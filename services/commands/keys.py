@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.services.linkkeys import new_keys, write_keys
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.links.curve import new_keys, write_keys
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 NEXT = """\
 Wrote new link keys to {path}, which its owner alone can read.

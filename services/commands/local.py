@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol.links import Role
-from penstock.services import rundir
+from penstock.services.supervisor import run_directory as rundir
 
 PROC = Path("/proc")
 APART = 60.0  # seconds by which two accounts of one start may differ: clocks are set now and then

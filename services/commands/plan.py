@@ -33,8 +33,8 @@ from penstock.engine_core.models.stages import held_weights, stage_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 GIB = 1 << 30
 # Bytes that the driver lets programs have. The H200's was read on one; the others are rounded down from what their

@@ -21,14 +21,14 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.errors import ConfigError, InvalidRequest, LinkError, RequestError
-from penstock.services.api.decoding import decode
-from penstock.services.api.errors import ErrorDetail
 from penstock.services.commands import target
 from penstock.services.commands.client import Answer, Client
+from penstock.services.commands.progress import Meter
 from penstock.services.commands.target import Target
-from penstock.services.meter import Meter
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.openai.errors import ErrorDetail
+from penstock.services.openai.validation import decode
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 STANDARD = "-"
 ATTEMPTS = 8  # at a server that is full or not ready

@@ -15,7 +15,7 @@ from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.option import words
 from penstock.services.commands.client import Client
 from penstock.services.llm.host import Host
-from penstock.services.options import Effective
+from penstock.services.supervisor.options import Effective
 
 DEFAULT = "http://127.0.0.1:8000"
 QUIET = "warning"

@@ -26,8 +26,8 @@ from penstock.protocol.option import words
 from penstock.services.commands.client import Client, refusal
 from penstock.services.commands.local import Known, companions, local_processes
 from penstock.services.commands.target import DEFAULT
-from penstock.services.options import Effective
-from penstock.services.process import ExitCode
+from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.process import ExitCode
 
 SHORTEST = 0.1  # seconds between looks
 MEBIBYTE = 1 << 20

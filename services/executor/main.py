@@ -22,33 +22,33 @@ from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
-from penstock.services import journal
-from penstock.services.census import LAG, Vitals
-from penstock.services.executor.bond import Bond, leave
 from penstock.services.executor.device import begin_device, is_device_error, is_group_error
 from penstock.services.executor.handshake import Life
 from penstock.services.executor.interfaces import choose
+from penstock.services.executor.peer_liveness import Bond, leave
 from penstock.services.executor.rendezvous import rendezvous
-from penstock.services.executor.slack import set_timer_slack
+from penstock.services.executor.timer_slack import set_timer_slack
 from penstock.services.executor.watchdog import TICK as LOOK
 from penstock.services.executor.watchdog import Watchdog
-from penstock.services.heartbeat import Heartbeat
-from penstock.services.linkkeys import read_keys
-from penstock.services.notify import notify
-from penstock.services.process import ExitCode, Stop
-from penstock.services.process import leave as leave_process
-from penstock.services.sockets import network_of
-from penstock.services.stages import Stages
+from penstock.services.links.curve import read_keys
+from penstock.services.links.link import Port, Self
+from penstock.services.links.tcp import network_of
+from penstock.services.metrics.snapshot import LAG, Vitals
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor.heartbeat import Heartbeat
+from penstock.services.supervisor.process import ExitCode, Stop
+from penstock.services.supervisor.process import leave as leave_process
+from penstock.services.supervisor.sd_notify import notify
+from penstock.services.supervisor.startup import Stages
 from penstock.services.tracing.execution import ExecutionTraces
 from penstock.services.tracing.startup import OwnStart
 from penstock.services.tracing.tracer import tracer_of
-from penstock.services.wire import Port, Self
 
 if TYPE_CHECKING:
-    from penstock.services.executor.figures import Figures
-    from penstock.services.executor.report import Reports
-    from penstock.services.executor.start import Engine
+    from penstock.services.executor.crash_report import Reports
+    from penstock.services.executor.startup import Engine
     from penstock.services.executor.steps import Steps
+    from penstock.services.metrics.executor import Figures
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def run(config: Config, index: int) -> int:
     if config.executor.device != "cpu":
         # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
         Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
-    from penstock.services.executor.start import start
+    from penstock.services.executor.startup import start
 
     try:
         serve(config, index, start(config, index, life, stages), stop, stages, bond)
@@ -109,10 +109,10 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
     clock = None if tracer is None else tracer.clock
     me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model), clock=clock)
-    from penstock.services.executor.compilers import log_compilations
-    from penstock.services.executor.figures import Figures
-    from penstock.services.executor.report import Reports
+    from penstock.services.executor.crash_report import Reports
+    from penstock.services.executor.kernel_compilers import log_compilations
     from penstock.services.executor.steps import Steps
+    from penstock.services.metrics.executor import Figures
 
     replica = groups.place(index, config.model).replica
     network = network_of(context, config.links)

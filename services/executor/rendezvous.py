@@ -3,7 +3,7 @@
 The first member listens, the others come to it and each proves to the other that it has the same keys
 (services/executor/handshake.py); when all have come their group begins its life, and nobody can join any more. So a
 member that was started again waits for the next life, and never meets members of an older one. The connections stay
-open: they are the bond by which members hear of one another's ends (services/executor/bond.py).
+open: they are the bond by which members hear of one another's ends (services/executor/peer_liveness.py).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place, group_size
 from penstock.protocol.links import shared_hash
-from penstock.services import journal
-from penstock.services.executor.bond import Bond, keep_alive
 from penstock.services.executor.handshake import Challenge, Guest, Life, Refusal, Response
-from penstock.services.linkkeys import read_keys
-from penstock.services.notify import progress
-from penstock.services.process import Stop
+from penstock.services.executor.peer_liveness import Bond, keep_alive
+from penstock.services.links.curve import read_keys
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor.process import Stop
+from penstock.services.supervisor.sd_notify import progress
 
 log = logging.getLogger(__name__)
 

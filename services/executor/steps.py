@@ -20,13 +20,13 @@ from penstock.engine_core.execution.runner import Begun, Runner
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
-from penstock.services import journal
-from penstock.services.census import PART
-from penstock.services.executor.bond import leave
-from penstock.services.executor.report import Reports
+from penstock.services.executor.crash_report import Reports
+from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
+from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
+from penstock.services.metrics.snapshot import PART
+from penstock.services.supervisor import logs as journal
 from penstock.services.tracing.execution import ExecutionTraces
-from penstock.services.wire import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
 
 log = logging.getLogger(__name__)
 

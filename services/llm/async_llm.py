@@ -9,14 +9,14 @@ from typing import Any
 
 from penstock.engine_core.text.columns import pack, unpack
 from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
-from penstock.services.api.completions import check_ids
-from penstock.services.api.served import ServedModel
+from penstock.services.client.model_info import ServedModel
 from penstock.services.llm.ending import Ending
 from penstock.services.llm.engine import Engine
 from penstock.services.llm.keywords import configured
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import RequestOutputKind, SamplingParams
 from penstock.services.llm.prompts import Order, PromptForm, chat_order, listed, orders, traced
+from penstock.services.openai.completions import check_ids
 
 
 class AsyncLLM:

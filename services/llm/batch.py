@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, RequestError
+from penstock.services.commands.progress import Meter
 from penstock.services.llm.engine import Engine
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Order
-from penstock.services.meter import Meter
 
 
 class Tally(msgspec.Struct):

@@ -10,8 +10,8 @@ from opentelemetry import trace
 from penstock.protocol.messages import TraceContext
 from penstock.services.tracing.clock import VARIABLE as CLOCK
 from penstock.services.tracing.context import joined
-from penstock.services.tracing.exchange import decided
 from penstock.services.tracing.operation import Operations
+from penstock.services.tracing.request import decided
 from penstock.services.tracing.startup import PARENT, STATE
 from penstock.services.tracing.tracer import Tracer
 

@@ -21,20 +21,20 @@ from penstock.protocol.config import PRIORITY, Config
 from penstock.protocol.errors import Overloaded, PenstockError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
-from penstock.services.api.metrics import Timings
-from penstock.services.api.pipeline import Pipeline, PipelineStatistics
-from penstock.services.api.reply import Reply
-from penstock.services.api.served import ServedModel, served_model
-from penstock.services.launch import resolved
+from penstock.services.client.engine_client import Pipeline, PipelineStatistics
+from penstock.services.client.model_info import ServedModel, served_model
+from penstock.services.client.output_collector import Reply
+from penstock.services.links.async_link import Watch
+from penstock.services.links.link import Arrival, Port, Self
+from penstock.services.links.tcp import network_of
 from penstock.services.llm.host import Host
 from penstock.services.llm.outputs import Gathering
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Order
-from penstock.services.sizing import sized, usable_cores
-from penstock.services.sockets import network_of
+from penstock.services.metrics.requests import Timings
+from penstock.services.supervisor.launcher import resolved
+from penstock.services.supervisor.sizing import sized, usable_cores
 from penstock.services.tracing.tracer import tracer_of
-from penstock.services.watch import Watch
-from penstock.services.wire import Arrival, Port, Self
 
 if TYPE_CHECKING:
     from penstock.services.llm.calls import Calls

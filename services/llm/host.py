@@ -1,7 +1,7 @@
 """A command's processes as one: `penstock engine` or `serve`, started and watched by the program that wants them.
 
-The command follows the program: however the program ends, the engine ends too (services/launch.py). Nothing is forked
-or imported twice, so a script needs no guard around its main part.
+The command ends with the program, however that ends (services/supervisor/launcher.py). Nothing
+is forked or imported twice, so a script needs no guard around its main part.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import msgspec
 
 from penstock.protocol.config import Config
 from penstock.protocol.errors import LinkError, PenstockError
-from penstock.services import faults, options, process, rundir
-from penstock.services.launch import ENTRY, SUPERVISORS
-from penstock.services.notify import VARIABLE, NoticeSocket
+from penstock.services.supervisor import failure as faults
+from penstock.services.supervisor import options, process
+from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor.launcher import ENTRY, SUPERVISORS
+from penstock.services.supervisor.sd_notify import VARIABLE, NoticeSocket
 
 END_SECONDS = 15.0  # from SIGTERM to SIGKILL; the engine gives its own processes less
 SOCKET = "program.sock"

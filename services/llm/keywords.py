@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import ConfigError
-from penstock.services.options import Given, did_you_mean, merge, read_file
+from penstock.services.supervisor.options import Given, did_you_mean, merge, read_file
 
 ORIGIN = "keyword"
 QUIET = "warning"  # log level of an engine unless told otherwise: its log goes to the program's own stderr

@@ -13,9 +13,8 @@ import uvloop
 
 from penstock.engine_core.text.columns import pack, unpack
 from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, SubmitText, Tokenize, Tokenized
-from penstock.services.api.completions import check_ids
-from penstock.services.api.pooling import Vector
-from penstock.services.api.served import ServedModel
+from penstock.services.client.model_info import ServedModel
+from penstock.services.commands.progress import Meter
 from penstock.services.llm import batch, vectors
 from penstock.services.llm.ending import Ending
 from penstock.services.llm.engine import Engine
@@ -33,7 +32,8 @@ from penstock.services.llm.vectors import (
     score_sheet,
     shaped_outputs,
 )
-from penstock.services.meter import Meter
+from penstock.services.openai.completions import check_ids
+from penstock.services.openai.pooling import Vector
 
 T = TypeVar("T")
 

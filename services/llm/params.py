@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.api.chat import REQUEST as CHAT
-from penstock.services.api.completions import REQUEST as COMPLETION
-from penstock.services.api.decoding import decode
-from penstock.services.api.requests import ChatRequest, CompletionRequest
+from penstock.services.openai.chat import REQUEST as CHAT
+from penstock.services.openai.completions import REQUEST as COMPLETION
+from penstock.services.openai.schema import ChatRequest, CompletionRequest
+from penstock.services.openai.validation import decode
 
 
 class RequestOutputKind(enum.IntEnum):

@@ -12,16 +12,16 @@ from msgspec import Meta
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.api.chat import chat_submission
-from penstock.services.api.completions import check_ids, lengths, prompt_submission
-from penstock.services.api.conversation import tools_of
-from penstock.services.api.decoding import misfit
-from penstock.services.api.requests import TokenId
-from penstock.services.api.sampling import choices
-from penstock.services.api.served import ServedModel
-from penstock.services.api.submission import submission, with_own_seed
-from penstock.services.api.tools import as_functions
+from penstock.services.client.model_info import ServedModel
+from penstock.services.client.submission import submission, with_own_seed
 from penstock.services.llm.params import SamplingParams, chat_request, completion_request, encoded
+from penstock.services.openai.chat import chat_submission
+from penstock.services.openai.completions import check_ids, lengths, prompt_submission
+from penstock.services.openai.conversation import tools_of
+from penstock.services.openai.parameters import choices
+from penstock.services.openai.schema import TokenId
+from penstock.services.openai.tools import as_functions
+from penstock.services.openai.validation import misfit
 from penstock.services.tracing import context
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]

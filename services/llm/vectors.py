@@ -9,16 +9,16 @@ import msgspec
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.api.decoding import decode
-from penstock.services.api.embeddings import REQUEST, EmbeddingRequest, check_pooler, text_submission, vectors
-from penstock.services.api.pooling import Vector, check_dimensions, texts_of, vectors_of
-from penstock.services.api.scoring import ScoreRequest, Sheet, Strings, pairs_of
-from penstock.services.api.served import ServedModel
+from penstock.services.client.model_info import ServedModel
+from penstock.services.commands.progress import Meter
 from penstock.services.llm.batch import share_out
 from penstock.services.llm.engine import Engine
 from penstock.services.llm.params import SamplingParams, encoded
 from penstock.services.llm.prompts import Order, PromptForm, listed
-from penstock.services.meter import Meter
+from penstock.services.openai.embeddings import REQUEST, EmbeddingRequest, check_pooler, text_submission, vectors
+from penstock.services.openai.pooling import Vector, check_dimensions, texts_of, vectors_of
+from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
+from penstock.services.openai.validation import decode
 from penstock.services.tracing import context
 
 NO_PARAMS = SamplingParams()

@@ -22,22 +22,22 @@ from penstock.protocol.errors import ModelError
 from penstock.protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import Automaton
 from penstock.protocol.speculation import read_speculative
-from penstock.services import journal
-from penstock.services.census import Vitals
-from penstock.services.heartbeat import Heartbeat
-from penstock.services.notify import notify
-from penstock.services.process import Stop
-from penstock.services.scheduler.figures import Figures
-from penstock.services.scheduler.guides import Guides, prepared
-from penstock.services.scheduler.loop import Loop
-from penstock.services.scheduler.masker import Masker
+from penstock.services.links.link import Port, Self
+from penstock.services.links.tcp import network_of
+from penstock.services.metrics.scheduler import Figures
+from penstock.services.metrics.snapshot import Vitals
+from penstock.services.scheduler.bitmask_filler import Masker
+from penstock.services.scheduler.grammar_cache import Guides, prepared
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.sockets import network_of
-from penstock.services.stages import Stages
+from penstock.services.scheduler.server_loop import Loop
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor.heartbeat import Heartbeat
+from penstock.services.supervisor.process import Stop
+from penstock.services.supervisor.sd_notify import notify
+from penstock.services.supervisor.startup import Stages
 from penstock.services.tracing.scheduling import SchedulerTraces
 from penstock.services.tracing.startup import OwnStart
 from penstock.services.tracing.tracer import tracer_of
-from penstock.services.wire import Port, Self
 
 log = logging.getLogger(__name__)
 

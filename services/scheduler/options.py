@@ -10,8 +10,8 @@ from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.config import ON, Config
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
-from penstock.services import journal
-from penstock.services.scheduler.executors import Executors
+from penstock.services.scheduler.executor_group import Executors
+from penstock.services.supervisor import logs as journal
 
 log = logging.getLogger(__name__)
 

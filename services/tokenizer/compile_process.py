@@ -14,8 +14,8 @@ from pathlib import Path
 
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure
-from penstock.services import journal
-from penstock.services.tokenizer.orders import LENGTH, TIME_SIGNAL
+from penstock.services.supervisor import logs as journal
+from penstock.services.tokenizer.compile_protocol import LENGTH, TIME_SIGNAL
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def begin(folder: Path, options: TokenizerConfig) -> subprocess.Popen[bytes]:
     map of this process and keeps every stream waiting for 20 ms."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock.services.tokenizer.worker", str(folder), str(os.getpid()),
+        [sys.executable, "-m", "penstock.services.tokenizer.compile_worker", str(folder), str(os.getpid()),
          str(options.grammar_compile_timeout), str(options.grammar_compile_memory)],
         bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths},

@@ -31,25 +31,25 @@ from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
-from penstock.services import journal
-from penstock.services.census import LAG, Vitals, lagging, telling
-from penstock.services.duty import begin
-from penstock.services.heartbeat import Heartbeat, beating
-from penstock.services.notify import notify
-from penstock.services.process import ExitCode
-from penstock.services.sockets import network_of
-from penstock.services.stages import Stages
-from penstock.services.tokenizer.compiler import Compiler
-from penstock.services.tokenizer.figures import Figures
-from penstock.services.tokenizer.relay import Relay
+from penstock.services.links.async_link import Watch
+from penstock.services.links.link import Port, Self
+from penstock.services.links.tcp import network_of
+from penstock.services.metrics.snapshot import LAG, Vitals, lagging, telling
+from penstock.services.metrics.tokenizer import Figures
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor.background import begin
+from penstock.services.supervisor.heartbeat import Heartbeat, beating
+from penstock.services.supervisor.process import ExitCode
+from penstock.services.supervisor.sd_notify import notify
+from penstock.services.supervisor.startup import Stages
+from penstock.services.tokenizer.grammar_compiler import Compiler
+from penstock.services.tokenizer.server_loop import Relay
 from penstock.services.tokenizer.structure import Structure
-from penstock.services.tokenizer.template_orders import Setting
+from penstock.services.tokenizer.template_protocol import Setting
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.startup import OwnStart
 from penstock.services.tracing.texts import TextTraces
 from penstock.services.tracing.tracer import tracer_of
-from penstock.services.watch import Watch
-from penstock.services.wire import Port, Self
 
 log = logging.getLogger(__name__)
 

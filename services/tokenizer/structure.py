@@ -13,13 +13,13 @@ from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
 from penstock.protocol.errors import Overloaded, RequestError
 from penstock.protocol.messages import Automaton, Detokenize, Grammar, Rejected, SubmitText, Tokenize
-from penstock.services.tokenizer.orders import Done
+from penstock.services.tokenizer.compile_protocol import Done
 
 log = logging.getLogger(__name__)
 
 
 class GrammarCompiler(Protocol):
-    """`services.tokenizer.compiler.Compiler` and test doubles."""
+    """`services.tokenizer.grammar_compiler.Compiler` and test doubles."""
 
     async def compile(self, grammar: Grammar) -> Done: ...
 

@@ -32,10 +32,9 @@ from penstock.engine_core.text.template import DEFAULT, ChatTemplate, read_templ
 from penstock.engine_core.text.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
-from penstock.services.process import PARENT, follow_parent
-from penstock.services.tokenizer.frames import limit_memory, lower, read_frame, write_frame
-from penstock.services.tokenizer.orders import TIME_SIGNAL
-from penstock.services.tokenizer.template_orders import (
+from penstock.services.supervisor.process import PARENT, follow_parent
+from penstock.services.tokenizer.compile_protocol import TIME_SIGNAL
+from penstock.services.tokenizer.template_protocol import (
     JOB,
     OUTCOME,
     SETTING,
@@ -47,6 +46,7 @@ from penstock.services.tokenizer.template_orders import (
     Survived,
     Trial,
 )
+from penstock.services.tokenizer.worker_frames import limit_memory, lower, read_frame, write_frame
 
 log = logging.getLogger(__name__)
 

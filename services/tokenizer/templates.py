@@ -18,10 +18,10 @@ from penstock.engine_core.text.rendering import Rendered, read_list
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
-from penstock.services import journal
+from penstock.services.supervisor import logs as journal
 from penstock.services.tokenizer.compile_process import ROOT, End, Worker
-from penstock.services.tokenizer.compiler import ATTEMPTS, MOST_WAITING, PATIENCE
-from penstock.services.tokenizer.template_orders import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
+from penstock.services.tokenizer.grammar_compiler import ATTEMPTS, MOST_WAITING, PATIENCE
+from penstock.services.tokenizer.template_protocol import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
 from penstock.services.tokenizer.template_worker import TRIAL_SECONDS, environment, too_large, too_slow
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.services import rundir
+from penstock.services.supervisor import run_directory as rundir
 
 NAME = "collector.silent"
 RECENT = 30.0  # seconds for which the word counts; a stop takes less, and by then a collector may be back

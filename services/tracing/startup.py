@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.stages import Stage, Stages
+from penstock.services.supervisor.startup import Stage, Stages
 from penstock.services.tracing import names
 from penstock.services.tracing.clock import VARIABLE as CLOCK
 from penstock.services.tracing.context import TRACEPARENT, beginning, under

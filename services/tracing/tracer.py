@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.links import Role
-from penstock.services import journal
+from penstock.services.supervisor import logs as journal
 from penstock.services.tracing.clock import Clock, clock_of
 from penstock.services.tracing.context import Ids
 from penstock.services.tracing.settings import Settings, service_attributes, settings

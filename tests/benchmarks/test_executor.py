@@ -9,7 +9,7 @@ from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.messages import Message
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.wire import Arrival, Joined, Left, Peer
+from penstock.services.links.link import Arrival, Joined, Left, Peer
 
 
 def ints(*values: int) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.host_ceiling import ROLES, Load, main, ready, text
 from penstock.services.bench.client import Record
 from penstock.services.bench.summary import summarize
-from penstock.services.notify import NoticeSocket
+from penstock.services.supervisor.sd_notify import NoticeSocket
 
 
 def load(**microseconds: float) -> Load:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.host_path import HOPS, STEP_HOPS, ends, figure, main, text
 from penstock.protocol.links import TOKENS
 from penstock.protocol.messages import Abort
-from penstock.services.wire import Joined
+from penstock.services.links.link import Joined
 
 
 def test_of_each_hop_the_least_median_counts() -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import links
 from benchmarks.links import Trips, free_address, least
 from penstock.protocol.config import Config, LinksConfig, check
-from penstock.services.linkkeys import new_keys, write_keys
+from penstock.services.links.curve import new_keys, write_keys
 
 
 def test_it_prints_a_row_for_each_way_and_size(

@@ -15,7 +15,7 @@ from benchmarks import server
 from benchmarks.server import MODULES, Server, end, ready_url, serving, with_bytecode
 from penstock.services.bench.processes import children, cpu_seconds
 from penstock.services.bench.run import ROOT
-from penstock.services.notify import NoticeSocket
+from penstock.services.supervisor.sd_notify import NoticeSocket
 
 SAYS = """
 import os, socket, sys
@@ -118,9 +118,10 @@ def test_bytecode_is_kept_where_python_keeps_none(tmp_path: Path, monkeypatch: p
     assert with_bytecode(tmp_path) == {}
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    kept = with_bytecode(tmp_path, ("penstock.services.restarts",))
-    assert {path.name.partition(".")[0] for path in tmp_path.rglob("restarts.*.pyc")} == {"restarts"}
-    script = "import sys, penstock.services.restarts; print(sys.pycache_prefix, sys.dont_write_bytecode)"
+    kept = with_bytecode(tmp_path, ("penstock.services.supervisor.restart_policy",))
+    assert {path.name.partition(".")[0] for path in tmp_path.rglob("restart_policy.*.pyc")} == {"restart_policy"}
+    script = "import sys, penstock.services.supervisor.restart_policy\n"
+    script += "print(sys.pycache_prefix, sys.dont_write_bytecode)"
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, **kept},
                            capture_output=True, text=True, check=True)  # fmt: skip
     assert found.stdout.split() == [str(tmp_path / "bytecode"), "False"]

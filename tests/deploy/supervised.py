@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.services.notify import NoticeSocket
+from penstock.services.supervisor.sd_notify import NoticeSocket
 from tests.e2e.server import descendants
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.notify import Notice, NoticeSocket
+from penstock.services.supervisor.sd_notify import Notice, NoticeSocket
 from tests.deploy.confinement import confinement
 from tests.deploy.supervised import LIMIT, TOML, home_in
 from tests.deploy.test_systemd import BINARY, ONE_HOST, UNITS, read

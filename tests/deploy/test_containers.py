@@ -15,7 +15,8 @@ import yaml
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig, Config
-from penstock.services import cli, options
+from penstock.services import cli
+from penstock.services.supervisor import options
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -120,9 +121,9 @@ def test_the_context_is_the_product_and_nothing_else() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     files = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
-    modules = {f"{name}.py" for name in project["tool"]["setuptools"]["py-modules"]}
+    links = {path.name for path in (ROOT / "penstock").iterdir() if path.is_symlink()}
     assert rules[0] == "*"
-    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == packages | files | modules
+    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == packages | files | links
     assert rules[-1] == "**/__pycache__", "what comes last holds"
 
 

@@ -23,9 +23,10 @@ from penstock.protocol.config import Config, RunConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role, shared_hash
 from penstock.protocol.parts import parts_of
-from penstock.services import cli, options
-from penstock.services.linkkeys import check_access
-from penstock.services.restarts import FILE as FAILURES
+from penstock.services import cli
+from penstock.services.links.curve import check_access
+from penstock.services.supervisor import options
+from penstock.services.supervisor.restart_policy import FILE as FAILURES
 from tests.deploy.test_containers import documents, pods
 from tests.deploy.test_supervisord import programs
 from tests.deploy.test_systemd import SERVICES, UNITS, analyze, instance, read, staged

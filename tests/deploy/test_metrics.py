@@ -18,9 +18,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import Config
-from penstock.services.api.scrape import Scrape
-from tests.services.api.pipe import FakePort, answering, client, service, words
-from tests.services.figures import census
+from penstock.services.metrics.exposition import Scrape
+from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.metrics.figures import census
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARDS = tuple(sorted((DEPLOY / "grafana").glob("*.json")))

@@ -12,7 +12,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from penstock.services import cli, options
+from penstock.services import cli
+from penstock.services.supervisor import options
 from tests.deploy.supervised import CONF, LIMIT, ROLES, Supervised, supervised
 from tests.deploy.test_systemd import number
 from tests.e2e.chaos.streams import Answer, answers, bodies

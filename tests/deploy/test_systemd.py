@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.config import Config
-from penstock.services import cli, options
+from penstock.services import cli
+from penstock.services.supervisor import options
 from tests.deploy.confinement import calls, confinement
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from penstock.services.linkkeys import new_keys, write_keys
+from penstock.services.links.curve import new_keys, write_keys
 from tests.deploy.supervised import CONF, LIMIT, ROLES, Supervised, supervised
 from tests.deploy.test_commands import Units
 from tests.deploy.test_fronts import HOST

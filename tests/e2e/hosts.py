@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.linkkeys import new_keys, write_keys
-from penstock.services.notify import NoticeSocket
+from penstock.services.links.curve import new_keys, write_keys
+from penstock.services.supervisor.sd_notify import NoticeSocket
 from tests.e2e.server import LIMIT, ONE_EACH, Server, descendants, end, serving
 
 CLONE_NEWNET = 0x40000000  # unshare(2), setns(2)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import server
-from penstock.services.notify import NoticeSocket
+from penstock.services.supervisor.sd_notify import NoticeSocket
 
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
 LIMIT = 120.0  # seconds for anything that a test waits for; a loaded two-core machine needs some of them

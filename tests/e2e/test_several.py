@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.services.catalogue import METRICS, Kind
+from penstock.services.metrics.definitions import METRICS, Kind
 from tests.e2e.server import LIMIT, Server, command_line, descendants, serving
 from tests.e2e.test_processes import wait_gone
 

@@ -92,7 +92,7 @@ class Source:
 
 
 def in_folders(name: str) -> str:
-    """A module of the product by its folder: `services.wire` is services/wire.py."""
+    """A module of the product by its folder: `services.links.link` is services/links/link.py."""
     first, _, rest = name.partition(".")
     return rest if first == NAMESPACE and rest.partition(".")[0] in PRODUCT else name
 

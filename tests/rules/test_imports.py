@@ -33,7 +33,7 @@ BRAIN = (
     *("engine_core.scheduling", "engine_core.kv", "engine_core.grammar", "engine_core.speculation"),
     "engine_core.placement",
 )
-LIGHT_PROCESSES = ("services.api.main", "services.tokenizer.main", "services.scheduler.main")
+LIGHT_PROCESSES = ("services.http.main", "services.tokenizer.main", "services.scheduler.main")
 
 
 def inside(module: str, packages: Iterable[str]) -> bool:
@@ -152,7 +152,7 @@ for name in sys.argv[1:]:
 
 
 def test_outlaws_are_found() -> None:
-    text = "from services.wire import Port\ndef f():\n import benchmarks.serve\nfrom ..services import x\n"
+    text = "from services.links.link import Port\ndef f():\n import benchmarks.serve\nfrom ..services import x\n"
     assert len(list(outlaws(parse(text, "kernels/example.py")))) == 5
     assert list(outlaws(parse("import protocol.steps\nimport kernels.norm", "engine_core/kv/pool.py"))) == []
 

@@ -29,19 +29,19 @@ from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksCon
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, Link, address, decoder
 from penstock.protocol.messages import SubmitText, request_id
-from penstock.services.api import keys
-from penstock.services.api.app import Routes
-from penstock.services.api.embeddings import EmbeddingRequest
-from penstock.services.api.gate import OPEN_PATHS
-from penstock.services.api.messages.request import CountRequest, MessageRequest
-from penstock.services.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from penstock.services.api.responses.request import ResponseRequest
-from penstock.services.api.scoring import RerankRequest, ScoreRequest
-from penstock.services.executor.membership import ONE_HOST
-from penstock.services.rundir import prepared
-from penstock.services.wire import Port, Self
+from penstock.services.executor.process_groups import ONE_HOST
+from penstock.services.http import api_keys as keys
+from penstock.services.http.middleware import OPEN_PATHS
+from penstock.services.links.link import Port, Self
+from penstock.services.openai.embeddings import EmbeddingRequest
+from penstock.services.openai.messages.request import CountRequest, MessageRequest
+from penstock.services.openai.responses.request import ResponseRequest
+from penstock.services.openai.routes import Routes
+from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from penstock.services.openai.scoring import RerankRequest, ScoreRequest
+from penstock.services.supervisor.run_directory import prepared
 from tests.rules.source import ROOT, product
-from tests.services.api.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 
 RUNS_CODE = frozenset(
     ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml")
@@ -56,7 +56,7 @@ KINDS = (
     ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, ScoreRequest, RerankRequest,
     ResponseRequest, MessageRequest, CountRequest,
 )  # fmt: skip
-SERVING = ("services.api", "services.tokenizer", "services.scheduler", "services.executor", "engine_core", "protocol")
+SERVING = ("services.http", "services.tokenizer", "services.scheduler", "services.executor", "engine_core", "protocol")
 NOBODY = 65534
 CANARY = "a-secret-that-nobody-prints"
 
@@ -83,7 +83,7 @@ def calls(*names: str) -> list[str]:
 
 
 def test_nothing_is_deserialised_by_what_runs_code() -> None:
-    """Beyond this, tests/services/test_wire.py puts nonsense on the sockets themselves."""
+    """Beyond this, tests/services/links/test_link.py puts nonsense on the sockets themselves."""
     assert [(place, name) for place, name in imports() if name.partition(".")[0] in RUNS_CODE] == []
     assert calls("torch.load", "eval", "exec", "numpy.load", "np.load", "recv_pyobj", "send_pyobj") == []
     pickling = [
@@ -119,7 +119,7 @@ def test_nothing_listens_beyond_this_machine_by_default(tmp_path: Path) -> None:
 
 
 def test_the_sockets_are_nobody_elses(tmp_path: Path) -> None:
-    """Who else may read a run directory is refused one in tests/services/test_rundir.py."""
+    """Who else may read a run directory is refused one in tests/services/supervisor/test_run_directory.py."""
     before = os.umask(0)
     try:
         assert prepared(tmp_path / "run").stat().st_mode & 0o777 == 0o700
@@ -224,7 +224,7 @@ def test_no_cache_grows_without_end() -> None:
         for decorator in node.decorator_list
         if ast.unparse(decorator) in ("functools.cache", "cache", "functools.lru_cache(maxsize=None)")
         and (node.args.args or node.args.kwonlyargs)
-        and source.module.startswith(("services.api", "services.tokenizer", "engine_core.grammar", "engine_core.text"))
+        and source.module.startswith(("services.http", "services.tokenizer", "engine_core.grammar", "engine_core.text"))
     ]
     assert unbounded == []
     bounded = {field.name for field in fields() if field.option.high is not None}

@@ -13,9 +13,9 @@ import pytest
 from penstock.engine_core.kv.identity import root
 from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Message, Rejected, SubmitText
-from penstock.services.api.session import digest
+from penstock.services.client.session import digest
 from tests.rules.source import ROOT
-from tests.services.api.pipe import FakePort, client, service, silent
+from tests.services.client.pipe import FakePort, client, service, silent
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 DOORS: dict[str, dict[str, Any]] = {

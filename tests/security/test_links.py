@@ -19,11 +19,13 @@ import zmq
 from penstock.protocol.config import Config, LinksConfig
 from penstock.protocol.links import TEXT, Link, Role, identity
 from penstock.protocol.messages import Abort
-from penstock.services import greeting, options, sockets
-from penstock.services.admission import UNKNOWN, Door
-from penstock.services.linkkeys import LinkKeys, new_keys, read_keys, write_keys
-from penstock.services.wire import Left, Port, Self
-from tests.services.network import LIMIT, Ends, joined, left, messages, patient
+from penstock.services.links import handshake as greeting
+from penstock.services.links import tcp as sockets
+from penstock.services.links.authenticator import UNKNOWN, Door
+from penstock.services.links.curve import LinkKeys, new_keys, read_keys, write_keys
+from penstock.services.links.link import Left, Port, Self
+from penstock.services.supervisor import options
+from tests.services.links.network import LIMIT, Ends, joined, left, messages, patient
 
 SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0"  # ZMTP 3.0 (RFC 23): signature, version; a mechanism's name follows

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from penstock.services import cli
-from penstock.services.process import ExitCode
+from penstock.services.supervisor.process import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,7 +139,7 @@ def test_a_role_runs_in_its_process(tmp_path, monkeypatch):
             ran.append((config.run.run_dir, index))
             return 7
 
-    monkeypatch.setattr("penstock.services.process.enter", lambda *words: ran.append(words[:2]))
+    monkeypatch.setattr("penstock.services.supervisor.process.enter", lambda *words: ran.append(words[:2]))
     monkeypatch.setattr("importlib.import_module", lambda name: ran.append(name) or Module)
     assert cli.main(["tokenizer", "--index=3", f"--run-dir={tmp_path / 'run'}"]) == 7
     assert ran == [("tokenizer", 3), "penstock.services.tokenizer.main", (str(tmp_path / "run"), 3)]
@@ -155,7 +155,7 @@ def test_an_executor_may_be_numbered_within_its_host(tmp_path, monkeypatch):
             ran.append((config.executor.first_executor, index))
             return 7
 
-    monkeypatch.setattr("penstock.services.process.enter", lambda *words: ran.append(words[:2]))
+    monkeypatch.setattr("penstock.services.supervisor.process.enter", lambda *words: ran.append(words[:2]))
     monkeypatch.setattr("importlib.import_module", lambda name: Module)
     words = ["executor", "--local-index=1", "--first-executor=2", "--tensor-parallel-size=4"]
     assert cli.main([*words, f"--run-dir={tmp_path / 'run'}"]) == 7

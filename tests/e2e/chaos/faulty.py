@@ -41,7 +41,7 @@ class Faulty:
 
 def executor() -> None:
     """Have executors started with such a runner."""
-    from penstock.services.executor import start as starting
+    from penstock.services.executor import startup as starting
 
     real = starting.start
 
@@ -53,7 +53,8 @@ def executor() -> None:
 
 
 if __name__ == "__main__":
-    from penstock.services import cli, launch
+    from penstock.services import cli
+    from penstock.services.supervisor import launcher as launch
 
     if sys.argv[1] == "executor":
         executor()

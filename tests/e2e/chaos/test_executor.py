@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.process import ExitCode
+from penstock.services.supervisor.process import ExitCode
 from tests.e2e.chaos import faulty
 from tests.e2e.chaos.faulty import CRASH, HANG
 from tests.e2e.chaos.leftovers import at_rest, ended, holdings, nothing_kept

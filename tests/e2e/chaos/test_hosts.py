@@ -20,7 +20,7 @@ import pytest
 
 from penstock.services.commands.client import Client
 from penstock.services.commands.top import look, told_processes
-from penstock.services.linkkeys import new_keys, write_keys
+from penstock.services.links.curve import new_keys, write_keys
 from tests.e2e.canary import ask, ask_all, prompts
 from tests.e2e.chaos.groups import STREAMS, TOKENS, calm, executors
 from tests.e2e.chaos.leftovers import KEPT, at_rest, ended

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.version import VERSION
-from penstock.services import options
 from penstock.services.commands import collect_env
+from penstock.services.supervisor import options
 
 SECRETS = {
     "PENSTOCK_API_KEY": "k-secret", "HF_TOKEN": "t-secret", "HF_ENDPOINT": "https://me:p-secret@hub.example",

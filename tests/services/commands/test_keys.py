@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.services import cli
-from penstock.services.linkkeys import read_keys
-from penstock.services.process import ExitCode
+from penstock.services.links.curve import read_keys
+from penstock.services.supervisor.process import ExitCode
 
 
 def test_it_makes_keys_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

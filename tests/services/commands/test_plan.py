@@ -18,7 +18,7 @@ from penstock.protocol.errors import ConfigError
 from penstock.services import cli
 from penstock.services.commands import plan as planning
 from penstock.services.commands.plan import GPUS, gpu_bytes, lengths, plan, stage_share
-from penstock.services.options import effective, parse
+from penstock.services.supervisor.options import effective, parse
 from tests.engine_core.execution.test_estimate import LLAMA_8B, QWEN_06B
 from tests.engine_core.models.eagle_heads import head_config, write_head
 

@@ -24,12 +24,12 @@ from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import STEPS, Role, shared_hash
 from penstock.protocol.messages import Message, Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
-from penstock.services.census import LAG
 from penstock.services.executor import main
 from penstock.services.executor.main import COLLECT_SECONDS, REST, collection_due
-from penstock.services.notify import NoticeSocket
-from penstock.services.process import ExitCode
-from penstock.services.wire import Left, Peer, Port, Self
+from penstock.services.links.link import Left, Peer, Port, Self
+from penstock.services.metrics.snapshot import LAG
+from penstock.services.supervisor.process import ExitCode
+from penstock.services.supervisor.sd_notify import NoticeSocket
 from tests.services.executor.folder import write_folder
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,11 +19,11 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place
 from penstock.services.executor import rendezvous as module
-from penstock.services.executor.bond import Bond
 from penstock.services.executor.handshake import ANSWER, HELLO, PROOF, Challenge, Guest, Life, Response
+from penstock.services.executor.peer_liveness import Bond
 from penstock.services.executor.rendezvous import MOST_PENDING, Rendezvous, host_and_port, is_file, rendezvous
-from penstock.services.linkkeys import new_keys, write_keys
-from tests.services.executor.test_bond import Told
+from penstock.services.links.curve import new_keys, write_keys
+from tests.services.executor.test_peer_liveness import Told
 
 SECONDS = 60.0  # that anything may take
 SHARED = 77

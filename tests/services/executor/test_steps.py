@@ -17,11 +17,11 @@ from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.messages import Message, Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
-from penstock.services.executor.report import Reports
-from penstock.services.executor.start import Engine, start
+from penstock.services.executor.crash_report import Reports
+from penstock.services.executor.startup import Engine, start
 from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
-from penstock.services.wire import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
+from penstock.services.links.link import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
 from tests.services.executor.folder import write_folder
 
 PROMPT = np.array([5, 6, 7, 8], "<i4")

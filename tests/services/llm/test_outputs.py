@@ -7,10 +7,10 @@ import pytest
 from penstock.engine_core.text.columns import pack
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
-from penstock.services.api.metrics import Timings
-from penstock.services.api.reply import Reply
+from penstock.services.client.output_collector import Reply
 from penstock.services.llm.outputs import CompletionOutput, Gathering, Logprob, position
 from penstock.services.llm.params import RequestOutputKind
+from penstock.services.metrics.requests import Timings
 
 
 def at(token_id: int, logprob: float) -> PositionLogprobs:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.api.requests import CompletionRequest
 from penstock.services.llm.params import (
     ALIKE,
     SamplingParams,
@@ -17,6 +16,7 @@ from penstock.services.llm.params import (
     chat_request,
     completion_request,
 )
+from penstock.services.openai.schema import CompletionRequest
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

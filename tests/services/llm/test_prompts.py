@@ -13,7 +13,7 @@ from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import Prompt, chat_order, conversations, listed, orders
-from tests.services.api.pipe import MAX_MODEL_LEN, MODEL, VOCABULARY
+from tests.services.client.pipe import MAX_MODEL_LEN, MODEL, VOCABULARY
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

@@ -9,9 +9,9 @@ import numpy as np
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.messages import Finish, Message, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.scheduler.guides import Guides
-from penstock.services.scheduler.masker import Masker
-from penstock.services.wire import Arrival, Joined, Left, Peer, PortStatistics
+from penstock.services.links.link import Arrival, Joined, Left, Peer, PortStatistics
+from penstock.services.scheduler.bitmask_filler import Masker
+from penstock.services.scheduler.grammar_cache import Guides
 
 WINDOW = 64
 

@@ -20,8 +20,8 @@ from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import STEPS, TOKENS, Link, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.notify import NoticeSocket
-from penstock.services.wire import Joined, Left, Port, Self
+from penstock.services.links.link import Joined, Left, Port, Self
+from penstock.services.supervisor.sd_notify import NoticeSocket
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 120.0  # seconds; a loaded machine needs some of them

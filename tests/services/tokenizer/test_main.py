@@ -35,9 +35,9 @@ from penstock.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from penstock.services.notify import NoticeSocket
+from penstock.services.links.link import Port, Self
+from penstock.services.supervisor.sd_notify import NoticeSocket
 from penstock.services.tokenizer.main import placement_of
-from penstock.services.wire import Port, Self
 from tests.engine_core.text.vocabularies import tokenizer, write_folder
 
 STATUS = EngineStatus(

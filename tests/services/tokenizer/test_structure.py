@@ -7,7 +7,7 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.protocol.errors import InvalidRequest, Overloaded
 from penstock.protocol.messages import Automaton, Grammar, Rejected, Sampling, SubmitText, SubmitTokens
-from penstock.services.tokenizer.orders import Done
+from penstock.services.tokenizer.compile_protocol import Done
 from penstock.services.tokenizer.structure import Structure
 
 GRAMMAR = Grammar(kind="regex", source="a", param="regex")

@@ -26,7 +26,7 @@ from penstock.protocol.errors import EngineFailure, InvalidRequest
 from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
 from penstock.services.tokenizer import template_worker
 from penstock.services.tokenizer import templates as module
-from penstock.services.tokenizer.template_orders import Complaint, Order, Setting
+from penstock.services.tokenizer.template_protocol import Complaint, Order, Setting
 from penstock.services.tokenizer.template_worker import TemplateWorker, environment
 from penstock.services.tokenizer.templates import Templates
 

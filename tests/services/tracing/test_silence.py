@@ -8,7 +8,8 @@ from pathlib import Path
 
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
-from penstock.services import process, rundir
+from penstock.services.supervisor import process
+from penstock.services.supervisor import run_directory as rundir
 from penstock.services.tracing.silence import NAME, RECENT, Silence, silence_of
 
 
@@ -40,7 +41,7 @@ def test_a_process_of_a_role_finds_that_of_its_server(tmp_path: Path, monkeypatc
     silence_of().note()
     monkeypatch.setenv(rundir.SHARED, "to be restored")
     monkeypatch.delenv(process.PARENT, raising=False)
-    monkeypatch.setattr("penstock.services.journal.setup", lambda *_: None)
+    monkeypatch.setattr("penstock.services.supervisor.logs.setup", lambda *_: None)
     process.enter(Role.TOKENIZER, 0, RunConfig(run_dir=str(tmp_path)))
     silence_of().note()
     assert Silence(tmp_path).known()

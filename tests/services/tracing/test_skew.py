@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from penstock.protocol.links import TEXT, TOKENS, Link, Role, new_incarnation
+from penstock.services.links.link import HELLO_INTERVAL, Port, Self
 from penstock.services.tracing.clock import Clock, found_offset, machine
-from penstock.services.wire import HELLO_INTERVAL, Port, Self
 
 SECOND = 10**9
 LIMIT = 60.0  # seconds, after which something has hung

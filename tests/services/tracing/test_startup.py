@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.stages import Stage, Stages
+from penstock.services.supervisor.startup import Stage, Stages
 from penstock.services.tracing.clock import VARIABLE
 from penstock.services.tracing.context import span_of, trace_of
 from penstock.services.tracing.startup import PARENT, STATE, OwnStart, Start

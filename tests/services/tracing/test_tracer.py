@@ -12,13 +12,13 @@ import pytest
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.links import Role
-from penstock.services.catalogue import EVERY_PROCESS
-from penstock.services.census import LAG, Vitals
+from penstock.services.links.link import Self
+from penstock.services.metrics.definitions import EVERY_PROCESS
+from penstock.services.metrics.snapshot import LAG, Vitals
 from penstock.services.tracing.clock import Clock
 from penstock.services.tracing.silence import Silence
 from penstock.services.tracing.span import Span
 from penstock.services.tracing.tracer import HANGS, LAST_WORDS, LATE, PATIENCE, Tracer, Undelivered, tracer_of
-from penstock.services.wire import Self
 from tests.services.tracing.tracing import SAMPLED, Bench, Kept, settings
 
 
@@ -194,8 +194,9 @@ def test_the_sdk_is_not_imported_where_nothing_is_told() -> None:
     import subprocess
     import sys
 
-    script = "import penstock.services.api.main, penstock.services.scheduler.main, penstock.services.tokenizer.main\n"
-    script += "import penstock.services.launch, sys, penstock.services.llm.llm, penstock.services.llm.async_llm\n"
+    script = "import penstock.services.http.main, penstock.services.scheduler.main, penstock.services.tokenizer.main\n"
+    script += "import penstock.services.supervisor.launcher, sys\n"
+    script += "import penstock.services.llm.llm, penstock.services.llm.async_llm\n"
     script += "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,0 +1,1 @@
+"""The engine's client, shared by the api process and the Python API."""

@@ -1,0 +1,294 @@
+"""The answer to one HTTP request while it grows: what came and was not sent yet, per choice.
+
+Deltas are kept, not frames: when the client's connection is slow they merge, so what waits is never longer than the
+answer itself. The pipeline pushes a batch's rows, then says that they are all there. One task of the request waits and
+takes; of a stream that flows, a tap takes meanwhile, without waking the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from penstock.protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
+from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
+from penstock.services.metrics.requests import Timings
+from penstock.services.openai.segments import Segment, Segments
+from penstock.services.tracing.operation import Operation, Outcome
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a whole response; a prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    accepted_tokens: int  # draft tokens that stand in the output
+    rejected_tokens: int  # the others that were verified
+    reasoning_tokens: int = 0  # of the completion's, its markers among them
+
+
+class PromptFacts:
+    """What is known of one prompt once its first choice begins."""
+
+    __slots__ = ("approximations", "cached_tokens", "logprobs", "reasons", "token_ids", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.token_ids = b""  # int32, where they were asked for
+        self.cached_tokens: int | None = None
+        self.approximations: tuple[str, ...] = ()
+        self.reasons = False  # reasoning is told apart from the content
+        self.logprobs: tuple[PositionLogprobs | None, ...] | None = None
+
+
+class Choice:
+    """One choice: `text`, `segments`, `logprobs` and `token_ids` wait to be taken, the rest is of the whole choice."""
+
+    __slots__ = (
+        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "reasoning_tokens", "segments",
+        "stop_reason", "text", "token_ids", "tokens", "vector",
+    )  # fmt: skip
+
+    def __init__(self, index: int, prompt: int) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.text: list[str] = []
+        self.segments = Segments()  # what comes after the text
+        self.logprobs: list[PositionLogprobs] = []
+        self.token_ids: list[bytes] = []  # int32, where they were asked for
+        self.tokens = 0
+        self.finish = Finish.NONE
+        self.stop_reason: str | int | None = None
+        self.drafted = (0, 0)  # draft tokens accepted and rejected
+        self.reasoning_tokens = 0
+        self.vector: bytes | None = None  # float32, where one was asked for
+        self.news = False  # stands in the reply's list of choices with news
+        self.begun = False  # the stream's first frame of this choice was made
+        self.last = 0.0  # when the latest tokens came; 0 before the first
+
+    def take_text(self) -> str:
+        if not self.text:
+            return ""
+        text = "".join(self.text)
+        self.text.clear()
+        return text
+
+    def take(self) -> list[Segment]:
+        """Everything that was written since it was last taken, in order."""
+        return self.segments.take(self.take_text())
+
+    def take_logprobs(self) -> list[PositionLogprobs]:
+        taken, self.logprobs = self.logprobs, []
+        return taken
+
+    def take_token_ids(self) -> bytes:
+        """Ids of the tokens since the last call, as int32."""
+        taken, self.token_ids = b"".join(self.token_ids), []
+        return taken
+
+
+class Tap(Protocol):
+    """Takes what a stream has to give and sends it on at once."""
+
+    def flow(self, reply: Reply) -> bool:
+        """False when that cannot be done now: nothing was taken, and the request's task must see to it."""
+
+
+class Reply:
+    """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
+
+    def __init__(
+        self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float, name: str = ""
+    ) -> None:
+        self.n = n
+        self.name = name  # the response's id, where it has one; its owner's to set
+        self.prompts = [PromptFacts() for _ in range(prompts)]
+        self.choices = [Choice(index, index // n) for index in range(prompts * n)]
+        self.error: RequestError | None = None
+        self.first_token: float | None = None  # of a stream, in monotonic seconds
+        self.tickets: list[int] = []  # internal ids; the pipeline's
+        self.left = False  # the client is gone
+        self.operation: Operation | None = None  # where it is traced; the pipeline's
+        self._open = len(self.choices)
+        self.stream = stream
+        self._timings = timings
+        self._began = now
+        self._news: list[Choice] = []
+        self._tap: Tap | None = None  # while the task waits
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has finished, or an error or the client's departure ended them all."""
+        return self._open == 0 or self.error is not None or self.left
+
+    @property
+    def usage(self) -> Usage:
+        cached = [facts.cached_tokens for facts in self.prompts]
+        known = [count for count in cached if count is not None]
+        return Usage(
+            sum(facts.tokens for facts in self.prompts),
+            sum(choice.tokens for choice in self.choices),
+            sum(known) if known else None,
+            sum(choice.drafted[0] for choice in self.choices),
+            sum(choice.drafted[1] for choice in self.choices),
+            sum(choice.reasoning_tokens for choice in self.choices),
+        )
+
+    def push(
+        self,
+        index: int,
+        text: str,
+        tokens: int,
+        finish: int,
+        extra: TextExtra | None,
+        now: float,
+        pieces: Iterable[Piece] = (),
+        token_ids: bytes | memoryview = b"",
+    ) -> None:
+        """One row of a TextBatch for choice `index`, arrived at `now` in monotonic seconds. `token_ids` (int32) are
+        those of its tokens, where they were asked for."""
+        choice = self.choices[index]
+        if choice.finish:
+            return
+        if extra is not None:
+            self._note(choice, extra)
+        if text and choice.segments.waiting:
+            choice.segments.push((Piece(PieceKind.CONTENT, text),))
+        elif text:
+            choice.text.append(text)
+        if pieces:
+            choice.segments.push(pieces)
+        if tokens:
+            choice.tokens += tokens
+            if token_ids:
+                choice.token_ids.append(bytes(token_ids))
+            if self.stream:
+                self._time(choice, now)
+        if finish:
+            choice.finish = Finish(finish)
+            self._open -= 1
+            if finish == Finish.ERROR:
+                self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
+            elif finish == Finish.GRAMMAR:
+                self.fail(GrammarFailure(extra.error if extra and extra.error else "the structure cannot be followed"))
+            elif finish == Finish.UNAVAILABLE:
+                self.fail(Unavailable(extra.error if extra and extra.error else "the server lost a part of itself"))
+            elif finish == Finish.ABORT:
+                self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
+        if not choice.news:
+            choice.news = True
+            self._news.append(choice)
+
+    def pushed(self) -> None:
+        """The rows of a batch have been pushed: whoever waits gets what they brought."""
+        if self._waiter is None:
+            return
+        over = self._open == 0 or self.error is not None
+        flowed = not over and self._tap is not None and self._tap.flow(self)
+        if over or (self.stream and not flowed):
+            self._wake()
+
+    @property
+    def failure(self) -> RequestError | None:
+        """The error to raise: a copy, since the frames that it passes through hold this reply."""
+        return copy.copy(self.error)
+
+    def fail(self, error: RequestError) -> None:
+        """End every choice with this error; the first one holds."""
+        if self.error is None:
+            self.error = error
+        self._wake()
+
+    def leave(self) -> None:
+        """The client is gone: whoever waits for news stops."""
+        self.left = True
+        self._wake()
+
+    def told(self, now: float) -> None:
+        """Nobody will take more of it: what is traced ends here. May be called again."""
+        operation, self.operation = self.operation, None
+        if operation is None:
+            return
+        usage = self.usage
+        outcome = Outcome(
+            response=self.name,
+            finishes=tuple([choice.finish for choice in self.choices]),
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            accepted=usage.accepted_tokens,
+            rejected=usage.rejected_tokens,
+            first_token=self.first_token,
+            error=self.error,
+            left=self.left,
+        )
+        operation.end(outcome, now)
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        """What the request's grammar does not hold exactly; known once a choice has begun."""
+        return self.prompts[0].approximations
+
+    async def news(self, tap: Tap | None = None) -> list[Choice]:
+        """Wait until choices have something to take, or all is over; then the choices concerned, in order of arrival.
+
+        For an answer that is not streamed: wait until all is over. What `tap` takes meanwhile is no news.
+        """
+        while not self.ended and not (self.stream and self._news):
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._tap = tap
+            try:
+                await self._waiter
+            finally:
+                self._waiter = self._tap = None
+        return self.take_news()
+
+    def take_news(self) -> list[Choice]:
+        """The choices that have something to take, in order of arrival."""
+        news, self._news = self._news, []
+        for choice in news:
+            choice.news = False
+        return news
+
+    def _time(self, choice: Choice, now: float) -> None:
+        if choice.last:
+            self._timings.inter_token.observe(now - choice.last)
+        elif self.first_token is None:
+            self.first_token = now
+            self._timings.first_token.observe(now - self._began)
+        choice.last = now
+
+    def _note(self, choice: Choice, extra: TextExtra) -> None:
+        facts = self.prompts[choice.prompt]
+        if extra.prompt_tokens is not None:
+            facts.tokens = extra.prompt_tokens
+        if extra.cached_tokens is not None and (facts.cached_tokens is None or choice.index % self.n == 0):
+            facts.cached_tokens = extra.cached_tokens
+        if extra.reasons:
+            facts.reasons = True
+        if extra.approximations:
+            facts.approximations = extra.approximations
+        if extra.prompt_logprobs is not None:
+            facts.logprobs = extra.prompt_logprobs
+        if extra.logprobs:
+            choice.logprobs.extend(extra.logprobs)
+        if extra.prompt_token_ids is not None:
+            facts.token_ids = extra.prompt_token_ids
+        if extra.stop_reason is not None:
+            choice.stop_reason = extra.stop_reason
+        if extra.vector is not None:
+            choice.vector = extra.vector
+        if extra.drafted is not None:
+            choice.drafted = extra.drafted
+        if extra.reasoning_tokens:
+            choice.reasoning_tokens = extra.reasoning_tokens
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

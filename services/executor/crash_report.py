@@ -1,0 +1,178 @@
+"""What an executor leaves behind when it fails: a file that says what it was doing.
+
+The newest few reports stay in the run directory. Token ids stand in them only where the operator asked for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan
+from penstock.protocol.version import VERSION
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor.run_directory import private
+
+log = logging.getLogger(__name__)
+
+FOLDER = "crashes"
+MOST_REPORTS = 16
+MOST_PLANS = 8  # last ones that a report tells of
+WITHHELD = "<withheld: --report-prompts>"
+
+
+class StartRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request that entered a slot."""
+
+    slot: int
+    prompt_tokens: int
+    tokens: int
+    computed: int
+    sampling: dict[str, object]
+    token_ids: list[int] | None = None
+
+
+class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A plan, without anybody's words."""
+
+    step: int
+    epoch: int
+    starts: tuple[StartRecord, ...] = ()
+    decode_on: list[int] = []
+    decode_off: list[int] = []
+    chunks: list[list[int]] = []  # slot, start, count, sample
+    blocks: int = 0  # appended
+    drafts: list[list[int]] = []  # slot, count
+    masked: list[int] = []
+    drafting: int = 0  # rows
+
+
+class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One executor's end."""
+
+    reason: str
+    process: str
+    pid: int
+    time: str  # ISO 8601
+    epoch: int
+    versions: dict[str, str]
+    device: dict[str, object]
+    slots: list[int]  # that were decoding
+    plans: tuple[PlanRecord, ...]  # oldest first
+    trace: str
+
+
+class Reports:
+    """Writer of one executor's reports, and what it remembers for them."""
+
+    def __init__(self, run_dir: Path, process: str, ready: ExecutorReady, *, prompts: bool) -> None:
+        self._folder = run_dir / FOLDER
+        self._process = process
+        self._ready = ready
+        self._prompts = prompts
+        self.plans: deque[StepPlan] = deque(maxlen=MOST_PLANS)
+
+    def write(self, reason: str, trace: str, slots: Sequence[int]) -> Path | None:
+        """Leave a report; where, or None if the disk takes none. Asks nothing of the device: it may not answer."""
+        report = CrashReport(
+            reason=reason,
+            process=self._process,
+            pid=os.getpid(),
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            epoch=self.plans[-1].epoch if self.plans else 0,
+            versions=versions(),
+            device=device_state(self._ready),
+            slots=sorted(slots),
+            plans=tuple(record(plan, self._prompts) for plan in self.plans),
+            trace=trace,
+        )
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            path = self._folder / f"{self._process}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.json"
+            with open(path, "xb", opener=private) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(report), indent=1))
+            for old in sorted(self._folder.glob("*.json"), key=modified)[:-MOST_REPORTS]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            journal.error(log, "no_report", reason=error.strerror)
+            return None
+        journal.error(log, "report", reason=reason, file=str(path))
+        return path
+
+
+def modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def versions() -> dict[str, str]:
+    return {
+        "penstock": VERSION,
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "none",
+    }
+
+
+def device_state(ready: ExecutorReady) -> dict[str, object]:
+    """What this process knows of the device by itself."""
+    state: dict[str, object] = {
+        "name": ready.device,
+        "dtype": ready.dtype,
+        "blocks": ready.blocks,
+        "weight_bytes": ready.weight_bytes,
+        "cache_bytes": ready.cache_bytes,
+    }
+    if ready.device != "cpu":
+        state["allocated_bytes"] = torch.cuda.memory_allocated()
+        state["reserved_bytes"] = torch.cuda.memory_reserved()
+        state["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return state
+
+
+def integers(data: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(data, np.int32).tolist()
+    return found
+
+
+def table(data: bytes, width: int) -> list[list[int]]:
+    found: list[list[int]] = np.frombuffer(data, np.int32).reshape(-1, width).tolist()
+    return found
+
+
+def record(plan: StepPlan, prompts: bool) -> PlanRecord:
+    """What a report says of a plan."""
+    return PlanRecord(
+        step=plan.step,
+        epoch=plan.epoch,
+        starts=tuple(start_record(start, prompts) for start in plan.starts),
+        decode_on=integers(plan.decode_on),
+        decode_off=integers(plan.decode_off),
+        chunks=table(plan.chunks, 4),
+        blocks=len(plan.blocks) // 8,
+        drafts=table(plan.drafts, 2),
+        masked=integers(plan.masked),
+        drafting=len(table(plan.drafting, 5)),
+    )
+
+
+def start_record(start: SlotStart, prompts: bool) -> StartRecord:
+    sampling = msgspec.structs.asdict(start.sampling)
+    if not prompts:  # these hold the client's words, too
+        sampling |= {name: WITHHELD for name in ("bad_words", "logit_bias", "allowed_token_ids") if sampling.get(name)}
+    return StartRecord(
+        slot=start.slot,
+        prompt_tokens=start.prompt_tokens,
+        tokens=len(start.token_ids) // 4,
+        computed=start.computed,
+        sampling=sampling,
+        token_ids=integers(start.token_ids) if prompts else None,
+    )

@@ -1,0 +1,82 @@
+"""Who compiles kernels: while the executor starts, forks of it, which begin with what it imported; later nobody should,
+and what is compiled under requests after all is logged."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import process
+
+log = logging.getLogger(__name__)
+
+MOST = 12  # processes; about as many kernels take a second or more
+
+
+@contextmanager
+def compilers(device: torch.device) -> Iterator[Executor | None]:
+    """Processes for a GPU's kernels, as many as there are cores, gone behind the context; None for a CPU.
+
+    They never touch the GPU, so it does not matter what this process has done with it. They die with it.
+    """
+    if device.type == "cpu":
+        yield None
+        return
+    # What every compilation imports, so that no fork has to.
+    import triton.backends.nvidia.driver
+    import triton.compiler.compiler  # noqa: F401
+
+    count = min(MOST, len(os.sched_getaffinity(0)))
+    with forks(count) as pool:
+        yield pool
+
+
+@contextmanager
+def forks(count: int) -> Iterator[Executor]:
+    """Processes like this one, made at once."""
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), begin, (os.getpid(),))
+    try:
+        pool.submit(os.getpid)
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def begin(parent: int) -> None:
+    """The first thing a fork does: signals to the executor are not for it, and it does not outlive the executor."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    process.follow_parent(signal.SIGKILL, {process.PARENT: str(parent)})
+
+
+def log_compilations(device: torch.device) -> None:
+    """From now on, have a line in the log for each kernel that this process compiles: all streams wait for it.
+
+    Source: Triton's `knobs.runtime.jit_cache_hook`, called before a compilation, and `jit_post_compile_hook`.
+    """
+    if device.type == "cpu":
+        return
+    import triton
+
+    began = time.monotonic()
+
+    def before(**_: object) -> bool:
+        nonlocal began
+        began = time.monotonic()
+        return False  # go on
+
+    def after(*, repr: str, **_: object) -> None:
+        journal.warning(log, "kernel_compiled", kernel=repr, seconds=time.monotonic() - began)
+
+    triton.knobs.runtime.jit_cache_hook = before
+    triton.knobs.runtime.jit_post_compile_hook = after

@@ -1,0 +1,304 @@
+"""From a configuration to a runner with its weights and its KV cache, telling the supervisor how far it is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from penstock.engine_core import folder, loading
+from penstock.engine_core.execution.capacity import (
+    CacheShape,
+    block_bytes,
+    check_blocks,
+    cpu_blocks,
+    given_blocks,
+    gpu_blocks,
+)
+from penstock.engine_core.execution.drafting import Draft
+from penstock.engine_core.execution.estimate import idle_weights
+from penstock.engine_core.execution.graph_sizes import GraphSizes, graph_sizes
+from penstock.engine_core.execution.group import ALONE
+from penstock.engine_core.execution.heads import draft_block_bytes
+from penstock.engine_core.execution.memory import available_memory, step_peak, used_memory
+from penstock.engine_core.execution.readying import compile_steps
+from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.trial import WARM_TOKENS, warm_steps
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.shares import check_ranks, rank_spec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.stages import stage_layers
+from penstock.protocol import groups
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import Role
+from penstock.protocol.parts import parts_of
+from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.protocol.steps import ExecutorReady
+from penstock.services.executor.all_reduce import with_exchange
+from penstock.services.executor.drafts import check_agreed, draft_folder, find_draft, load_draft
+from penstock.services.executor.handshake import Life
+from penstock.services.executor.kernel_compilers import compilers
+from penstock.services.executor.process_groups import begin
+from penstock.services.executor.weight_check import check_output, verification
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import process
+from penstock.services.supervisor.banner import WEIGHTS
+from penstock.services.supervisor.sd_notify import notify
+from penstock.services.supervisor.startup import Stages
+
+log = logging.getLogger(__name__)
+
+GPU_STEP_TOKENS = 8192
+CPU_STEP_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A runner that is ready for its first plan, and what is said of it to the scheduler."""
+
+    runner: Runner
+    ready: ExecutorReady
+    warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
+
+
+def start(config: Config, index: int, life: Life | None = None, stages: Stages | None = None) -> Engine:
+    """Load the model and make its runner, with the others of a group whose life has begun.
+
+    Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
+    """
+    began = time.monotonic()
+    stages = stages if stages is not None else Stages()
+    device = take_device(config, index)
+    stages.begin("reading the model's configuration")
+    path = folder.resolve(config.model.model, config.model.revision)
+    spec, length, drafting = read_model(config, path)
+    dtype = choose_dtype(config.model.dtype, spec, device)
+    group = ALONE
+    if life is not None:
+        stages.begin("meeting the other executors")
+        group = begin(config, groups.place(index, config.model), life, device)
+        check_agreed(config, drafting, group)
+    folders = [path] if drafting is None else [path, draft_folder(config)]
+    with ExitStack() as held:
+        with compilers(device) as processes:
+            checks = held.enter_context(verification(config, index, folders))  # its threads after the forks
+            group = with_exchange(group, spec.hidden, dtype, device)
+            stages.begin("loading weights")
+            model = registry.build(
+                spec, dtype, device, length,
+                group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
+                draft=drafting,
+            )  # fmt: skip
+            spec = model.spec  # of a stage's own layers
+            with torch.inference_mode():
+                loading.load(model, path, config.model.load_format, config.model.seed)
+            draft = load_draft(config, drafting, model, length)
+            options = RunnerOptions(
+                device=device,
+                dtype=dtype,
+                blocks=0,
+                block_size=config.model.block_size,
+                max_model_len=length,
+                max_num_seqs=config.model.max_num_seqs,
+                graphs=choose_graphs(config, spec, model, length, device),
+                group=group,
+                step_tokens=step_tokens(config.model, device),
+                synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
+            )
+            stages.begin("compiling kernels")
+            compile_steps(model, options, options.step_tokens, draft, processes)
+        runner, shape = make_runner(config, model, spec, options, draft, stages)
+        warm = warm_up(config, runner, stages)
+        stages.begin("checking the weights")
+        if checks is not None:
+            notify(f"{WEIGHTS}={checks.finish()}")
+        check_output(config, runner, path)
+    ready = ExecutorReady(
+        epoch=0,
+        blocks=runner.options.blocks,
+        block_size=options.block_size,
+        step_tokens=options.step_tokens,
+        mask_places=runner.mask_places,
+        draft_tokens=0 if draft is None else draft.tokens,
+        device=device_name(device),
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
+        cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
+        load_seconds=time.monotonic() - began,
+    )
+    log_loaded(ready, options, shape, draft)
+    for reason in wrong_output(config):
+        journal.warning(log, "output_is_wrong", reason=reason)
+    return Engine(runner, ready, warm)
+
+
+def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | None]:
+    """The model in a folder, the longest sequence of it that is served, and what drafts for it. Raises ModelError, and
+    ConfigError for what cannot be served with these options or shared by so many executors."""
+    spec = read_spec(path)
+    length = folder.model_length(spec, config.model)
+    drafting = find_draft(config, path, spec, length)
+    ranks = config.model.tensor_parallel_size
+    stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
+    check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
+    return spec, length, drafting
+
+
+def take_device(config: Config, index: int) -> torch.device:
+    """The device of executor number `index`, made this process's own. Raises ConfigError."""
+    device = choose_device(config.executor.device, index - config.executor.first_executor)
+    if config.model.batch_invariant and device.type == "cpu":
+        raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0)) // max(1, len(parts_of(config).get(Role.EXECUTOR, ())))
+        torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
+    else:
+        torch.cuda.set_device(device)
+    return device
+
+
+def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:
+    """One line with what the memory went to."""
+    journal.info(
+        log,
+        "loaded",
+        device=ready.device,
+        dtype=ready.dtype,
+        weight_bytes=ready.weight_bytes,
+        blocks=ready.blocks,
+        tokens=ready.blocks * options.block_size,
+        full_length_requests=round(ready.blocks / shape.request_blocks, 2),
+        cache_bytes=ready.cache_bytes,
+        seconds=round(ready.load_seconds, 2),
+        **({} if draft is None else draft_figures(draft, options, shape)),
+    )
+
+
+def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> dict[str, float]:
+    """What the log says of a draft model: its weights, and its share of the cache."""
+    own = draft_block_bytes(draft, options.block_size, options.dtype.itemsize)
+    return {"draft_weight_bytes": draft.weight_bytes, "draft_cache_share": round(own / shape.block_bytes, 4)}
+
+
+def make_runner(
+    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, stages: Stages
+) -> tuple[Runner, CacheShape]:
+    """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
+    stages.begin("making the KV cache")
+    sizes = options.block_size, options.dtype.itemsize
+    shape = CacheShape(
+        block_bytes=block_bytes(rank_spec(spec, options.group.size), *sizes)
+        + (0 if draft is None else draft_block_bytes(draft, *sizes)),
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        length_given=bool(config.model.max_model_len),
+    )
+    blocks = count_blocks(config, shape, model, spec, options, draft)
+    return Runner(model, spec, replace(options, blocks=blocks), draft), shape
+
+
+def warm_up(config: Config, runner: Runner, stages: Stages) -> tuple[tuple[int, float], ...]:
+    """Run every form of a step once, capture the graphs. The steps' positions and seconds."""
+    stages.begin("warming up")
+    took = []
+    for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
+        began = time.perf_counter()
+        runner.collect(runner.launch(plan))
+        positions = int(np.frombuffer(plan.chunks, np.int32)[2::4].sum())
+        took.append((positions, time.perf_counter() - began))
+    stages.begin("capturing graphs")
+    runner.prepare()
+    runner.reset()
+    return tuple(took)
+
+
+def choose_device(option: str, place: int) -> torch.device:
+    """The device of the executor at a place among its host's: of the GPUs that it sees the one of this number, or the
+    only one where a supervisor shows each its own.
+
+    Raises ConfigError when a GPU is asked for and there is none for it, or when only some executors would have one.
+    """
+    count = torch.cuda.device_count() if option != "cpu" else 0
+    if count == 0 and option != "cuda":
+        return torch.device("cpu")
+    if place < count:
+        return torch.device("cuda", place)
+    if count == 1 and process.PARENT not in os.environ:
+        return torch.device("cuda", 0)
+    found = f"{count} GPUs that torch {torch.__version__} can use"
+    why = f"this host's executor {place}, counted from --first-executor, finds {found}"
+    raise ConfigError("--device", option, why)
+
+
+def default_threads(cores: int) -> int:
+    """Half of the cores: the other processes need theirs, and OpenMP's threads wait for each other at every operation.
+
+    Measured on two cores that were also used by others: a decode step took 3 to 7 times as long with two threads as
+    with one, at batch 1 and at batch 64.
+    """
+    return max(1, cores // 2)
+
+
+def step_tokens(model: ModelConfig, device: torch.device) -> int:
+    """Token budget of one step. On a CPU a long step would hold up every stream for seconds."""
+    if model.max_num_batched_tokens:
+        return model.max_num_batched_tokens
+    return max(CPU_STEP_TOKENS if device.type == "cpu" else GPU_STEP_TOKENS, model.max_num_seqs)
+
+
+def longest_warm_chunk(model: ModelConfig, device: torch.device) -> int:
+    """A GPU compiles a form of attention for long chunks; a CPU has nothing to compile."""
+    return WARM_TOKENS if device.type == "cpu" else step_tokens(model, device)
+
+
+def choose_dtype(option: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    """`auto` is the checkpoint's type on a GPU and float32 on a CPU."""
+    name = option if option != "auto" else spec.dtype if device.type == "cuda" else "float32"
+    kind = getattr(torch, name)
+    assert isinstance(kind, torch.dtype)
+    return kind
+
+
+def choose_graphs(
+    config: Config, spec: ModelSpec, model: Decoder, length: int, device: torch.device
+) -> GraphSizes | None:
+    """Which steps are graphs: none on a CPU and none with --enforce-eager."""
+    if device.type == "cpu" or config.executor.enforce_eager:
+        return None
+    used = model.weight_bytes // model.dtype.itemsize - idle_weights(model.spec) // model.placement.size  # by a token
+    weights = model.placement.group.least(used)  # all have the same graphs
+    asked = read_speculative(config.scheduler.speculative_config)
+    drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
+    seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
+    return graph_sizes(spec.layers, weights, seqs, tokens, length, drafts)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def count_blocks(
+    config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
+) -> int:
+    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers."""
+    executor: ExecutorConfig = config.executor
+    if executor.kv_cache_memory:
+        blocks = given_blocks(shape, executor.kv_cache_memory)
+        return check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
+    if options.device.type == "cpu":
+        return check_blocks(shape, cpu_blocks(shape, available_memory()), "--kv-cache-memory", 0)
+    peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
+    used, total = used_memory(options.device)
+    journal.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
+    blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used, peak)
+    return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization)

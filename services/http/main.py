@@ -1,0 +1,283 @@
+"""The api process: `run` serves HTTP until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import math
+import signal
+import ssl
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+import zmq
+
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.config import PRIORITY, Config
+from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
+from penstock.services.client.engine_client import Pipeline
+from penstock.services.client.model_info import served_model
+from penstock.services.http.accept import Room, accept, allow_descriptors, room_for
+from penstock.services.http.api_keys import Keys
+from penstock.services.http.connection import Connection, ConnectionLimits
+from penstock.services.http.listener import Socket, leave, listen, tls, url_of
+from penstock.services.links.async_link import Watch
+from penstock.services.links.link import Arrival, Port, Self
+from penstock.services.links.tcp import network_of
+from penstock.services.metrics.api import Figures
+from penstock.services.metrics.requests import Traffic
+from penstock.services.metrics.shared_files import Ledger
+from penstock.services.metrics.snapshot import LAG, Vitals, lagging
+from penstock.services.openai.app_state import Service
+from penstock.services.openai.health import entry_of, hopeless
+from penstock.services.openai.responses.endpoint import BackgroundWork
+from penstock.services.openai.responses.store import ResponseStore
+from penstock.services.openai.routes import application
+from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import process
+from penstock.services.supervisor.background import begin
+from penstock.services.supervisor.banner import engine_facts
+from penstock.services.supervisor.heartbeat import Heartbeat, beating
+from penstock.services.supervisor.process import ExitCode
+from penstock.services.supervisor.sd_notify import notify
+from penstock.services.supervisor.startup import Stages
+from penstock.services.tracing.operation import Operations
+from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.tracer import tracer_of
+
+log = logging.getLogger(__name__)
+
+WAITING = "waiting for the engine"
+LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
+BACKLOG = 2048
+TICK = 0.25  # seconds between looks at what is owed and at the end
+EAGER = 0.02  # seconds between looks until requests are taken
+LEDGER_TICK = 1.0  # seconds between entries into the ledger
+SERVER_TICK = 1.0  # seconds between new values of the Date header
+GC_THRESHOLD = 50_000  # allocations between collections: a request's parts hold few cycles
+MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
+HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
+
+
+def run(config: Config, index: int) -> int:
+    """Serve until SIGTERM or SIGINT; running requests are finished first, up to the drain limit. The exit code.
+
+    A second signal ends them at once, and so does the first one where the launcher was killed, whose other processes
+    have ended with it. Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses
+    us.
+    """
+    try:
+        return uvloop.run(serve(config, index))
+    except PenstockError:
+        raise
+    except Exception:
+        journal.exception(log, "api_failed")
+        return ExitCode.FAILED
+
+
+async def serve(config: Config, index: int) -> ExitCode:
+    """The process's whole life; its exit code. Raises as `run` does."""
+    allow_descriptors()
+    stages = Stages()
+    model = served_model(config)
+    keys = Keys(config.api)
+    context_of_tls = tls(config.api)
+    listener = listen(config.api)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    network = network_of(context, config.links)
+    incarnation = new_incarnation()
+    tracer = tracer_of(config.trace, Role.API, index)
+    clock = None if tracer is None else tracer.clock
+    me = Self(Role.API, index, incarnation, shared_hash(config.model), clock=clock)
+    start = OwnStart(tracer, f"{Role.API}-{index}", stages)
+    run_dir = Path(config.run.run_dir)
+    watches = [
+        Watch(Port.connect(context, TEXT, me, run_dir, number, network))
+        for number in range(config.tokenizer.tokenizer_processes)
+    ]
+    pipeline = Pipeline(
+        watches, index, incarnation, config.api.max_queued_requests,
+        max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
+        replicas=config.model.data_parallel_size, ordered=config.scheduler.scheduling_policy == PRIORITY,
+        operations=Operations(tracer, model.name) if tracer is not None else None,
+    )  # fmt: skip
+    for watch in watches:
+        watch.start(functools.partial(deliver, pipeline))
+    ledger = Ledger(run_dir, index, config.api.api_processes)
+    responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
+    lag = Histogram(LAG)
+    figures = Figures(Vitals(me, run_dir, lag, tracer), watches, responses)
+    room = Room(room_for(config.api.max_connections, len(watches)))
+    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer, room)
+    # To look through all that was imported takes 30 ms, in which no stream goes on.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        return await answer(service, listener, context_of_tls, start, lag)
+    finally:
+        leave(config.api)
+        ledger.close()
+        responses.close()
+        for watch in watches:
+            watch.close()
+        context.term()
+        if tracer is not None:
+            tracer.close()
+
+
+def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
+    pipeline.receive(arrivals, time.monotonic())
+
+
+async def answer(
+    service: Service, listener: Socket, encryption: ssl.SSLContext | None, start: OwnStart, lag: Histogram
+) -> ExitCode:
+    """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
+    options = service.config.api
+    limits = ConnectionLimits.of(options)
+    background = BackgroundWork(service)
+    server = Server(
+        uvicorn.Config(
+            application(service, background),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=math.ceil(service.config.run.drain_timeout + LAST_WORDS),
+        ),
+        options.keep_alive_timeout,
+    )
+    make = functools.partial(
+        Connection, server.config, server.server_state, {}, limits=limits, room=service.room
+    )
+    listener.listen(BACKLOG)
+    url = url_of(listener, options)
+    journal.info(log, "listening", url=url, model=service.model.name)
+    heartbeat = Heartbeat()
+    heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
+    start.stages.note(WAITING)
+    # uvicorn takes these over while it serves.
+    previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+    failures: list[Exception] = []
+
+    def fail(failure: Exception) -> None:
+        failures.append(failure)
+        server.exit(force=True)
+
+    def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What a watched port raises in a callback (a refused handshake, a bug of ours) ends the process."""
+        failure = context.get("exception")
+        if isinstance(failure, Exception) and "handle" in context:
+            fail(failure)
+        else:
+            loop.default_exception_handler(context)
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(on_failure)
+    loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
+    attendance = attend(service, server, start, heartbeat)
+    duties = [begin(duty, fail) for duty in (attendance, beating(heartbeat), lagging(lag))]
+    server.accepting = begin(accept(listener, service.room, make, encryption, limits.head_seconds), fail)
+    try:
+        await server.serve(sockets=[listener])
+        # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
+        await background.ended(service.config.run.drain_timeout + LAST_WORDS)
+    finally:
+        for duty in (*duties, server.accepting):
+            duty.cancel()
+        for number, old in previous.items():
+            signal.signal(number, old)
+    if failures:
+        raise failures[0]
+    journal.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
+    return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; idle, it turns once a second instead of ten times, and a signal wakes it. It accepts nothing
+    itself: `accepting` does, until the end begins."""
+
+    accepting: asyncio.Task[None]
+
+    def __init__(self, config: uvicorn.Config, idle: float) -> None:
+        config.load()
+        config.timeout_keep_alive = cast(int, idle)  # it goes to call_later, which takes fractions
+        super().__init__(config)
+        self._asked = asyncio.Event()
+        self._forced = asyncio.Event()
+
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
+        self.servers = []
+        self.started = True
+
+    async def shutdown(self, sockets: list[Socket] | None = None) -> None:
+        self.accepting.cancel()
+        await asyncio.wait((self.accepting,))  # then nobody reads from the listener, which is closed next
+        await super().shutdown(sockets)
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await self.pause(SERVER_TICK)
+
+    def exit(self, *, force: bool = False) -> None:
+        """End, at once or when every response is complete."""
+        self.should_exit = True
+        self._asked.set()
+        if force:
+            self.force_exit = True
+            self._forced.set()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Without uvicorn's own, which would raise the signal once more at the end."""
+        del sig, frame
+        self.exit(force=self.should_exit or process.orphaned())
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until the end is asked for; then until it must come at once."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for((self._forced if self.should_exit else self._asked).wait(), seconds)
+
+
+async def attend(service: Service, server: Server, start: OwnStart, heartbeat: Heartbeat) -> None:
+    """Say when requests are taken and when no more, and end those that outlast the drain limit."""
+    announced = False
+    pipeline = service.pipeline
+    entered = float("-inf")
+    while not server.should_exit:
+        if (now := time.monotonic()) - entered >= LEDGER_TICK:
+            entered = now
+            service.keys.refresh()
+            service.ledger.write(entry_of(service))
+        ready = server.started and pipeline.ready(time.monotonic())
+        pipeline.hopeless = "" if ready else hopeless(service)
+        if ready and not announced:
+            announced = True
+            engine = pipeline.engines.first
+            assert engine is not None, "one is ready"
+            heartbeat.tell("READY=1", "STATUS=serving", *engine_facts(engine))
+            journal.info(log, "ready")
+            start.ready(time.monotonic())
+        pipeline.tend(time.monotonic())
+        await server.pause(TICK if announced else EAGER)
+    pipeline.draining = True
+    notify("STOPPING=1", "STATUS=draining")
+    journal.info(log, "draining", unfinished=pipeline.statistics().unfinished)
+    deadline = time.monotonic() + service.config.run.drain_timeout
+    while time.monotonic() < deadline and not server.force_exit:
+        pipeline.tend(time.monotonic())
+        await server.pause(TICK)
+    if server.force_exit:
+        journal.warning(log, "ending_at_once")
+    pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))

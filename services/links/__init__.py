@@ -1,0 +1,1 @@
+"""Links between processes: ZeroMQ sockets with a handshake, credit windows and authentication."""

@@ -1,0 +1,118 @@
+"""A port on an asyncio loop: its descriptor watched and drained, its tick kept, without a future per message."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+
+from penstock.protocol.messages import Message
+from penstock.services.links.link import Arrival, Joined, Left, Peer, Port, PortStatistics
+
+TICK = 0.2  # seconds, until somebody is there
+CALM = 1.0  # seconds from then on: hellos are rare, and the end of a peer's process wakes the loop by itself
+
+
+class Watch:
+    """Delivers a port's arrivals to one callback, on the running loop, in order.
+
+    ZMQ's descriptor is edge-triggered and a send can swallow the edge of an arrival, so each send is followed by a
+    drain in the same turn of the loop.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+        self._deliver: Callable[[list[Arrival]], None] | None = None
+        self._socket = port.socket  # whose descriptor, that is the next number, the loop watches
+        self._descriptor = -1
+        self._ends: dict[Peer, int] = {}  # a descriptor of our own for each peer's process
+        self._draining: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        return self._port.peers
+
+    def start(self, deliver: Callable[[list[Arrival]], None]) -> None:
+        """From now on hand arrivals to `deliver`, which must not block."""
+        assert self._deliver is None
+        self._deliver = deliver
+        self._read()
+        self._tick()
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """As `Port.send`."""
+        return self.send_each((peer,), message)
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
+        """As `Port.send_each`."""
+        sent = self._port.send_each(peers, message)
+        if self._draining is None:
+            self._draining = self._loop.call_soon(self._drain)
+        return sent
+
+    def statistics(self) -> PortStatistics:
+        return self._port.statistics()
+
+    def close(self) -> None:
+        """Stop watching and close the port."""
+        self._loop.remove_reader(self._descriptor)
+        for handle in (self._timer, self._draining):
+            if handle is not None:
+                handle.cancel()
+        for peer in tuple(self._ends):
+            self._unwatch(peer)
+        self._port.close()
+
+    def _drain(self) -> None:
+        self._draining = None
+        arrivals = self._port.receive()
+        if arrivals:
+            assert self._deliver is not None
+            for arrival in arrivals:
+                if isinstance(arrival.message, Joined):
+                    self._watch(arrival.peer)
+                elif isinstance(arrival.message, Left):
+                    self._unwatch(arrival.peer)
+            if not self._port.peers:
+                self._wind()  # who has lost all looks for them sooner
+            self._deliver(arrivals)
+
+    def _tick(self) -> None:
+        self._port.tick(self._loop.time())
+        if self._port.socket is not self._socket:
+            self._loop.remove_reader(self._descriptor)
+            self._read()
+        self._wind()
+        self._drain()
+
+    def _wind(self) -> None:
+        """Set the clock for the next tick."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(CALM if self._port.peers else TICK, self._tick)
+
+    def _read(self) -> None:
+        self._socket, self._descriptor = self._port.socket, self._port.fileno()
+        self._loop.add_reader(self._descriptor, self._drain)
+
+    def _watch(self, peer: Peer) -> None:
+        if peer.pidfd is not None:
+            try:
+                end = os.dup(peer.pidfd)
+            except OSError:  # no descriptor is left: the port's ticks tell of its end, a little later
+                return
+            self._ends[peer] = end
+            self._loop.add_reader(end, self._ended, peer)
+
+    def _unwatch(self, peer: Peer) -> None:
+        end = self._ends.pop(peer, None)
+        if end is not None:
+            self._loop.remove_reader(end)
+            os.close(end)
+
+    def _ended(self, peer: Peer) -> None:
+        """A peer's process has ended: the port finds out which."""
+        self._unwatch(peer)
+        self._tick()

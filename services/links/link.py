@@ -1,0 +1,463 @@
+"""One end of a link: a ROUTER that binds or a DEALER that connects, with handshake, credit and loss of peers.
+
+Sending never queues beyond the peer's credit: `send` says False and the caller keeps its data. A peer is lost when its
+process ends (seen through a pidfd; of a process elsewhere, by its connection: what we say to it twice a second finds
+none any more), when a new incarnation takes its place, when it says Goodbye, or when it was silent for the link's
+limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the connector then
+says Hello again. Either side may give up one who lives (it was silent: stopped, perhaps): what stood
+between them is a session, and both hear of its end before the next one begins, whatever is still on its way. Between
+hosts a connection that breaks ends it, too (services/links/tcp.py). So every message was either handed to the session
+that `send` named, or its owner hears `Left` for that session.
+
+Synchronous: event loops watch the descriptor (see services/links/async_link.py), plain loops poll the socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from penstock.protocol.errors import LinkError
+from penstock.protocol.links import (
+    MALFORMED,
+    Credit,
+    Goodbye,
+    Hello,
+    Link,
+    Refused,
+    Role,
+    Welcome,
+    address,
+    decoder,
+    identity,
+)
+from penstock.protocol.messages import Message
+from penstock.services.links import handshake as greeting
+from penstock.services.links.authenticator import Door
+from penstock.services.links.pid_namespace import ended, open_pidfd, place
+from penstock.services.links.tcp import Line, Network, open_socket
+from penstock.services.supervisor.run_directory import SocketFile
+from penstock.services.tracing.clock import Clock
+
+log = logging.getLogger(__name__)
+
+HELLO_INTERVAL = 2.0  # seconds between hellos on a link that stands; they are its heartbeat
+HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
+GOODBYE = "said goodbye"  # the reason of an orderly end
+UNREACHABLE = "unreachable"  # the reason where its connection is gone
+RECONNECTED = "connected again"  # the reason where it has another
+PROBE_INTERVAL = 0.5  # seconds between words to a peer whose process cannot be seen from here
+PROBES = 20  # of them without an answer; one that is stopped must not find its queue full of them
+CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
+LINGER = 100  # milliseconds that a farewell may take
+CREDIT_INTERVAL = 2.0  # seconds after which fewer go back, too
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A peer shook hands."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A peer is gone; nothing that it was sent will be answered."""
+
+    reason: str
+
+
+class Self(msgspec.Struct, frozen=True):
+    """What a process says of itself in every handshake. `shared` is the hash of the options both sides share."""
+
+    role: Role
+    index: int
+    incarnation: int
+    shared: int
+    place: int = msgspec.field(default_factory=place)
+    clock: Clock | None = None  # where traces are told; a connector's goes by that of binder number 0
+
+
+class PortStatistics(msgspec.Struct, frozen=True):
+    """Counters since the port was opened."""
+
+    peers: int
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
+    refused_sends: int
+    unacknowledged: int  # now: messages sent whose credit has not come back
+    refused_handshakes: int = 0  # of strangers, at a binder that other hosts reach
+
+
+class Peer:
+    """The process at the other end, one incarnation of it. Equal only to itself."""
+
+    __slots__ = (
+        "credit", "epoch", "heard", "incarnation", "index", "name", "number", "pid", "pidfd", "probes", "session",
+        "taken",
+    )  # fmt: skip
+
+    def __init__(self, name: bytes, hello: Hello | Welcome, window: int, now: float, number: int = 0) -> None:
+        self.name = name
+        self.session = hello.session
+        self.number = number
+        self.index = hello.index
+        self.incarnation = hello.incarnation
+        self.pid = hello.pid
+        self.epoch = hello.epoch
+        self.credit = window  # messages we may still send
+        self.taken = 0  # messages received and not yet credited
+        self.heard = now
+        self.probes = 0  # since it was heard
+        self.pidfd = open_pidfd(hello.pid, hello.place)
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name.decode(errors='replace')}, pid {self.pid})"
+
+    def exited(self) -> bool:
+        """Whether its process has ended; False when that cannot be known from here."""
+        return self.pidfd is not None and ended(self.pidfd)
+
+    def close(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+def end_of(pid: int) -> str:
+    """The reason where its process has ended. What it said last may be lost with its connection, a goodbye too."""
+    return f"process {pid} ended"
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """What `receive` found: a message of the link, or that a peer joined or left."""
+
+    peer: Peer
+    message: Message | Joined | Left
+
+
+class Port:
+    """One end of a link. Made by `bind` or `connect`; owned by one thread."""
+
+    def __init__(self, socket: zmq.Socket[bytes], link: Link, me: Self, *, binder: bool) -> None:
+        self.socket = socket
+        self.link = link
+        self.me = me
+        self.epoch = 0  # told in handshakes; the owner may change it
+        self._binder = binder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = decoder(link, at_binder=binder)
+        self._peers: dict[bytes, Peer] = {}
+        self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that are over
+        self._arrivals: list[Arrival] = []  # events found outside receive()
+        self._file: SocketFile | None = None  # of a binder on this machine
+        self._door: Door | None = None  # of a binder that other hosts reach
+        self._line: Line | None = None  # of a connector that reaches another host; its socket is ours
+        self._greeted = float("-inf")  # when we last said Hello or Welcome to all
+        self._probed = float("-inf")  # when we last did of those out of sight
+        self._credited = float("-inf")  # when all credit last went back
+        self._now = 0.0  # as of the last tick
+        self._session = 0  # of a connector: times that it gave the binder up
+        self._number = 0  # of a binder: sessions that it began
+        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = self._refused = 0
+
+    @classmethod
+    def bind(
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        link: Link,
+        me: Self,
+        run_dir: Path,
+        network: Network | None = None,
+    ) -> Port:
+        """Listen as binder number `me.index`. A socket file left by an earlier life is taken over. Raises AddressError
+        for an address that cannot be listened at."""
+        if network is not None and network.reaches(link):
+            socket, door = network.listen(link, me.index)
+            port = cls(socket, link, me, binder=True)
+            port._door = door
+            return port
+        socket = open_socket(context, zmq.ROUTER, link)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        where = address(link, run_dir, me.index)
+        socket.bind(where)
+        port = cls(socket, link, me, binder=True)
+        port._file = SocketFile(Path(where.removeprefix("ipc://")))
+        return port
+
+    @classmethod
+    def connect(
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        link: Link,
+        me: Self,
+        run_dir: Path,
+        index: int = 0,
+        network: Network | None = None,
+    ) -> Port:
+        """Connect to binder number `index`, now or whenever it comes up."""
+        if network is not None and network.reaches(link):
+            line = network.line(link, index)
+            port = cls(line.open(identity(me.role, me.index, me.incarnation)), link, me, binder=False)
+            port._line = line
+            return port
+        socket = open_socket(context, zmq.DEALER, link)
+        socket.setsockopt(zmq.IDENTITY, identity(me.role, me.index, me.incarnation))
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.connect(address(link, run_dir, index))
+        return cls(socket, link, me, binder=False)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Peers that shook hands and are not lost, in the order in which they joined."""
+        return tuple(self._peers.values())
+
+    def fileno(self) -> int:
+        """The edge-triggered descriptor of the socket: after each send and receive, receive again. Between hosts a tick
+        may begin another connection; then `socket` is another one, and so is this."""
+        return self.socket.FD
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Hand `message` to the link. False when the peer is gone or its credit is used up; then nothing was sent."""
+        return self.send_each((peer,), message)
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
+        """Send to each of `peers`, encoded once. True when each took it."""
+        payload = self._encoder.encode(message)
+        assert len(payload) <= self.link.max_bytes, "its owner bounds what it makes"
+        sent = True
+        for peer in peers:
+            if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):
+                peer.credit -= 1
+                self._messages_out += 1
+                self._bytes_out += len(payload)
+            else:
+                self._refused += 1
+                sent = False
+        return sent
+
+    def give_up(self, peer: Peer, reason: str) -> None:
+        """End the session with one who lives; it hears of it and says Hello again. `Left` arrives here."""
+        if self._peers.get(peer.name) is peer:
+            self._dismiss(peer, reason, self._arrivals)
+
+    def receive(self) -> list[Arrival]:
+        """Everything that has arrived, without blocking. Raises LinkError when the binder refused our handshake."""
+        arrivals = self._arrivals  # what a send finds out meanwhile stands in its place among them
+        self._read(arrivals)
+        if self._line is not None and self._peers and not self._line.stands():
+            self._lose(self._peers[b""], UNREACHABLE, arrivals)
+        for peer in self.peers:
+            if peer.taken * CREDIT_SHARE >= self.link.window:
+                self._give_credit(peer)
+        self._arrivals = []
+        return arrivals
+
+    def tick(self, now: float) -> None:
+        """Keep the link alive: say hello, return credits, notice lost peers; monotonic seconds. Call every 0.2 s, or
+        every second when there are peers whose ends somebody watches."""
+        self._now = now
+        self._read(self._arrivals)  # last words come before an end, and hellos that wait count
+        due = now - self._credited >= CREDIT_INTERVAL
+        if due:
+            self._credited = now
+        probing = now - self._probed >= PROBE_INTERVAL
+        if probing:
+            self._probed = now
+        for peer in self.peers:
+            if due and peer.taken:
+                self._give_credit(peer)
+            if peer.exited():
+                self._lose(peer, end_of(peer.pid), self._arrivals)
+            elif self.link.silence and now - peer.heard > self.link.silence:
+                self._dismiss(peer, f"silent for {self.link.silence:g} s", self._arrivals)
+            elif probing and (peer.pidfd is None or self._door is not None):
+                self._probe(peer)
+        if self._line is not None and not self._peers and self._line.over(now):
+            self._begin_again(self._line)
+        interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
+        if not self._binder and now - self._greeted >= interval:
+            self._greet()
+
+    def statistics(self) -> PortStatistics:
+        return PortStatistics(
+            peers=len(self._peers),
+            messages_in=self._messages_in,
+            messages_out=self._messages_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            refused_sends=self._refused,
+            unacknowledged=sum(self.link.window - peer.credit for peer in self._peers.values()),
+            refused_handshakes=0 if self._door is None else self._door.refused,
+        )
+
+    def close(self) -> None:
+        """Say Goodbye to every peer, close the socket, and take its file away."""
+        goodbye = self._encoder.encode(Goodbye(self.me.incarnation))
+        for peer in self.peers:
+            self._put(peer.name, goodbye)
+            peer.close()
+        self._peers.clear()
+        if self._file is not None:
+            self._file.remove()
+        if self._line is not None:
+            self._line.close(LINGER)
+        self.socket.close(LINGER)
+
+    def _begin_again(self, line: Line) -> None:
+        """Another connection to another host, and so another session, under a name that tells it from all before."""
+        self._session += 1
+        me = self.me
+        self.socket = line.open(identity(me.role, me.index, me.incarnation, self._session))
+        self._greeted = float("-inf")
+
+    def _probe(self, peer: Peer) -> None:
+        """Say nothing in particular to a peer whose process cannot be seen: a binder's word finds nobody, and a
+        connector's finds no connection (it has room for all that credit allows), when that process has ended."""
+        if peer.probes >= PROBES:
+            return
+        peer.probes += 1
+        if not self._put(peer.name, self._encoder.encode(Credit(0))) and not self._binder:
+            self._lose(peer, UNREACHABLE, self._arrivals)
+
+    def _read(self, arrivals: list[Arrival]) -> None:
+        """Take whatever has arrived at the socket."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            name = frames[0] if self._binder else b""
+            self._take(name, frames[-1], arrivals)
+
+    def _put(self, name: bytes, payload: bytes) -> bool:
+        try:
+            if self._binder:
+                self.socket.send_multipart((name, payload), zmq.NOBLOCK)
+            else:
+                self.socket.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            peer = self._peers.get(name)
+            if peer is not None:
+                self._lose(peer, UNREACHABLE, self._arrivals)
+            return False
+        return True
+
+    def _take(self, name: bytes, payload: bytes, arrivals: list[Arrival]) -> None:
+        try:
+            message = self._decoder.decode(payload)
+        except MALFORMED as error:
+            log.error("link %s: a peer sent what is not of this protocol: %s", self.link.name, error)
+            if name in self._peers:
+                self._dismiss(self._peers[name], "sent a malformed message", arrivals)
+            return
+        self._messages_in += 1
+        self._bytes_in += len(payload)
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.heard = self._now
+            peer.probes = 0
+        match message:
+            case Hello():
+                self._answer(name, message, arrivals)
+            case Welcome():
+                self._welcomed(peer, message, arrivals)
+            case Refused(reason):
+                raise LinkError(reason)
+            case Credit(count):
+                if peer is not None:
+                    peer.credit += count
+            case Goodbye() as goodbye:
+                if peer is not None and self._ends(goodbye, peer):
+                    self._lose(peer, GOODBYE, arrivals)
+                if not self._binder and not self._peers:
+                    self._greeted = float("-inf")
+            case _ if peer is None:
+                self._say_goodbye(name)
+            case _:
+                peer.taken += 1
+                arrivals.append(Arrival(peer, message))
+
+    def _greet(self) -> None:
+        self._greeted = self._now
+        self._put(b"", self._encoder.encode(greeting.hello(self.me, self.epoch, self._session)))
+
+    def _answer(self, name: bytes, hello: Hello, arrivals: list[Arrival]) -> None:
+        reason = greeting.refusal(self.link, self.me, hello)
+        if reason:
+            log.error("link %s: refused: %s", self.link.name, reason)
+            self._put(name, self._encoder.encode(Refused(reason)))
+            return
+        known = self._peers.get(name)
+        over_name, over_session = self._dismissed.get(hello.index, (b"", 0))
+        if known is None and name == over_name and hello.session <= over_session:
+            self._say_goodbye(name)  # it was on its way when we gave its sender up, as is the data behind it
+            return
+        rival = next((peer for peer in self._peers.values() if peer.index == hello.index and peer.name != name), None)
+        if rival is not None and rival.incarnation == hello.incarnation and rival.session > hello.session:
+            self._say_goodbye(name)  # it was on its way over a connection that has ended; its sender has another
+            return
+        if known is not None and known.session != hello.session:
+            self._lose(known, "began again", arrivals)
+        if name not in self._peers:
+            if rival is not None:
+                same = rival.incarnation == hello.incarnation
+                self._lose(rival, RECONNECTED if same else "replaced by a new incarnation", arrivals)
+            self._number += 1
+            peer = self._peers[name] = Peer(name, hello, self.link.window, self._now, self._number)
+            arrivals.append(Arrival(peer, Joined()))
+        self._peers[name].epoch = hello.epoch
+        welcome = greeting.welcome(self.me, hello, self.epoch, self._peers[name].number)
+        self._put(name, self._encoder.encode(welcome))
+
+    def _welcomed(self, peer: Peer | None, welcome: Welcome, arrivals: list[Arrival]) -> None:
+        if welcome.session != self._session:
+            return  # answers a Hello from before we gave the binder up
+        if peer is not None and (peer.incarnation, peer.number) != (welcome.incarnation, welcome.number):
+            self._lose(peer, "restarted" if peer.incarnation != welcome.incarnation else "began again", arrivals)
+            self._session = welcome.session  # the binder has begun already
+            peer = None
+        if peer is None:
+            peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now, welcome.number)
+            arrivals.append(Arrival(peer, Joined()))
+        peer.epoch = welcome.epoch
+        if self.me.clock is not None and welcome.index == 0:
+            self.me.clock.welcome(welcome.clock, welcome.sent, welcome.time)
+
+    def _give_credit(self, peer: Peer) -> None:
+        if self._put(peer.name, self._encoder.encode(Credit(peer.taken))):
+            peer.taken = 0
+
+    def _dismiss(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
+        """Lose a peer that may still live: it is told, so that it gives up what it waits for and says Hello again."""
+        self._lose(peer, reason, arrivals)
+        if self._binder:
+            self._dismissed[peer.index] = (peer.name, peer.session)
+        self._say_goodbye(peer.name)
+
+    def _say_goodbye(self, name: bytes) -> None:
+        """To one who is no peer: all that stood between us until now is over."""
+        before = self._number + 1 if self._binder else self._session
+        self._put(name, self._encoder.encode(Goodbye(self.me.incarnation, before)))
+
+    def _ends(self, goodbye: Goodbye, peer: Peer) -> bool:
+        """Whether it is said of the session that stands."""
+        if self._binder:
+            return peer.session < goodbye.before
+        return peer.incarnation != goodbye.incarnation or peer.number < goodbye.before
+
+    def _lose(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+            peer.close()
+            self._session += not self._binder
+            arrivals.append(Arrival(peer, Left(reason)))

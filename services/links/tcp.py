@@ -1,0 +1,242 @@
+"""The sockets under ports. On one machine they are plain. Between hosts they have keys and heartbeats, and a connection
+that has ended is never taken up again.
+
+What is on its way over TCP is lost when the connection breaks, so a connection is a session, or part of one: a
+connector's socket makes one connection in its life, under a name of its own, and libzmq never makes another behind our
+backs. So what a binder hears under one name came over one connection, in order and without a gap, and who comes back
+comes under another name and says Hello.
+
+Sources: zmq_setsockopt(3) for each option, CurveZMQ (ZeroMQ RFC 26).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import socket as sockets
+from pathlib import Path
+
+import zmq
+
+from penstock.protocol.addresses import HostAddress, read_address
+from penstock.protocol.config import LinksConfig
+from penstock.protocol.errors import AddressError
+from penstock.protocol.links import Link, address, given_address
+from penstock.services.links.authenticator import DOMAIN, EVENT, FAILURES, Admission, Door, reason_of
+from penstock.services.links.curve import LinkKeys, read_keys
+from penstock.services.supervisor import logs as journal
+
+log = logging.getLogger(__name__)
+
+CONNECT_MS = 3000  # until a host that does not answer is asked again
+HANDSHAKE_MS = 5000  # that one who has connected may take to show its keys
+HEARTBEAT_MS = 2000  # between two heartbeats, which libzmq's own thread sends and answers
+SILENCE_MS = 5000  # after a heartbeat without a word until the connection is given up
+KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 5), (zmq.TCP_KEEPALIVE_INTVL, 2),
+             (zmq.TCP_KEEPALIVE_CNT, 3))  # fmt: skip
+RETRY = 0.25  # seconds between the beginnings of two connections
+ATTEMPT = (CONNECT_MS + HANDSHAKE_MS) / 1000 + 1  # seconds until a connection must stand
+TELL_SECONDS = 30.0  # between two lines of the log about one binder's keys
+ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | FAILURES
+
+
+class Line:
+    """A connector's way to a binder on another host: one connection after the other, each on a socket of its own.
+
+    An ended one is closed a tick after the next one has begun, so that whoever watches its descriptor can let go."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], link: Link, where: HostAddress, keys: LinkKeys) -> None:
+        self.socket: zmq.Socket[bytes] | None = None
+        self._context = context
+        self._link = link
+        self._where = where
+        self._keys = keys
+        self._before: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._begun: float | None = None  # monotonic seconds; None until the first tick after the beginning
+        self._ended = False
+        self._tries = 0
+        self._told = float("-inf")
+
+    def open(self, name: bytes) -> zmq.Socket[bytes]:
+        """Begin a connection under a name that none had before."""
+        self._close_monitor()
+        self._close_before()
+        self._before = self.socket
+        made = self.socket = open_socket(self._context, zmq.DEALER, self._link)
+        made.setsockopt(zmq.IDENTITY, name)
+        made.setsockopt(zmq.IMMEDIATE, 1)
+        made.setsockopt(zmq.RECONNECT_IVL, -1)
+        made.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        made.setsockopt(zmq.IPV6, self._sixth())
+        secure(made, self._keys)
+        made.setsockopt(zmq.CURVE_SERVERKEY, self._keys.public)
+        where = f"inproc://penstock.line.{secrets.token_hex(8)}"
+        made.monitor(where, ENDS)
+        self._monitor = self._context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._monitor.connect(where)
+        made.connect(str(self._where))
+        self._begun, self._ended = None, False
+        self._tries += 1
+        return made
+
+    def stands(self) -> bool:
+        """Whether there is a connection now. It has room for all that credit allows, so one that takes nothing is
+        none. Once it has ended it does not stand again."""
+        assert self.socket is not None
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
+    def over(self, now: float) -> bool:
+        """Whether the last connection has ended, or did not come about in time, and another may begin."""
+        self._close_before()
+        self._listen(now)
+        if self._begun is None:
+            self._begun = now
+        since = now - self._begun
+        return since >= RETRY and (self._ended or (since >= ATTEMPT and not self.stands()))
+
+    def close(self, linger: int) -> None:
+        """Close everything; milliseconds that what was sent may still take."""
+        self._close_monitor()
+        self._close_before()
+        if self.socket is not None:
+            self.socket.close(linger)
+
+    def _sixth(self) -> bool:
+        """Whether to go by IPv6. A name may be known in both ways and its owner listen in one: each is tried in turn,
+        by libzmq's own thread, so that no loop waits for a name server."""
+        if self._where.host.startswith("["):
+            return True
+        return self._tries % 2 == 1 and not numeric(self._where.host)
+
+    def _listen(self, now: float) -> None:
+        assert self._monitor is not None
+        while True:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event, value = EVENT.unpack(frames[0])
+            self._ended = True
+            if event & FAILURES and now - self._told >= TELL_SECONDS:
+                self._told = now
+                reason = reason_of(event, value)
+                journal.warning(log, "link_not_admitted", link=self._link.name, address=self._where, reason=reason)
+
+    def _close_monitor(self) -> None:
+        if self._monitor is not None:
+            assert self.socket is not None
+            self.socket.disable_monitor()
+            self._monitor.close()
+            self._monitor = None
+
+    def _close_before(self) -> None:
+        if self._before is not None:
+            self._before.close(linger=0)
+            self._before = None
+
+
+class Network:
+    """Which links of a process cross hosts, and how. One per context, which ends it; shared by the process's ports."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig, keys: LinkKeys) -> None:
+        self._context = context
+        self._links = links
+        self._keys = keys
+        self._admission: Admission | None = None  # from the first listener on
+
+    def reaches(self, link: Link) -> bool:
+        return bool(given_address(link, self._links))
+
+    def line(self, link: Link, index: int) -> Line:
+        """To binder number `index`."""
+        return Line(self._context, link, self._where(link, index), self._keys)
+
+    def listen(self, link: Link, index: int) -> tuple[zmq.Socket[bytes], Door]:
+        """A ROUTER that listens as binder number `index`, for those who have the keys. Raises AddressError."""
+        if self._admission is None:
+            self._admission = Admission(self._context, self._keys)
+        where = self._where(link, index)
+        numbers, sixth = resolved(link, where)
+        made = open_socket(self._context, zmq.ROUTER, link)
+        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        made.setsockopt(zmq.IPV6, sixth)
+        secure(made, self._keys)
+        made.setsockopt(zmq.CURVE_SERVER, 1)
+        made.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody comes in
+        door = self._admission.watch(made, link.name)
+        try:
+            made.bind(str(HostAddress(numbers, where.port)))
+        except zmq.ZMQError as error:
+            made.close(linger=0)
+            raise refusal(link, where, error.errno or 0) from error
+        return made, door
+
+    def _where(self, link: Link, index: int) -> HostAddress:
+        return read_address(option(link), address(link, Path(), index, self._links))
+
+
+def network_of(context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig) -> Network | None:
+    """None where every link stays on this machine. Raises ConfigError for keys that cannot be used."""
+    if not (links.scheduler_address or links.tokenizer_address):
+        return None
+    return Network(context, links, read_keys(links.link_keys))
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, link: Link) -> zmq.Socket[bytes]:
+    """A socket with every bound stated."""
+    made = context.socket(kind)
+    made.setsockopt(zmq.SNDHWM, link.high_water)
+    made.setsockopt(zmq.RCVHWM, link.high_water)
+    made.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
+    made.setsockopt(zmq.LINGER, 0)
+    return made
+
+
+def secure(made: zmq.Socket[bytes], keys: LinkKeys) -> None:
+    """What both ends need over TCP: keys, an end to handshakes, and signs of life."""
+    made.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    made.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    made.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_MS + SILENCE_MS)
+    for name, value in KEEPALIVE:
+        made.setsockopt(name, value)
+
+
+def option(link: Link) -> str:
+    """The one that gives the address of the link's binders."""
+    return f"--{link.binder}-address"
+
+
+def numeric(host: str) -> bool:
+    """Whether it is an IPv4 address, not a name."""
+    try:
+        sockets.inet_pton(sockets.AF_INET, host)
+    except OSError:
+        return False
+    return True
+
+
+def resolved(link: Link, where: HostAddress) -> tuple[str, bool]:
+    """The numeric address of a host as libzmq wants it, and whether it is IPv6. Of a name that is known in both ways it
+    is the IPv4 one, on every host alike. Raises AddressError for a host that is not known."""
+    try:
+        found = sockets.getaddrinfo(where.bare, where.port, type=sockets.SOCK_STREAM)
+    except OSError as error:
+        raise AddressError(option(link), str(where), f"its host is not known here: {error.strerror}") from error
+    family, _, _, _, named = min(found, key=lambda one: one[0] != sockets.AF_INET)
+    return (f"[{named[0]}]", True) if family == sockets.AF_INET6 else (str(named[0]), False)
+
+
+def refusal(link: Link, where: HostAddress, number: int) -> AddressError:
+    """What a failed bind means to the operator."""
+    if number == zmq.EADDRINUSE:
+        return AddressError(option(link), str(where), "another process listens there")
+    if number in (zmq.EADDRNOTAVAIL, errno.ENODEV):
+        return AddressError(option(link), str(where), "its host must be an address of this machine")
+    return AddressError(option(link), str(where), f"it cannot be bound: {zmq.strerror(number)}")

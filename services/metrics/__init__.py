@@ -1,0 +1,1 @@
+"""Metrics of every process, and /metrics."""

@@ -1,0 +1,1 @@
+"""OpenAI's, Anthropic's and Cohere's APIs: schemas, validation, endpoints."""

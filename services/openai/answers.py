@@ -1,0 +1,285 @@
+"""Response bodies as types, and how a reply becomes one.
+
+Source: OpenAI API reference, "The chat completion object" and "The completion object". Beyond them stand only
+`stop_reason` (the stop string or stop token id that ended a choice), `prompt_logprobs` and token ids where they were
+asked for, and
+`penstock` where there is something to remark.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+from penstock.protocol.messages import Finish, ToolUse
+from penstock.services.client.output_collector import Choice, PromptFacts, Reply, Usage
+from penstock.services.openai.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptPositions,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_positions,
+    with_prompt,
+)
+from penstock.services.openai.schema import ChatRequest, CompletionRequest
+from penstock.services.openai.segments import Call, Output, output_of
+
+TokenIds = tuple[int, ...]
+
+COMPLETE = (Finish.STOP, Finish.LENGTH, Finish.CALLS)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What names a response."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What an answer tells beside its text, because its request asked for it."""
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    echo: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False  # in log-probabilities
+    reasoning: bool = True  # where it was parsed
+    customs: frozenset[str] = frozenset()  # names of the request's custom tools
+
+    @classmethod
+    def of(cls, request: ChatRequest | CompletionRequest, use: ToolUse | None = None) -> Told:
+        chat = isinstance(request, ChatRequest)
+        return cls(
+            logprobs=bool(request.logprobs) if chat else request.logprobs is not None,
+            prompt_logprobs=request.prompt_logprobs is not None,
+            echo=isinstance(request, CompletionRequest) and bool(request.echo),
+            token_ids=bool(request.return_token_ids),
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            reasoning=not isinstance(request, ChatRequest) or request.include_reasoning is not False,
+            customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
+        )
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """What is known of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Tokens of the reasoning; what became of drafts, whoever made them: OpenAI's names are of its `prediction`."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int
+
+
+class UsageAnswer(msgspec.Struct, frozen=True):
+    """`usage`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None
+    completion_tokens_details: CompletionDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> UsageAnswer:
+        details = None if usage.cached_tokens is None else PromptDetails(usage.cached_tokens)
+        total = usage.prompt_tokens + usage.completion_tokens
+        drafts = CompletionDetails(usage.accepted_tokens, usage.rejected_tokens, usage.reasoning_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, details, drafts)
+
+
+class Remarks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`penstock`: what a client should know that OpenAI's fields have no place for."""
+
+    approximations: tuple[str, ...] = ()  # what a lenient grammar does not hold exactly
+    ignored: tuple[str, ...] = ()  # what of the request was left out, and why
+
+    @classmethod
+    def of(cls, reply: Reply, ignored: tuple[str, ...] = ()) -> Remarks | msgspec.UnsetType:
+        return cls(reply.approximations, ignored) if reply.approximations or ignored else msgspec.UNSET
+
+
+class FunctionAnswer(msgspec.Struct, frozen=True):
+    """What is to be called, and with what: JSON, unless the answer was cut off or the model erred."""
+
+    name: str
+    arguments: str
+
+
+class CustomAnswer(msgspec.Struct, frozen=True):
+    """Which custom tool is to be called, and with what text."""
+
+    name: str
+    input: str
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `tool_calls`: the member of its type stands there."""
+
+    id: str
+    type: Literal["function", "custom"] = "function"
+    function: FunctionAnswer | msgspec.UnsetType = msgspec.UNSET
+    custom: CustomAnswer | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, call: Call, customs: frozenset[str]) -> CallAnswer:
+        if call.name in customs:
+            return cls(id=call.id, type="custom", custom=CustomAnswer(call.name, call.arguments))
+        return cls(id=call.id, function=FunctionAnswer(call.name, call.arguments))
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    """What the model said. `content` is null where it only called tools. Its reasoning stands under both names; where
+    it is looked for and there is none, `reasoning_content` is null, which clients of reasoning models read."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, output: Output, told: Told, *, reasons: bool) -> AssistantMessage:
+        thought = output.reasoning if told.reasoning and output.reasoning else msgspec.UNSET
+        absent = None if told.reasoning and reasons else msgspec.UNSET
+        calls = [CallAnswer.of(call, told.customs) for call in output.calls]
+        return cls(
+            output.content if output.content or not calls else None,
+            reasoning_content=absent if thought is msgspec.UNSET else thought,
+            reasoning=thought,
+            tool_calls=calls or msgspec.UNSET,
+        )
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a chat completion."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a chat completion."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+    prompt_logprobs: PromptPositions | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptPositions | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
+    token_ids: TokenIds | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a completion."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageAnswer
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
+
+
+def chat_answer(identity: Identity, reply: Reply, told: Told) -> ChatAnswer:
+    """The whole answer; every choice has finished."""
+    choices = [
+        ChatChoice(
+            index=choice.index,
+            message=AssistantMessage.of(output_of(choice.take()), told, reasons=reply.prompts[0].reasons),
+            logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
+            finish_reason=finish_reason(choice.finish),
+            stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
+            token_ids=unpacked(choice.take_token_ids()) if told.token_ids else msgspec.UNSET,
+        )
+        for choice in reply.choices
+    ]
+    prompt = reply.prompts[0]
+    return ChatAnswer(
+        id=identity.id,
+        created=identity.created,
+        model=identity.model,
+        choices=choices,
+        usage=UsageAnswer.of(reply.usage),
+        prompt_logprobs=prompt_positions(prompt.logprobs or ()) if told.prompt_logprobs else msgspec.UNSET,
+        prompt_token_ids=unpacked(prompt.token_ids) if told.token_ids else msgspec.UNSET,
+        penstock=Remarks.of(reply),
+    )
+
+
+def completion_answer(identity: Identity, reply: Reply, told: Told) -> CompletionAnswer:
+    """The whole answer; every choice has finished."""
+    return CompletionAnswer(
+        id=identity.id,
+        created=identity.created,
+        model=identity.model,
+        choices=[completion_choice(reply, choice, told) for choice in reply.choices],
+        usage=UsageAnswer.of(reply.usage),
+        penstock=Remarks.of(reply),
+    )
+
+
+def completion_choice(reply: Reply, choice: Choice, told: Told) -> CompletionChoice:
+    text = choice.take_text()
+    facts = reply.prompts[choice.prompt]
+    prompt = facts.logprobs
+    shaped = completion_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None
+    if shaped is not None and told.echo and prompt is not None:
+        shaped = with_prompt(text, prompt, shaped, first_id(facts) if told.tokens_as_ids else None)
+    return CompletionChoice(
+        index=choice.index,
+        text=text,
+        logprobs=shaped,
+        finish_reason=finish_reason(choice.finish),
+        stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
+        prompt_logprobs=prompt_positions(prompt or ()) if told.prompt_logprobs else msgspec.UNSET,
+        prompt_token_ids=unpacked(facts.token_ids) if told.token_ids else msgspec.UNSET,
+        token_ids=unpacked(choice.take_token_ids()) if told.token_ids else msgspec.UNSET,
+    )
+
+
+def unpacked(ids: bytes) -> TokenIds:
+    """Token ids as JSON has them."""
+    return struct.unpack(f"<{len(ids) // 4}i", ids)
+
+
+def first_id(facts: PromptFacts) -> int | None:
+    """Id of the prompt's first token, where the prompt's ids are known."""
+    return unpacked(facts.token_ids[:4])[0] if facts.token_ids else None
+
+
+def finish_reason(finish: Finish) -> str:
+    """OpenAI's word. Aborted and failed choices end their response with an error instead."""
+    assert finish in COMPLETE
+    if finish == Finish.CALLS:
+        return "tool_calls"
+    return "length" if finish == Finish.LENGTH else "stop"

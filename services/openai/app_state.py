@@ -1,0 +1,33 @@
+"""What every endpoint works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.protocol.config import Config
+from penstock.services.client.engine_client import Pipeline
+from penstock.services.client.model_info import ServedModel
+from penstock.services.http.accept import Room
+from penstock.services.http.api_keys import Keys
+from penstock.services.metrics.api import Figures
+from penstock.services.metrics.requests import Traffic
+from penstock.services.metrics.shared_files import Ledger
+from penstock.services.openai.responses.store import ResponseStore
+from penstock.services.tracing.tracer import Tracer
+
+
+@dataclass(frozen=True)
+class Service:
+    """The parts of one api process."""
+
+    config: Config
+    index: int
+    model: ServedModel
+    pipeline: Pipeline
+    traffic: Traffic
+    ledger: Ledger
+    keys: Keys
+    responses: ResponseStore
+    figures: Figures
+    tracer: Tracer | None = None  # None: no traces are told
+    room: Room = field(default_factory=Room)

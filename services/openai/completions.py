@@ -1,0 +1,163 @@
+"""POST /v1/completions. Source: OpenAI API reference, "Create completion"."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.protocol import limits
+from penstock.protocol.config import CLAMP_ALL
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import SubmitText
+from penstock.services.client.model_info import ServedModel
+from penstock.services.client.output_collector import Reply
+from penstock.services.client.session import client_of, session_of
+from penstock.services.client.submission import submission, with_own_seed
+from penstock.services.http import request_context as exchange
+from penstock.services.http.connection import outlet_of
+from penstock.services.http.query import with_query
+from penstock.services.http.stream_writer import attended, stream, whole
+from penstock.services.openai import limits as bounds
+from penstock.services.openai import unsupported as refusals
+from penstock.services.openai.answers import Identity, Told, completion_answer
+from penstock.services.openai.app_state import Service
+from penstock.services.openai.errors import send_json
+from penstock.services.openai.parameters import Lengths, choices, prompt_logprobs, wants_usage
+from penstock.services.openai.raw_fields import members_of
+from penstock.services.openai.schema import CompletionRequest
+from penstock.services.openai.sse import Frames
+from penstock.services.openai.validation import read_json
+from penstock.services.tracing.propagation import trace_context
+
+REQUEST = msgspec.json.Decoder(CompletionRequest)
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+Prompt = str | list[int]
+
+
+class Completions:
+    """The endpoint. Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        members = await members_of(await read_json(scope, receive, service.config.api))
+        request = with_query(members.decode(REQUEST), scope)
+        service.model.check_name(request.model)
+        exchange.of(scope).bound(request.timeout, "timeout")
+        bounds.check(request, service.config.api)
+        first = request.truncation_side == "right"
+        cut = bool(request.truncate_prompt_tokens)
+        prompts = prompts_of(request.prompt, service.model, any_length=cut, keep_first=first)
+        n = choices(request, len(prompts))
+        refusals.check(members.fields, refusals.REFUSED_IN_COMPLETIONS, n)
+        usage = wants_usage(request)
+        clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
+        length = msgspec.structs.replace(lengths(request), clamp=clamp)
+        asked = submission(request, length, service.model, n, trace_context(scope))
+        asked = msgspec.structs.replace(asked, session=session_of(scope, request.user))
+        submits = [prompt_submission(asked, request, service.pipeline.new_id(), prompt) for prompt in prompts]
+        identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
+        now = time.monotonic()
+        streaming, told = bool(request.stream), Told.of(request)
+        timings, many = service.traffic.timings, len(prompts)
+        reply = Reply(many, n, stream=streaming, timings=timings, now=now, name=identity.id)
+        service.pipeline.submit(submits, reply, now, client_of(scope, request.user))
+        async with attended(reply, service.pipeline, receive, exchange.of(scope)):
+            if streaming:
+                frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)
+                await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
+                return
+            await whole(reply)
+            await send_json(send, msgspec.json.encode(completion_answer(identity, reply, told)))
+
+
+def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:
+    """One prompt of `request` as the message with id `number`; `asked` is what `submission` made of the rest."""
+    made = msgspec.structs.replace(
+        asked,
+        id=number,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_ids=None if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}i", *prompt),
+        add_special_tokens=request.add_special_tokens is not False,
+        echo=bool(request.echo),
+    )
+    return made if request.seed is not None else with_own_seed(made)
+
+
+def prompts_of(
+    prompt: str | list[int | str | list[int]],
+    model: ServedModel,
+    *,
+    any_length: bool = False,
+    keep_first: bool = False,
+) -> list[Prompt]:
+    """The prompts of a request: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest.
+
+    `any_length`: they are yet to be truncated, to their first tokens with `keep_first`.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if any_length:
+        prompt = part_of(prompt, span(model.max_model_len, keep_first=keep_first))
+    kinds = {type(item) for item in prompt}
+    if len(kinds) != 1:
+        raise InvalidRequest(
+            "prompt mixes texts, token ids and lists of token ids", param="prompt", code="invalid_type"
+        )
+    prompts: list[Prompt] = [prompt] if kinds == {int} else prompt  # type: ignore[list-item, assignment]
+    if len(prompts) > limits.MAX_PROMPTS:
+        message = f"prompt holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once"
+        raise InvalidRequest(message, param="prompt", code="invalid_value")
+    for number, ids in enumerate(prompts):
+        path = "prompt" if kinds == {int} else f"prompt[{number}]"
+        if not isinstance(ids, str):
+            check_ids(ids, path, model, any_length=any_length)
+    return prompts
+
+
+def span(length: int, *, keep_first: bool) -> slice:
+    """The first or the last `length` items."""
+    return slice(length) if keep_first else slice(-length, None)
+
+
+def part_of(given: list[int | str | list[int]], kept: slice) -> list[int | str | list[int]]:
+    """Token ids, or lists of them, as far as any truncation keeps them: a body holds millions, and what is cut off is
+    not worth the time of every stream. Texts are the tokenizer's to cut."""
+    if given and isinstance(given[0], int):
+        return given[kept]
+    return [item[kept] if isinstance(item, list) else item for item in given]
+
+
+def check_ids(ids: list[int], path: str, model: ServedModel, *, any_length: bool = False) -> None:
+    if not ids:
+        raise InvalidRequest(f"{path} is empty", param=path, code="invalid_value")
+    if len(ids) > model.max_model_len and not any_length:
+        message = f"{path} has {len(ids)} tokens; the model's context holds {model.max_model_len} (--max-model-len)"
+        raise InvalidRequest(message, param=path, code="context_length_exceeded")
+    if max(ids) >= model.vocab_size:
+        message = f"{path}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
+        raise InvalidRequest(message, param=path, code="invalid_value")
+
+
+def lengths(request: CompletionRequest) -> Lengths:
+    """Output length and logprobs under the names they have in completions; echo with logprobs asks for the prompt's.
+
+    Raises InvalidRequest when there would be nothing to answer.
+    """
+    if request.max_tokens == 0 and not request.echo:
+        message = "max_tokens is 0, which leaves nothing to answer: with echo it is the prompt alone"
+        raise InvalidRequest(message, param="max_tokens", code="invalid_value")
+    logprobs = -1 if request.logprobs is None else request.logprobs
+    return Lengths(
+        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+        max_tokens_param="max_tokens",
+        logprobs=logprobs,
+        prompt_logprobs=max(prompt_logprobs(request), logprobs if request.echo else -1),
+    )

@@ -1,0 +1,83 @@
+"""Errors as Anthropic sends them. Source: Anthropic API reference, "Errors"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+from starlette.types import Scope
+
+from penstock.protocol.errors import ContextExceeded, RequestError
+from penstock.services.openai.field_aliases import told_in
+from penstock.services.openai.messages.turns import TERMS
+
+PATH = "/v1/messages"  # this and what is below answers so
+MODELS = "/v1/models"  # and this, if it is asked as Anthropic's clients ask
+VERSION = b"anthropic-version"  # their header
+TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessageErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong; `message` names the field of the request."""
+
+    type: str
+    message: str
+
+
+class MessageError(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of every response that is not a success."""
+
+    type: Literal["error"] = "error"
+    error: MessageErrorDetail
+    request_id: str | None = None
+
+
+def encode(error: RequestError, request_id: str | None = None) -> bytes:
+    """The error as JSON, with its field in front of the message where that does not name it."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    detail = MessageErrorDetail(TYPES.get(error.status, "invalid_request_error"), message)
+    return msgspec.json.encode(MessageError(error=detail, request_id=request_id))
+
+
+def told(error: RequestError) -> RequestError:
+    """`error` of a chat in the words of messages. What exceeds the context is told as Anthropic tells it: clients take
+    the numbers from it and ask for less."""
+    if not isinstance(error, ContextExceeded):
+        return told_in(error, TERMS)
+    error.param = None
+    if error.wanted and error.prompt < error.limit:
+        error.message = (
+            f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.wanted} > {error.limit}, "
+            "decrease input length or `max_tokens` and try again (--max-model-len, --clamp-max-tokens)"
+        )
+    else:
+        error.message = f"prompt is too long: {error.prompt} tokens > {error.limit} maximum (--max-model-len)"
+    return error
+
+
+def concerns(path: str) -> bool:
+    """Whether what is answered on this path has Anthropic's shape."""
+    return below(path, PATH)
+
+
+def spoken(scope: Scope) -> bool:
+    """Whether this request is one of Anthropic's API."""
+    path = scope["path"]
+    return concerns(path) or (below(path, MODELS) and any(name == VERSION for name, _ in scope["headers"]))
+
+
+def below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")

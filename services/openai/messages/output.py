@@ -1,0 +1,181 @@
+"""A message as types, and how blocks become its content. Source: Anthropic API reference, "Create a Message".
+
+Beyond Anthropic's shape stands only `penstock`, where there is a remark to make.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.services.client.output_collector import Choice, Reply, Usage
+from penstock.services.openai.answers import Identity, Remarks
+from penstock.services.openai.messages.context import AppliedEdits
+from penstock.services.openai.messages.request import MessageRequest
+from penstock.services.openai.output_blocks import Block, blocks_of
+from penstock.services.openai.segments import Segment
+
+UNPARSED = "unparsed"  # the only name in the input of a call whose arguments are no JSON object: their text
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag="text"):
+    """What the model says."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
+    """What the model thought; nothing is signed, since it may be shown and changed."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
+    """A call of one of the client's tools."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """`usage`: tokens of the prompt that were cached are not among its `input_tokens`."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> MessageUsage:
+        cached = usage.cached_tokens or 0
+        return cls(
+            input_tokens=usage.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a message."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: tuple[ContentBlock, ...]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
+    penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
+
+
+class Uncleared(msgspec.Struct, frozen=True):
+    """`context_management` of a count."""
+
+    original_input_tokens: int
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """Body of a count."""
+
+    input_tokens: int
+    context_management: Uncleared | msgspec.UnsetType = msgspec.UNSET
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a message holds because of its request."""
+
+    thinking: bool = True
+    context_management: bool = False  # whether edits were asked for
+    max_tokens: int = 0  # as the request has it
+    request_id: str | None = None  # in the error that ends a stream
+
+    @classmethod
+    def of(cls, request: MessageRequest, request_id: str) -> Told:
+        return cls(
+            thinking=request.thinking is None or request.thinking.display != "omitted",
+            context_management=request.context_management is not None,
+            max_tokens=request.max_tokens,
+            request_id=request_id,
+        )
+
+    @property
+    def edits(self) -> AppliedEdits | msgspec.UnsetType:
+        return AppliedEdits() if self.context_management else msgspec.UNSET
+
+
+def shown(choice: Choice, *, thinking: bool) -> list[Segment]:
+    """What the choice has to give, which is thereby taken; its reasoning only if `thinking` is to be told."""
+    return [segment for segment in choice.take() if thinking or segment.kind != PieceKind.REASONING]
+
+
+def message_answer(identity: Identity, reply: Reply, told: Told = Told()) -> MessageAnswer:  # noqa: B008 (frozen)
+    """The whole message; its choice has finished."""
+    (choice,) = reply.choices
+    blocks = blocks_of(shown(choice, thinking=told.thinking))
+    return MessageAnswer(
+        id=identity.id,
+        model=identity.model,
+        content=tuple(content_block(block) for block in blocks),
+        stop_reason=stop_reason(choice, told.max_tokens),
+        stop_sequence=stop_sequence(choice),
+        usage=MessageUsage.of(reply.usage),
+        context_management=told.edits,
+        penstock=Remarks.of(reply),
+    )
+
+
+def content_block(block: Block) -> ContentBlock:
+    match block.kind:
+        case PieceKind.CALL:
+            return ToolUseBlock(tool_id(block), block.name, arguments(block.text))
+        case PieceKind.REASONING:
+            return ThinkingBlock(block.text)
+        case _:
+            return TextBlock(block.text)
+
+
+def empty_block(block: Block) -> ContentBlock:
+    """The block as it stands where it begins."""
+    match block.kind:
+        case PieceKind.CALL:
+            return ToolUseBlock(tool_id(block), block.name, {})
+        case PieceKind.REASONING:
+            return ThinkingBlock("")
+        case _:
+            return TextBlock("")
+
+
+def tool_id(block: Block) -> str:
+    return "toolu_" + block.call.removeprefix("call_")
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """A call's arguments. Those that were cut off, or in which the model erred, are told as the text that they are."""
+    try:
+        return OBJECT.decode(text) if text else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {UNPARSED: text}
+
+
+def stop_sequence(choice: Choice) -> str | None:
+    return choice.stop_reason if isinstance(choice.stop_reason, str) else None
+
+
+def stop_reason(choice: Choice, max_tokens: int) -> StopReason:
+    """`max_tokens` is what was asked for: an output that had to end before has filled the context."""
+    if choice.finish == Finish.LENGTH:
+        return "max_tokens" if choice.tokens >= max_tokens else "model_context_window_exceeded"
+    if choice.finish == Finish.CALLS:
+        return "tool_use"
+    return "end_turn" if stop_sequence(choice) is None else "stop_sequence"

@@ -1,0 +1,197 @@
+"""From a message's request to the chat that asks the engine for the same.
+
+Source: Anthropic API reference, "Create a Message": `messages`, `system`, `tools`, `tool_choice`, `thinking`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.services.openai.extensions import extras_of
+from penstock.services.openai.field_aliases import Term
+from penstock.services.openai.messages.blocks import ROLES, InputMessage, needed, said_by, system_text, text_of
+from penstock.services.openai.messages.request import CountRequest, MessageRequest, MessageToolChoice, ToolDefinition
+from penstock.services.openai.schema import ChatRequest
+from penstock.services.openai.validation import given
+
+TERMS = (
+    Term(re.compile(r"max_(completion_)?tokens\b"), "max_tokens"),
+    Term(re.compile(r"stop\b"), "stop_sequences"),
+    Term(re.compile(r"tools\[(\d+)\]\.function\.parameters\b"), r"tools[\1].input_schema"),
+    Term(re.compile(r"tools\[(\d+)\]\.function\b"), r"tools[\1]"),
+    Term(re.compile(r"tool_choice\.function\b"), "tool_choice"),
+    Term(re.compile(r"response_format(\.json_schema)?\b"), "output_config.format"),
+    Term(re.compile(r"thinking_token_budget\b"), "thinking.budget_tokens"),
+    Term(re.compile(r"reasoning_effort\b"), "thinking"),
+    Term(re.compile(r"continue_final_message\b"), "messages"),
+)
+THINKING_EFFORT = "high"  # of a request that only says that the model is to think
+HIGHEST: Mapping[str, str] = {"max": "xhigh"}  # what chats call Anthropic's other efforts
+
+
+def chat_request(request: MessageRequest) -> ChatRequest:
+    """Raises InvalidRequest and NotBuilt naming the field."""
+    thinking = request.thinking
+    if request.thinking_token_budget is not None and thinking is not None:
+        message = "thinking and thinking_token_budget cannot both be given"
+        raise InvalidRequest(message, param="thinking_token_budget", code="invalid_value")
+    extras = extras_of(request)
+    if thinking is not None:
+        extras["thinking_token_budget"] = budget_of(request)
+    prefilled = request.messages[-1].role == "assistant"
+    return ChatRequest(
+        messages=raw(conversation_of(request)),
+        model=request.model,
+        stream=request.stream,
+        max_completion_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stop_sequences or None,
+        tools=tools_of(request.tools),
+        tool_choice=choice_of(request.tool_choice),
+        parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
+        response_format=format_of(request),
+        reasoning_effort=effort_of(request),  # type: ignore[arg-type]
+        continue_final_message=prefilled or None,
+        **extras,
+    )
+
+
+def conversation_of(request: MessageRequest | CountRequest) -> list[dict[str, Any]]:
+    """The conversation as chat messages."""
+    found: list[dict[str, Any]] = []
+    if request.system is not None and (system := system_text(request.system)):
+        found.append({"role": "system", "content": system})
+    for number, message in enumerate(request.messages):
+        place = f"messages[{number}]"
+        if message.role == "assistant":
+            found.append(answered(message, place))
+        elif message.role in ("user", "system"):
+            asked(found, message, place)
+        else:
+            param = f"{place}.role"
+            text = f"{param}: {message.role!r} is not one of {', '.join(ROLES)}"
+            raise InvalidRequest(text, param=param, code="invalid_value")
+    return found
+
+
+def asked(found: list[dict[str, Any]], message: InputMessage, place: str) -> None:
+    """What a user says; results of tools come before it, as messages of their own."""
+    if isinstance(message.content, str):
+        found.append({"role": message.role, "content": message.content})
+        return
+    said = []
+    for number, block in enumerate(message.content):
+        path = f"{place}.content[{number}]"
+        if block.type != "tool_result":
+            said.append(text_of(block, path))
+            continue
+        result = said_by(block.content or "", f"{path}.content")
+        called = needed(block.tool_use_id, f"{path}.tool_use_id")
+        found.append({"role": "tool", "tool_call_id": called, "content": result})
+    if said:
+        found.append({"role": message.role, "content": "\n".join(said)})
+
+
+def answered(message: InputMessage, place: str) -> dict[str, Any]:
+    """What the assistant said, thought and called."""
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    said, thought, calls = [], [], []
+    for number, block in enumerate(message.content):
+        path = f"{place}.content[{number}]"
+        match block.type:
+            case "thinking":
+                thought.append(needed(block.thinking, f"{path}.thinking"))
+            case "redacted_thinking":
+                continue  # nobody but who wrote it can read it
+            case "tool_use":
+                arguments = msgspec.json.encode(needed(block.input, f"{path}.input")).decode()
+                function = {"name": needed(block.name, f"{path}.name"), "arguments": arguments}
+                calls.append({"id": needed(block.id, f"{path}.id"), "type": "function", "function": function})
+            case _:
+                said.append(text_of(block, path))
+    found: dict[str, Any] = {"role": "assistant", "content": "\n".join(said) if said or not calls else None}
+    if thought:
+        found["reasoning_content"] = "".join(thought)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def tools_of(tools: list[ToolDefinition] | None) -> msgspec.Raw | msgspec.UnsetType:
+    if not tools:
+        return msgspec.UNSET
+    found = []
+    for number, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            param = f"tools[{number}].type"
+            message = f"{param}: {tool.type!r} is a tool of Anthropic's servers; this one serves tools of the client's"
+            raise NotBuilt(message, param=param)
+        if not given(tool.input_schema):
+            raise needed_schema(f"tools[{number}].input_schema")
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        if tool.description is not None:
+            function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
+        found.append({"type": "function", "function": function})
+    return raw(found)
+
+
+def needed_schema(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+
+
+def choice_of(choice: MessageToolChoice | None) -> msgspec.Raw | msgspec.UnsetType:
+    if choice is None:
+        return msgspec.UNSET
+    if choice.type == "tool":
+        name = needed(choice.name, "tool_choice.name")
+        return raw({"type": "function", "function": {"name": name}})
+    return raw({"auto": "auto", "any": "required", "none": "none"}[choice.type])
+
+
+def effort_of(request: MessageRequest) -> str | None:
+    """How much to reason, as chats say it; None: as the model's template has it."""
+    effort = request.output_config.effort if request.output_config else None
+    if request.thinking is not None and request.thinking.type == "disabled":
+        return "none"
+    if effort is None and request.thinking is not None and request.thinking.type == "enabled":
+        return THINKING_EFFORT
+    return HIGHEST.get(effort, effort) if effort else None
+
+
+def budget_of(request: MessageRequest) -> int | None:
+    thinking = request.thinking
+    assert thinking is not None
+    if thinking.type != "enabled":
+        if thinking.budget_tokens is not None:
+            param = "thinking.budget_tokens"
+            message = f"{param} goes with thinking of type enabled"
+            raise InvalidRequest(message, param=param, code="invalid_value")
+        return None
+    budget = needed(thinking.budget_tokens, "thinking.budget_tokens")
+    assert isinstance(budget, int)
+    if budget >= request.max_tokens:
+        param = "thinking.budget_tokens"
+        raise InvalidRequest(f"{param} must be less than max_tokens", param=param, code="invalid_value")
+    return budget
+
+
+def format_of(request: MessageRequest) -> msgspec.Raw | msgspec.UnsetType:
+    form = request.output_config.format if request.output_config else None
+    if form is None:
+        return msgspec.UNSET
+    if not given(form.schema):
+        raise needed_schema("output_config.format.schema")
+    return raw({"type": "json_schema", "json_schema": {"schema": form.schema}})
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

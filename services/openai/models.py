@@ -1,0 +1,114 @@
+"""GET /v1/models and GET /v1/models/{id}. Sources: OpenAI API reference, "Models"; Anthropic API reference, "Models".
+
+A model has the fields of both references. The list is OpenAI's, or Anthropic's page for who asks with its header
+`anthropic-version`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.client.model_info import ServedModel
+from penstock.services.openai.app_state import Service
+from penstock.services.openai.errors import send_json
+from penstock.services.openai.messages.errors import spoken
+
+PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how many, and at most
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One name that the model is served under. `max_model_len` is in tokens and of neither reference."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "penstock"
+    max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str  # RFC 3339
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+    wrong_output: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # why what it says is wrong; ours
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every name."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelAnswer]
+
+
+class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the names, as Anthropic lists them."""
+
+    data: list[ModelAnswer]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class Models:
+    """All names, or the one of the path."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        model = self._service.model
+        name = scope["path_params"].get("name")
+        body: ModelAnswer | ModelList | ModelPage
+        if name is not None:
+            model.check_name(name)
+            body = model_answer(model, name)
+        elif spoken(scope):
+            body = page(model, scope["query_string"].decode("latin-1"))
+        else:
+            body = ModelList(data=[model_answer(model, each) for each in model.names])
+        await send_json(send, msgspec.json.encode(body))
+
+
+def model_answer(model: ServedModel, name: str) -> ModelAnswer:
+    return ModelAnswer(
+        id=name,
+        created=model.created,
+        max_model_len=model.max_model_len,
+        display_name=name,
+        created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=model.max_model_len,
+        max_tokens=model.max_model_len,
+        wrong_output=model.wrong_output or msgspec.UNSET,
+    )
+
+
+def page(model: ServedModel, query: str) -> ModelPage:
+    """The names behind `after_id` or before `before_id`, at most `limit`. Raises InvalidRequest."""
+    asked = {name: values[-1] for name, values in parse_qs(query).items()}
+    limit = asked.get("limit", str(PAGE))
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MOST)) and 1 <= int(limit) <= MOST):
+        raise InvalidRequest(f"limit must be a number from 1 to {MOST}", param="limit", code="invalid_value")
+    names, most = list(model.names), int(limit)
+    if "after_id" in asked and "before_id" in asked:
+        raise InvalidRequest("after_id and before_id cannot both be given", param="before_id", code="invalid_value")
+    if "before_id" in asked:
+        rest = names[: place(names, asked["before_id"], "before_id")]
+        found = rest[-most:]
+    else:
+        rest = names[place(names, asked["after_id"], "after_id") + 1 :] if "after_id" in asked else names
+        found = rest[:most]
+    ends = (found[0], found[-1]) if found else (None, None)
+    data = [model_answer(model, name) for name in found]
+    return ModelPage(data=data, has_more=len(found) < len(rest), first_id=ends[0], last_id=ends[1])
+
+
+def place(names: list[str], name: str, param: str) -> int:
+    if name not in names:
+        raise InvalidRequest(f"{param} names none of the models", param=param, code="invalid_value")
+    return names.index(name)

@@ -1,0 +1,171 @@
+"""From a request's parameters to `Sampling`, with the model's defaults where the request is silent."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TypeVar
+
+import msgspec
+
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Sampling
+from penstock.services.client.model_info import ServedModel
+from penstock.services.openai.schema import GenerationRequest
+
+T = TypeVar("T")
+
+SEED_BITS = 63  # of a seed that the client left to us
+MOST_NAMED = 16  # wrong keys in one message
+TOKEN_KEY = re.compile(r"[0-9]{1,10}")
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """How much output and which log-probabilities a request asks for, whatever its endpoint calls them."""
+
+    max_tokens: int | None
+    max_tokens_param: str
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    clamp: bool = False  # what does not fit becomes what does
+    late: bool = False  # whether it fits is said once the prompt's length is known
+
+
+def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> Sampling:
+    """How the request's tokens are chosen. Raises InvalidRequest naming the parameter.
+
+    The types of `requests` have checked each value alone; here stand the checks against the model and each other.
+    """
+    check_lengths(request, lengths, model)
+    defaults = model.generation
+    temperature = first(request.temperature, defaults.temperature, 1.0)
+    top_k = max(first(request.top_k, defaults.top_k, 0), 0)
+    top_p = first(request.top_p, defaults.top_p, 1.0)
+    if top_p == 0.0:  # the smallest set that holds more than nothing: the best token
+        top_k, top_p = 1, 1.0
+    return Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=first(request.min_p, defaults.min_p, 0.0),
+        repetition_penalty=first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        presence_penalty=first(request.presence_penalty, None, 0.0),
+        frequency_penalty=first(request.frequency_penalty, None, 0.0),
+        seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
+        max_tokens=lengths.max_tokens,
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=token_ids(request.stop_token_ids, "stop_token_ids", model),
+        ignore_eos=bool(request.ignore_eos),
+        logit_bias=bias_pairs(request.logit_bias, model),
+        allowed_token_ids=token_ids(request.allowed_token_ids, "allowed_token_ids", model),
+        logprobs=lengths.logprobs,
+        prompt_logprobs=lengths.prompt_logprobs,
+        processed_logprobs=processed_logprobs(request, lengths),
+    )
+
+
+def first(asked: T | None, default: T | None, neutral: T) -> T:
+    """The request's value, else the model's default, else the one that changes nothing."""
+    if asked is not None:
+        return asked
+    return neutral if default is None else default
+
+
+def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> None:
+    most = lengths.max_tokens
+    if most is not None and most > model.max_model_len and not (lengths.clamp or lengths.late):
+        room = f"{model.max_model_len} tokens (--max-model-len)"
+        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {room}"
+        raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
+    bound = model.max_model_len if most is None else min(most, model.max_model_len)
+    if (request.min_tokens or 0) > bound:
+        message = f"min_tokens is {request.min_tokens}; at most {bound} tokens can come"
+        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+
+
+def token_ids(asked: list[int] | None, param: str, model: ServedModel) -> tuple[int, ...]:
+    """Ids without repetitions, each in the vocabulary."""
+    if not asked:
+        return ()
+    ids = tuple(dict.fromkeys(asked))
+    if max(ids) >= model.vocab_size:
+        message = f"{param}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    return ids
+
+
+def bias_pairs(asked: dict[str, float] | None, model: ServedModel) -> tuple[tuple[int, float], ...]:
+    """`logit_bias` by token id; JSON has only strings as keys."""
+    if not asked:
+        return ()
+    wrong = [key for key in asked if not TOKEN_KEY.fullmatch(key) or int(key) >= model.vocab_size]
+    if wrong:
+        named = ", ".join(repr(key[:32]) for key in wrong[:MOST_NAMED])
+        more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        message = f"logit_bias: no token ids of the vocabulary of {model.vocab_size}: {named}{more}"
+        raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+    return tuple({int(key): float(value) for key, value in asked.items()}.items())
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def choices(request: GenerationRequest, prompts: int) -> int:
+    """How many choices each prompt gets. Raises InvalidRequest when the request makes too many in all."""
+    n = request.n or 1
+    if n * prompts > limits.MAX_CHOICES:
+        message = f"{prompts} prompts with n={n} make {n * prompts} choices; at most {limits.MAX_CHOICES} are served"
+        raise InvalidRequest(message, param="n", code="invalid_value")
+    return n
+
+
+class UsageWanted(msgspec.Struct, frozen=True):
+    """Where a stream tells its usage: in a chunk at its end, in every chunk."""
+
+    at_end: bool = False
+    always: bool = False
+
+
+def wants_usage(request: GenerationRequest) -> UsageWanted:
+    """As the stream's options say. Raises InvalidRequest for options without a stream, NotBuilt."""
+    options = request.stream_options
+    if options is None:
+        return UsageWanted()
+    if not request.stream:
+        raise InvalidRequest(
+            "stream_options is allowed only when stream is true", param="stream_options", code="invalid_value"
+        )
+    if options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise NotBuilt(f"{param} is not built yet", param=param)
+    included = bool(options.include_usage)
+    return UsageWanted(included, included and bool(options.continuous_usage_stats))
+
+
+def kept_prompt(request: GenerationRequest) -> int:
+    """As `SubmitText.truncate`."""
+    if request.truncate_prompt_tokens == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
+        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+    return request.truncate_prompt_tokens or 0
+
+
+def processed_logprobs(request: GenerationRequest, lengths: Lengths) -> bool:
+    """As in `Sampling`. Raises InvalidRequest where there is nothing that it could apply to."""
+    processed = request.logprobs_mode == "processed_logprobs"
+    if processed and lengths.logprobs < 0:
+        raise InvalidRequest("logprobs_mode needs logprobs", param="logprobs_mode", code="invalid_value")
+    return processed
+
+
+def prompt_logprobs(request: GenerationRequest) -> int:
+    """As `Sampling.prompt_logprobs`. Raises InvalidRequest for a stream, whose chunks have no place for them."""
+    if request.prompt_logprobs is None:
+        return -1
+    if request.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
+    return request.prompt_logprobs

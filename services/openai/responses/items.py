@@ -1,0 +1,226 @@
+"""Input items: checked one by one, as the messages that a chat template renders, and as they are listed.
+
+Source: OpenAI API reference, "Create a model response" (`input`) and "List input items".
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.openai.responses.history import (
+    IMAGE,
+    SILENT,
+    call_of,
+    refusal,
+    result_of,
+    summary_of,
+    text_arguments,
+    unsealed,
+)
+from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
+from penstock.services.openai.responses.tools import flat, needed
+
+Messages = list[dict[str, Any]]
+PREFIXES: Mapping[str, str] = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
+
+
+def items_of(given: str | list[Item]) -> list[Item]:
+    """The input as items: a text is what a user says."""
+    return [Item(type="message", role="user", content=given)] if isinstance(given, str) else given
+
+
+def tools_within(items: list[Item]) -> list[tuple[str, ResponseTool]]:
+    """Tools that the conversation itself has brought, with their places: found by a search, or added on the way."""
+    return [
+        (f"input[{number}].tools[{at}]", tool)
+        for number, item in enumerate(items)
+        if item.type in ("tool_search_output", "additional_tools")
+        for at, tool in enumerate(item.tools or ())
+    ]
+
+
+class History:
+    """The conversation as chat messages. `ignored` is what of it says nothing to this server's model."""
+
+    def __init__(self, items: list[Item]) -> None:
+        """Raises InvalidRequest or NotBuilt naming the item that is wrong."""
+        self.messages: Messages = []
+        self.ignored: list[str] = []
+        for number, item in enumerate(items):
+            self._take(item, f"input[{number}]")
+        for message in self.messages:
+            message.setdefault("content", None)
+
+    def _take(self, item: Item, place: str) -> None:
+        match item.type or ("message" if item.role is not None else None):
+            case "message":
+                say(self.messages, item, place)
+            case "reasoning":
+                self._think(item, place)
+            case "function_call":
+                name = flat(needed(item.name, f"{place}.name"), item.namespace)
+                needed(item.arguments, f"{place}.arguments")
+                function = {"name": name, "arguments": text_arguments(item)}
+                self._call(needed(item.call_id, f"{place}.call_id"), "function", function)
+            case "custom_tool_call":
+                name = flat(needed(item.name, f"{place}.name"), item.namespace)
+                custom = {"name": name, "input": needed(item.input, f"{place}.input")}
+                self._call(needed(item.call_id, f"{place}.call_id"), "custom", custom)
+            case "function_call_output" | "custom_tool_call_output":
+                called = needed(item.call_id, f"{place}.call_id")
+                self._result(called, self._output(item, f"{place}.output"))
+            case "local_shell_call_output":
+                called = item.call_id or needed(item.id, f"{place}.id")
+                self._result(called, self._output(item, f"{place}.output"))
+            case "compaction" | "compaction_summary" | "context_compaction":
+                self._compaction(item, place)
+            case "additional_tools":
+                pass  # see `tools_within`
+            case None:
+                raise missing(f"{place}.type")
+            case kind if kind in SILENT:
+                self.ignored.append(f"{place}: {kind} was left out: {SILENT[kind]}")
+            case kind:
+                self._other(item, place, kind)
+
+    def _other(self, item: Item, place: str, kind: str) -> None:
+        """A call that another server made, or what came of one."""
+        if (call := call_of(item, place)) is not None:
+            self._call(call.id, "function", {"name": call.name, "arguments": call.arguments})
+            if call.result is not None:
+                self._result(call.id, call.result)
+        elif (result := result_of(item)) is not None:
+            self._result(needed(item.call_id, f"{place}.call_id"), result)
+        else:
+            raise refusal(f"{place}.type", kind)
+
+    def _think(self, item: Item, place: str) -> None:
+        said = "".join(part.text or "" for part in parts_of(item.content))
+        thought = said or unsealed(item.encrypted_content)
+        if thought is None:
+            thought = "".join(part.text or "" for part in item.summary or ())
+            if item.encrypted_content and not thought:
+                self.ignored.append(f"{place}: reasoning was left out: another server encrypted it")
+        if thought:
+            spoken(self.messages, "content", "tool_calls")["reasoning_content"] = thought
+
+    def _compaction(self, item: Item, place: str) -> None:
+        if summary := summary_of(item):
+            self.messages.append({"role": "user", "content": summary})
+        else:
+            self.ignored.append(f"{place}: a compaction was left out: another server encrypted it")
+
+    def _call(self, call_id: str, kind: str, called: dict[str, Any]) -> None:
+        call = {"id": call_id, "type": kind, kind: called}
+        spoken(self.messages).setdefault("tool_calls", []).append(call)
+
+    def _result(self, call_id: str, text: str) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _output(self, item: Item, place: str) -> str:
+        """What a tool gave. Pictures cannot be seen, which the model is told: it asked for them."""
+        output = needed(item.output, place)
+        if isinstance(output, dict):
+            raise InvalidRequest(f"{place} must be a string or a list of parts", param=place, code="invalid_type")
+        if not isinstance(output, list):
+            return text_of(output, place)
+        pictures = [part for part in output if part.type in ("input_image", "input_file")]
+        if pictures:
+            self.ignored.append(f"{place}: {pictures[0].type} was left out: this server reads text only")
+        return text_of([Part(type="text", text=IMAGE) if part in pictures else part for part in output], place)
+
+
+def say(found: Messages, item: Item, place: str) -> None:
+    role = needed(item.role, f"{place}.role")
+    if role not in ROLES:
+        param = f"{place}.role"
+        raise InvalidRequest(f"{param}: {role!r} is not one of {', '.join(ROLES)}", param=param, code="invalid_value")
+    content = text_of(needed(item.content, f"{place}.content"), f"{place}.content")
+    if role == "assistant":
+        spoken(found, "content", "tool_calls")["content"] = content
+    else:
+        found.append({"role": role, "content": content})
+
+
+def spoken(found: Messages, *closed_by: str) -> dict[str, Any]:
+    """The assistant's message that another item of it belongs to: the last one, unless it holds one of these."""
+    if not found or found[-1]["role"] != "assistant" or any(name in found[-1] for name in closed_by):
+        found.append({"role": "assistant"})
+    return found[-1]
+
+
+def parts_of(content: str | list[Part] | None) -> list[Part]:
+    return content if isinstance(content, list) else []
+
+
+def text_of(content: str | list[Part], place: str) -> str:
+    """Text of a content or an output; its parts are joined by line ends, as those of a chat's messages are."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        path = f"{place}[{number}]"
+        if part.type in ("input_text", "output_text", "text"):
+            texts.append(needed(part.text, f"{path}.text"))
+        elif part.type == "refusal":
+            texts.append(needed(part.refusal, f"{path}.refusal"))
+        elif not part.type:
+            raise missing(f"{path}.type")
+        else:
+            raise refusal(f"{path}.type", part.type)
+    return "\n".join(texts)
+
+
+def missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+
+
+def listed(items: list[Item]) -> list[dict[str, Any]]:
+    """The items as GET …/input_items shows them, each with an id. They have been checked."""
+    return [shown(item) for item in items]
+
+
+def shown(item: Item) -> dict[str, Any]:
+    kind = item.type or "message"
+    prefix = PREFIXES.get(kind, "item")
+    found: dict[str, Any] = {"type": kind, "id": item.id or f"{prefix}_{secrets.token_hex(12)}", "status": "completed"}
+    match kind:
+        case "message":
+            own = "output_text" if item.role == "assistant" else "input_text"
+            parts = [Part(type=own, text=item.content)] if isinstance(item.content, str) else parts_of(item.content)
+            found |= {"role": item.role, "content": [part_shown(part) for part in parts]}
+        case "function_call":
+            found |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            found |= {} if item.namespace is None else {"namespace": item.namespace}
+        case "function_call_output":
+            output = item.output
+            if isinstance(output, list):
+                output = [part_shown(part) for part in output]  # type: ignore[misc]
+            found |= {"call_id": item.call_id, "output": output}
+        case "reasoning":
+            summary = [{"type": "summary_text", "text": part.text or ""} for part in item.summary or ()]
+            content = [{"type": "reasoning_text", "text": part.text or ""} for part in parts_of(item.content)]
+            found |= {"summary": summary, "content": content}
+        case _:  # as it was given
+            given = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
+            found |= given
+    return found
+
+
+def part_shown(part: Part) -> dict[str, Any]:
+    if part.type == "refusal":
+        return {"type": "refusal", "refusal": part.refusal}
+    found: dict[str, Any] = {"type": part.type, "text": part.text}
+    return found | {"annotations": []} if part.type == "output_text" else found
+
+
+def encoded(messages: Messages) -> bytes:
+    return msgspec.json.encode(messages)

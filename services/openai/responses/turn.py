@@ -1,0 +1,285 @@
+"""One response from its request to its last word: what the engine is asked, what is told of it, what is kept.
+
+Source: OpenAI API reference, "Create a model response".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
+from penstock.protocol.messages import Finish, Sampling
+from penstock.services.client.output_collector import Reply
+from penstock.services.openai.answers import Remarks
+from penstock.services.openai.extensions import extras_of
+from penstock.services.openai.field_aliases import Term, Terms
+from penstock.services.openai.logprobs import ChatTokenLogprob
+from penstock.services.openai.output_blocks import Block
+from penstock.services.openai.responses.items import History, Messages, encoded, items_of, listed, tools_within
+from penstock.services.openai.responses.output import (
+    CallItem,
+    CustomCallItem,
+    IncompleteDetails,
+    Naming,
+    OutputItem,
+    ReasoningItem,
+    ReasoningShown,
+    ResponseAnswer,
+    ResponseError,
+    ResponseUsage,
+    output_items,
+)
+from penstock.services.openai.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
+from penstock.services.openai.responses.store import ResponseStore, Stored
+from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, raw, toolbox
+from penstock.services.openai.schema import ChatRequest
+from penstock.services.openai.validation import given
+
+TERMS = (
+    Term(re.compile(r"messages\b"), "input"),
+    Term(re.compile(r"max_(completion_)?tokens\b"), "max_output_tokens"),
+    Term(re.compile(r"tool_choice\.(function|custom)\b"), "tool_choice"),
+    Term(re.compile(r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.(function|custom)\b"), r"tool_choice.tools[\1]"),
+    Term(re.compile(r"tool_choice\.allowed_tools\b"), "tool_choice"),
+    Term(re.compile(r"response_format(\.json_schema)?\b"), "text.format"),
+    Term(re.compile(r"reasoning_effort\b"), "reasoning.effort"),
+)
+CONTINUED = ("completed", "incomplete")
+PATIENCE = 1.0  # seconds that an answer waits for the disk
+MESSAGES = msgspec.json.Decoder(Messages)
+
+
+class Turn:
+    """`chat` is what the engine is asked; `opening` what is told at first, once the sampling is known."""
+
+    def __init__(
+        self, request: ResponseRequest, store: ResponseStore, name: str, earlier: Messages | None = None
+    ) -> None:
+        """`earlier` is the conversation that it goes on from. Raises InvalidRequest and NotBuilt naming the field."""
+        check_options(request, store)
+        self.request = request
+        self.id = store.new_id()
+        self._store = store
+        self._name = name
+        self._created = int(time.time())
+        self._items = items_of(request.input)
+        history = History(self._items)
+        self._saving: asyncio.Future[str] | None = None
+        self._messages = [*(earlier or ()), *history.messages]
+        self._opening: ResponseAnswer | None = None
+        asked = [(f"tools[{number}]", tool) for number, tool in enumerate(request.tools or ())]
+        self._tools = toolbox([*asked, *tools_within(self._items)])
+        self._ignored = (*self._tools.ignored, *history.ignored, *without_effect(request))
+        self.naming = Naming(self._tools.names, SEALED_REASONING in (request.include or ()))
+        self.chat = chat_request(request, self._messages, self._tools)
+
+    @property
+    def terms(self) -> Terms:
+        """What the chat's errors are in the request's words."""
+        return (*self._tools.terms(), *TERMS)
+
+    @property
+    def kept(self) -> bool:
+        return self.request.store is not False and self._store.keeps
+
+    def open(self, sampling: Sampling) -> None:
+        """The request is on its way with this sampling."""
+        request = self.request
+        reasoning = request.reasoning
+        self._opening = ResponseAnswer(
+            id=self.id,
+            created_at=self._created,
+            status="in_progress",
+            background=bool(request.background),
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            model=self._name,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            previous_response_id=request.previous_response_id,
+            reasoning=ReasoningShown(reasoning.effort, reasoning.summary) if reasoning else ReasoningShown(),
+            temperature=sampling.temperature,
+            text={"format": format_shown(request)},
+            tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+            tools=self._tools.shown,
+            top_logprobs=request.top_logprobs or 0,
+            top_p=sampling.top_p,
+            truncation=request.truncation or "disabled",
+            user=request.user,
+            penstock=Remarks(ignored=self._ignored) if self._ignored else msgspec.UNSET,
+        )
+
+    @property
+    def opening(self) -> ResponseAnswer:
+        assert self._opening is not None
+        return self._opening
+
+    def complete(self, reply: Reply, blocks: list[Block], logprobs: list[ChatTokenLogprob]) -> ResponseAnswer:
+        """The whole response, which is kept if its request did not say otherwise."""
+        (choice,) = reply.choices
+        cut = choice.finish == Finish.LENGTH
+        answer = msgspec.structs.replace(
+            self.opening,
+            status="incomplete" if cut else "completed",
+            completed_at=None if cut else int(time.time()),
+            incomplete_details=IncompleteDetails() if cut else None,
+            output=output_items(blocks, choice.finish, logprobs, self.naming),
+            usage=ResponseUsage.of(reply.usage),
+            penstock=Remarks.of(reply, self._ignored),
+        )
+        self.keep(answer)
+        return answer
+
+    def failed(self, error: RequestError) -> ResponseAnswer:
+        """The response that could not go on. It is kept only where somebody may ask what became of it."""
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        code = "invalid_prompt" if error.status == 400 else code
+        answer = msgspec.structs.replace(
+            self.opening,
+            status="failed",
+            error=ResponseError(code, error.message),  # type: ignore[arg-type]
+        )
+        if self.request.background:
+            self.keep(answer)
+        return answer
+
+    def keep(self, answer: ResponseAnswer) -> None:
+        if self.kept:
+            messages = [*self._messages, *said(answer.output)]
+            items = msgspec.json.encode(listed(self._items))
+            stored = Stored(answer.status, msgspec.json.encode(answer), items, encoded(messages))
+            self._saving = self._store.put(self.id, stored)
+
+    async def saved(self) -> None:
+        """Wait until whatever is kept can be found by every process; a disk that takes long is not waited for."""
+        if self._saving is not None:
+            await asyncio.wait([self._saving], timeout=PATIENCE)
+
+
+def check_options(request: ResponseRequest, store: ResponseStore) -> None:
+    """Raise for what cannot be had, alone or together."""
+    if request.stream_options is not None:
+        if not request.stream:
+            message = "stream_options is allowed only when stream is true"
+            raise InvalidRequest(message, param="stream_options", code="invalid_value")
+        if request.stream_options.include_obfuscation:
+            param = "stream_options.include_obfuscation"
+            raise NotBuilt(f"{param} is not built yet", param=param)
+    if not request.background:
+        return
+    if request.stream:
+        raise NotBuilt(
+            "background is not built for streams; retrieve the response when it is ready", param="background"
+        )
+    if store.shared:
+        message = "background needs a server with --api-processes 1, where whoever asks finds who runs it"
+        raise NotBuilt(message, param="background")
+    if request.store is False or not store.keeps:
+        message = "background needs a response that is kept" + ("" if store.keeps else "; this server keeps none")
+        raise InvalidRequest(message, param="background", code="invalid_value")
+
+
+async def earlier_messages(name: str | None, store: ResponseStore) -> Messages:
+    """The conversation until the response that this one goes on from. Raises InvalidRequest where that is not kept or
+    has not come to an end."""
+    if name is None:
+        return []
+    param = "previous_response_id"
+    try:
+        found = await store.get(name)
+    except NotFound as error:
+        raise InvalidRequest(error.message, param=param, code="previous_response_not_found") from error
+    if found.status not in CONTINUED:
+        message = f"{param}: that response is {found.status}; only one that was completed can be gone on from"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    return MESSAGES.decode(found.messages)
+
+
+def without_effect(request: ResponseRequest) -> tuple[str, ...]:
+    """Wishes that this server has no means to follow."""
+    if request.text is None or request.text.verbosity in (None, "medium"):
+        return ()
+    return ("text.verbosity has no effect here; instructions can say how long to answer",)
+
+
+def chat_request(request: ResponseRequest, messages: Messages, tools: Toolbox) -> ChatRequest:
+    """The chat that asks the engine for the same. Raises InvalidRequest and NotBuilt naming the field."""
+    instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    return ChatRequest(
+        messages=raw([*instructions, *messages]),
+        model=request.model,
+        stream=request.stream,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stop,
+        logprobs=logprobs,
+        top_logprobs=request.top_logprobs if logprobs else None,
+        tools=raw(tools.chat) if tools.chat else msgspec.UNSET,
+        tool_choice=choice_of(request.tool_choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=format_of(request.text.format if request.text else None),
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+        **extras_of(request),
+    )
+
+
+def format_of(form: TextFormat | None) -> msgspec.Raw | msgspec.UnsetType:
+    if form is None or form.type == "text":
+        return msgspec.UNSET
+    if form.type == "json_object":
+        return raw({"type": "json_object"})
+    if form.type != "json_schema":
+        message = f"text.format.type: {form.type!r} is not one of text, json_object, json_schema"
+        raise InvalidRequest(message, param="text.format.type", code="invalid_value")
+    if not given(form.schema):
+        param = "text.format.schema"
+        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    schema = {"name": form.name, "schema": form.schema, "strict": form.strict}
+    return raw({"type": "json_schema", "json_schema": schema})
+
+
+def format_shown(request: ResponseRequest) -> dict[str, Any]:
+    form = request.text.format if request.text else None
+    if form is None:
+        return {"type": "text"}
+    if form.type != "json_schema":
+        return {"type": form.type}
+    return {"type": form.type, "name": form.name or "", "description": form.description, "schema": form.schema,
+            "strict": form.strict is not False}  # fmt: skip
+
+
+def said(output: list[OutputItem]) -> Messages:
+    """The output as the assistant's messages of the conversation that goes on from it."""
+    found: Messages = []
+    for item in output:
+        called = isinstance(item, CallItem | CustomCallItem)
+        if not found or (not called and (found[-1]["content"] or "tool_calls" in found[-1])):
+            found.append({"role": "assistant", "content": None})
+        last = found[-1]
+        if isinstance(item, CustomCallItem):
+            custom = {"name": model_name(item), "input": item.input}
+            last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "custom", "custom": custom})
+        elif isinstance(item, CallItem):
+            function = {"name": model_name(item), "arguments": item.arguments}
+            last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        elif isinstance(item, ReasoningItem):
+            last["reasoning_content"] = last.get("reasoning_content", "") + item.content[0].text
+        else:
+            last["content"] = item.content[0].text
+    for message in found:
+        if message["content"] is None and "tool_calls" not in message and not message.get("reasoning_content"):
+            message["content"] = ""
+    return found
+
+
+def model_name(item: CallItem | CustomCallItem) -> str:
+    """What the model calls an item's tool."""
+    return flat(item.name, None if item.namespace is msgspec.UNSET else item.namespace)

@@ -1,0 +1,253 @@
+"""POST /v1/rerank and POST /v1/score: how well texts go together, by their vectors' cosine or by the model's yes or no.
+
+Sources: Cohere API reference, "Rerank" (v1 and v2), and Jina's of the same name; vLLM documentation, "Score API"; the
+prompt of yes_no is that of Qwen3-Reranker's model card.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.types import Receive, Scope, Send
+
+from penstock.protocol import limits
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Pooling, SubmitText, TraceContext
+from penstock.services.client.model_info import ServedModel
+from penstock.services.openai.app_state import Service
+from penstock.services.openai.embeddings import text_submission
+from penstock.services.openai.errors import send_json
+from penstock.services.openai.pooling import (
+    Vector,
+    VectorRequest,
+    VectorUsage,
+    check_count,
+    check_fields,
+    cosines,
+    pooled,
+    vector_submission,
+)
+from penstock.services.openai.validation import decode, read_json
+from penstock.services.tracing.propagation import trace_context
+
+Strings = str | Annotated[list[str], Meta(min_length=1)]
+
+OPENING = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
+    "search query, retrieve relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}"
+)
+CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+WORDS = ("no", "yes")
+
+
+class ScoreRequest(VectorRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/score: one text with each of several, or as many pairs as there are of both."""
+
+    text_1: Strings
+    text_2: Strings
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(VectorRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/rerank, /v2/rerank and /rerank."""
+
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1)]
+    top_n: Annotated[int, Meta(ge=1, le=limits.MAX_TOKEN_ID)] | None = None
+    return_documents: bool | None = None
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one pair."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a score's answer."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: VectorUsage
+
+
+class Ranked(msgspec.Struct, frozen=True, kw_only=True):
+    """A document's place among the results; `index` is its place in the request."""
+
+    index: int
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+    relevance_score: float
+
+
+class RerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a rerank's answer, the best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: VectorUsage
+
+
+SCORE = msgspec.json.Decoder(ScoreRequest)
+RERANK = msgspec.json.Decoder(RerankRequest)
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two texts, and the fields that hold them."""
+
+    first: str
+    second: str
+    first_param: str
+    second_param: str
+
+
+class Scores:
+    """The endpoint of pairs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        body = await read_json(scope, receive, service.config.api)
+        request = decode(body, SCORE)
+        service.model.check_name(request.model)
+        check_fields(body)
+        sheet = Sheet(request, pairs_of(request), service.model, trace_context(scope))
+        found = await pooled(service, scope, receive, request, sheet.submits)
+        data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
+        answer = ScoreAnswer(
+            id="score-" + secrets.token_hex(16), created=int(time.time()), model=service.model.name, data=data,
+            usage=found.usage,
+        )  # fmt: skip
+        await send_json(send, msgspec.json.encode(answer))
+
+
+class Reranks:
+    """The endpoint of documents. `documents`: whether they are returned where the request leaves it open."""
+
+    def __init__(self, service: Service, *, documents: bool) -> None:
+        self._service = service
+        self._documents = documents
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, model = self._service, self._service.model
+        body = await read_json(scope, receive, service.config.api)
+        request = decode(body, RERANK)
+        model.check_name(request.model)
+        check_fields(body)
+        check_count(len(request.documents), "documents")
+        sheet = Sheet(request, document_pairs(request, model), model, trace_context(scope))
+        found = await pooled(service, scope, receive, request, sheet.submits)
+        told = self._documents if request.return_documents is None else request.return_documents
+        results = ranked(request, sheet.scores(found.vectors), documents=told)
+        answer = RerankAnswer(
+            id="rerank-" + secrets.token_hex(16), model=model.name, results=results, usage=found.usage
+        )
+        await send_json(send, msgspec.json.encode(answer))
+
+
+class Sheet:
+    """Pairs that are to be scored: the messages that it takes, without ids, and what their vectors mean.
+
+    By cosine each different text is asked for once; by yes_no each pair is. Raises NotBuilt for a model whose scores
+    cannot be made.
+    """
+
+    def __init__(self, request: VectorRequest, pairs: Sequence[Pair], model: ServedModel, trace: TraceContext) -> None:
+        if model.pooler.unscored:
+            raise NotBuilt(f"this model scores nothing here: {model.pooler.unscored}", param="model")
+        self._answers = model.pooler.scorer == "yes_no"
+        self._places: dict[str, int] = {}  # of each text among the messages
+        self._pairs = pairs
+        self.submits: list[SubmitText] = []
+        if self._answers:
+            self.submits = [pair_submission(request, pair, trace) for pair in pairs]
+            return
+        for pair in pairs:
+            for text, param in ((pair.first, pair.first_param), (pair.second, pair.second_param)):
+                if text not in self._places:
+                    self._places[text] = len(self.submits)
+                    self.submits.append(text_submission(request, model, text, param, trace))
+
+    def scores(self, vectors: Sequence[Vector]) -> list[float]:
+        """Of each pair. vectors: of the messages, in their order."""
+        if self._answers:
+            return [chance(float(no), float(yes)) for no, yes in vectors]
+        places = self._places
+        return cosines((vectors[places[pair.first]], vectors[places[pair.second]]) for pair in self._pairs)
+
+
+def pair_submission(request: VectorRequest, pair: Pair, trace: TraceContext) -> SubmitText:
+    """The question whether a document meets a query, for the logits of its answer."""
+    pooling = Pooling(kind="logits", words=WORDS, closing=CLOSING, param=pair.second_param)
+    text = OPENING.format(query=pair.first, document=pair.second)
+    return vector_submission(request, text, pooling, trace, special=False)
+
+
+def chance(no: float, yes: float) -> float:
+    """Of a yes, where the answer is one of the two."""
+    return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
+
+
+def pairs_of(request: ScoreRequest) -> list[Pair]:
+    """The pairs of a score request. Raises InvalidRequest if the numbers of texts do not go together."""
+    first, second = listed(request.text_1, "text_1"), listed(request.text_2, "text_2")
+    if len(first) != len(second) and len(first) != 1:
+        message = f"text_1 holds {len(first)} texts and text_2 {len(second)}; one of text_1, or as many, are taken"
+        raise InvalidRequest(message, param="text_1", code="invalid_value")
+    first = first * len(second) if len(first) == 1 else first
+    return [Pair(one[0], other[0], one[1], other[1]) for one, other in zip(first, second, strict=True)]
+
+
+def listed(texts: Strings, param: str) -> list[tuple[str, str]]:
+    """Each text with the name of its field."""
+    if isinstance(texts, str):
+        return [(texts, param)]
+    check_count(len(texts), param)
+    return [(text, f"{param}[{number}]") for number, text in enumerate(texts)]
+
+
+def document_pairs(request: RerankRequest, model: ServedModel) -> list[Pair]:
+    """The query with each document; vectors are made of them with what the model's makers put before each kind."""
+    by_vectors = model.pooler.scorer == "cosine"
+    query = (model.pooler.query if by_vectors else "") + request.query
+    before = model.pooler.document if by_vectors else ""
+    return [
+        Pair(query, before + text_of(document), "query", f"documents[{number}]")
+        for number, document in enumerate(request.documents)
+    ]
+
+
+def text_of(document: str | Document) -> str:
+    return document if isinstance(document, str) else document.text
+
+
+def ranked(request: RerankRequest, scores: Sequence[float], *, documents: bool) -> list[Ranked]:
+    """The best `top_n`; of equal scores the earlier document comes first."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    return [
+        Ranked(
+            index=index,
+            document=Document(text_of(request.documents[index])) if documents else msgspec.UNSET,
+            relevance_score=scores[index],
+        )
+        for index in order
+    ]

@@ -1,0 +1,211 @@
+"""Server-sent events of one streamed response, put together from bytes that were encoded once.
+
+Per delta only the text is encoded. Shapes: OpenAI API reference, "The chat completion chunk object" and "The completion
+object (stream)". The wire format is WHATWG HTML, "Server-sent events"; what some clients' line splitters take for a
+line end (U+0085, U+2028, U+2029) is escaped.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import PieceKind
+from penstock.services.client.output_collector import Choice, PromptFacts, Reply
+from penstock.services.openai import errors
+from penstock.services.openai.answers import (
+    COMPLETE,
+    Identity,
+    Remarks,
+    Told,
+    UsageAnswer,
+    finish_reason,
+    first_id,
+    unpacked,
+)
+from penstock.services.openai.logprobs import chat_logprobs, completion_logprobs, with_prompt
+from penstock.services.openai.parameters import UsageWanted
+from penstock.services.openai.segments import Segment
+
+ENCODE = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
+LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
+
+
+class Frames:
+    """Makes the frames of one response.
+
+    `chat` tells the two kinds of chunk apart, `usage` says where chunks mention it, `told` what they hold beside text.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        chat: bool,
+        choices: int,
+        usage: UsageWanted = UsageWanted(),  # noqa: B008 (frozen)
+        told: Told = Told(),  # noqa: B008 (frozen)
+    ) -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        head = Head(identity.id, kind, identity.created, identity.model)
+        self._opening = b"data: " + ENCODE.encode(head)[:-1] + b',"choices":['
+        self._chat = chat
+        self._usage = usage
+        self._told = told
+        self._quiet = b""  # of a delta without reasoning where reasoning is told apart: it says that there is none
+        self._echo_logprobs = told.echo and told.logprobs
+        self._heads = [b""] * choices  # of each choice's text, from its first chunk on
+        self._counted = [0] * choices  # output tokens of each that its chunks have told
+        self._text_end = b"}" if chat else b""
+        self._end = (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
+        self._plain_tail = self._text_end + UNFINISHED + self._end
+
+    def take(self, reply: Reply, news: list[Choice]) -> bytes:
+        """Frames of everything that the choices of `news` have to give, which is thereby taken."""
+        frames: list[bytes] = []
+        for choice in news:
+            if not choice.begun:
+                if self._waits(reply.prompts[choice.prompt]) and not choice.finish:
+                    continue  # what is told of the prompt comes first, and is on its way with another choice
+                self._begin(reply, choice, frames)
+            text = ""
+            if choice.segments.waiting:
+                self._segments(reply, choice, frames)
+            else:
+                text = choice.take_text()
+            if choice.logprobs or (choice.token_ids and self._told.token_ids) or (text and self._usage.always):
+                frames.append(self._detailed(reply, choice, text))
+            elif text:
+                frames.append(self._heads[choice.index] + encode_text(text) + self._plain_tail)
+            if choice.finish in COMPLETE:
+                frames.append(self._finish(reply, choice))
+        return b"".join(frames)
+
+    def end(self, reply: Reply) -> bytes:
+        """A chunk without choices where usage was asked for, and the end mark."""
+        if not self._usage.at_end:
+            return DONE
+        usage = ENCODE.encode(UsageAnswer.of(reply.usage))
+        return self._opening + b'],"usage":' + usage + b"}\n\n" + DONE
+
+    def failure(self, reply: Reply, error: RequestError) -> bytes:
+        """The error object and the end mark."""
+        return b"data: " + escaped(errors.encode(error)) + b"\n\n" + DONE
+
+    def _waits(self, prompt: PromptFacts) -> bool:
+        """Whether something of the prompt that its first chunk tells is not known yet."""
+        return (self._echo_logprobs and prompt.logprobs is None) or (self._told.token_ids and not prompt.token_ids)
+
+    def _begin(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
+        choice.begun = True
+        facts = reply.prompts[choice.prompt]
+        if facts.reasons and self._told.reasoning:
+            self._quiet = b'"reasoning_content":null,'
+        before = b',"delta":{' + self._quiet + b'"content":' if self._chat else b',"text":'
+        self._heads[choice.index] = self._opening + b'{"index":%d' % choice.index + before
+        ids = b',"prompt_token_ids":' + ENCODE.encode(unpacked(facts.token_ids)) if self._told.token_ids else b""
+        if self._chat:
+            role = b'{"index":%d,"delta":{"role":"assistant",%b"content":""}' % (choice.index, self._quiet)
+            frames.append(self._opening + role + UNFINISHED + ids + self._last(reply))
+        elif ids:
+            frames.append(self._heads[choice.index] + b'"",' + UNFINISHED[1:] + ids + self._last(reply))
+        if self._echo_logprobs and facts.logprobs is not None:
+            text = choice.take_text()
+            as_ids = self._told.tokens_as_ids
+            output = completion_logprobs(choice.take_logprobs(), as_ids=as_ids)
+            logprobs = with_prompt(text, facts.logprobs, output, first_id(facts) if as_ids else None)
+            frames.append(self._text(reply, choice, text, escaped(ENCODE.encode(logprobs)), self._ids(choice)))
+
+    def _segments(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
+        """A chunk for each stretch of a parsed output; what is told beside them stands with the first one."""
+        for segment in choice.take():
+            if segment.kind != PieceKind.REASONING or self._told.reasoning:
+                head = self._opening + b'{"index":%d,"delta":' % choice.index
+                logprobs, ids = self._logprobs(choice), self._ids(choice)
+                tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply, choice)
+                delta = segment_delta(segment, self._told.customs)
+                if segment.kind != PieceKind.REASONING:
+                    delta = b"{" + self._quiet + delta[1:]
+                frames.append(head + delta + tail)
+
+    def _detailed(self, reply: Reply, choice: Choice, text: str) -> bytes:
+        return self._text(reply, choice, text, self._logprobs(choice), self._ids(choice))
+
+    def _logprobs(self, choice: Choice) -> bytes:
+        positions = choice.take_logprobs()
+        if not positions:
+            return b"null"
+        shape = chat_logprobs if self._chat else completion_logprobs
+        return escaped(ENCODE.encode(shape(positions, as_ids=self._told.tokens_as_ids)))
+
+    def _ids(self, choice: Choice) -> bytes:
+        ids = choice.take_token_ids()
+        return b',"token_ids":' + ENCODE.encode(unpacked(ids)) if ids and self._told.token_ids else b""
+
+    def _text(self, reply: Reply, choice: Choice, text: str, logprobs: bytes, ids: bytes) -> bytes:
+        tail = self._text_end + b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]"
+        return self._heads[choice.index] + encode_text(text) + tail + self._last(reply, choice)
+
+    def _last(self, reply: Reply, choice: Choice | None = None) -> bytes:
+        """The end of a chunk; usage counts what chunks have told, with this one of `choice`."""
+        if not self._usage.always:
+            return self._end
+        if choice is not None:
+            self._counted[choice.index] = choice.tokens
+        usage = msgspec.structs.replace(reply.usage, completion_tokens=sum(self._counted))
+        return b',"usage":' + ENCODE.encode(UsageAnswer.of(usage)) + b"}\n\n"
+
+    def _finish(self, reply: Reply, choice: Choice) -> bytes:
+        empty = b',"text":""'
+        if self._chat:
+            empty = b',"delta":{' + (self._quiet + b'"content":""' if self._quiet else b"") + b"}"
+        reason = b',"logprobs":null,"finish_reason":"' + finish_reason(choice.finish).encode() + b'"'
+        if choice.stop_reason is not None:
+            reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
+        end = self._last(reply, choice)
+        if reply.approximations:
+            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(reply.approximations))) + end
+        return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
+
+
+def segment_delta(segment: Segment, customs: frozenset[str] = frozenset()) -> bytes:
+    """OpenAI's delta of a stretch: a call's first one has its id and name, the others more of its arguments, or of the
+    input of one of the `customs`."""
+    text = encode_text(segment.text)
+    match segment.kind:
+        case PieceKind.REASONING:
+            return b'{"reasoning_content":' + text + b',"reasoning":' + text + b"}"
+        case PieceKind.CALL:
+            opening = b'{"tool_calls":[{"index":%d,"id":"%b"' % (segment.call, segment.id.encode())
+            if segment.text in customs:
+                return opening + b',"type":"custom","custom":{"name":' + text + b',"input":""}}]}'
+            return opening + b',"type":"function","function":{"name":' + text + b',"arguments":""}}]}'
+        case PieceKind.ARGUMENTS if segment.name in customs:
+            return b'{"tool_calls":[{"index":%d,"custom":{"input":' % segment.call + text + b"}}]}"
+        case PieceKind.ARGUMENTS:
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % segment.call + text + b"}}]}"
+        case _:
+            return b'{"content":' + text + b"}"
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What every chunk of a response begins with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+def encode_text(text: str) -> bytes:
+    """`text` as a JSON string that is one line for every reader."""
+    return ENCODE.encode(text) if text.isascii() else escaped(ENCODE.encode(text))
+
+
+def escaped(encoded: bytes) -> bytes:
+    for character, escape in LINE_ENDS:
+        if character in encoded:
+            encoded = encoded.replace(character, escape)
+    return encoded

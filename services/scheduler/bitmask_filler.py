@@ -1,0 +1,104 @@
+"""Masks of the steps in flight, filled beside the loop, one step after the other, and sent when they are done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import msgspec
+
+from penstock.engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
+from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.protocol.figures import HistogramStatistics
+from penstock.protocol.steps import StepMasks
+from penstock.services.metrics.snapshot import PART
+from penstock.services.scheduler.background_jobs import Aside
+
+SLOW = 0.01  # seconds of a step's masks, and
+SLOW_ROW = 0.0001  # for each of its rows: after a step beyond it rows are filled and measured one by one
+NOTHING = MaskStatistics(0, 0, 0, 0, 0)
+
+
+class MaskerStatistics(msgspec.Struct, frozen=True):
+    """Totals of this epoch's store, and of the time that filling it took since start."""
+
+    store: MaskStatistics
+    rows: int  # constrained rows of steps since start
+    seconds: float
+    slowest: float  # seconds of one step's masks
+    steps: HistogramStatistics  # seconds of each step's masks
+
+    @property
+    def row_seconds(self) -> float:
+        """Host time per constrained row of a step."""
+        return self.seconds / self.rows if self.rows else 0.0
+
+
+class Masker:
+    """Owner of the mask store of one epoch. `thread` runs one job at a time: masks come in the order of the steps."""
+
+    def __init__(self, tokens: GrammarTokens | None, thread: Executor, fillers: int) -> None:
+        self.aside: Aside[MaskWork, tuple[FilledMasks, float]] = Aside(thread)
+        self._tokens = tokens
+        self._fillers = fillers
+        self._store: MaskStore | None = None
+        self._rows = 0
+        self._seconds = self._slowest = 0.0
+        self._steps = Histogram(PART)
+        self._was_slow = False  # the last step whose masks are done
+
+    def renew(self, places: int) -> None:
+        """New executors with empty stores of so many places. What is still being filled is for the old ones."""
+        self._store = MaskStore(self._tokens, places, self._fillers) if self._tokens is not None and places else None
+
+    @property
+    def most(self) -> int:
+        """Masked entries that one step may have."""
+        return 0 if self._store is None else self._store.most
+
+    def start(self, work: MaskWork, applied: int) -> None:
+        """Fill a step's masks; steps up to `applied` are over."""
+        assert self._store is not None
+        clock = time.process_time if self._was_slow else None
+        self.aside.start(work, timed_fill, self._store, work, applied, clock)
+
+    def finished(self) -> list[StepMasks]:
+        """Masks that are done. Raises what went wrong with a whole step: then the process is of no use."""
+        found = []
+        for work, future in self.aside.collect():
+            filled, seconds = future.result()
+            found.append(step_masks(work, filled))
+            self._rows += len(work.rows)
+            self._seconds += seconds
+            self._steps.observe(seconds)
+            self._slowest = max(self._slowest, seconds)
+            self._was_slow = seconds > SLOW + SLOW_ROW * len(work.rows)
+        return found
+
+    def statistics(self) -> MaskerStatistics:
+        """Counters for metrics and tests."""
+        store = NOTHING if self._store is None else self._store.statistics()
+        return MaskerStatistics(store, self._rows, self._seconds, self._slowest, self._steps.statistics())
+
+
+def timed_fill(
+    store: MaskStore, work: MaskWork, applied: int, clock: Callable[[], float] | None
+) -> tuple[FilledMasks, float]:
+    """A step's masks and the seconds they took."""
+    began = time.perf_counter()
+    filled = store.fill(work.step, applied, work.rows, clock)
+    return filled, time.perf_counter() - began
+
+
+def step_masks(work: MaskWork, filled: FilledMasks) -> StepMasks:
+    return StepMasks(
+        step=work.step,
+        epoch=work.epoch,
+        entries=filled.entries,
+        places=filled.places,
+        fresh=filled.fresh,
+        bits=filled.bits,
+    )

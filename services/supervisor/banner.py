@@ -1,0 +1,202 @@
+"""What `penstock serve` shows to a person: progress while its processes start, and then where it listens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.protocol.config import Config, wrong_output
+from penstock.protocol.messages import EngineStatus
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+    from penstock.services.supervisor.child import Child
+
+KEY_VARIABLE = "PENSTOCK_API_KEY"
+WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: what is known of the weights
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What the banner tells."""
+
+    url: str
+    model: str
+    device: str
+    dtype: str
+    blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    seconds: float  # from the launcher's start to readiness
+    chat: bool  # the model has a chat template
+    locked: bool  # clients need a key
+    wrong_output: tuple[str, ...] = ()  # why what the server says is wrong
+    weights: str = ""  # what is known of the files, from whoever read them
+    replicas: int = 1  # each with a cache and slots of its own, which blocks and max_num_seqs are of one
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens that the KV cache holds."""
+        return self.blocks * self.block_size
+
+    @property
+    def concurrency(self) -> int:
+        """Requests of full length that fit at once."""
+        return min(self.max_num_seqs, self.blocks // -(-self.max_model_len // self.block_size))
+
+
+def engine_facts(status: EngineStatus) -> tuple[str, ...]:
+    """What an api process tells the launcher of the engine, wherever that runs, as lines of a notice."""
+    return (
+        f"X_PENSTOCK_BLOCKS={status.blocks}",
+        f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
+        f"X_PENSTOCK_DEVICE={status.device}",
+        f"X_PENSTOCK_DTYPE={status.dtype}",
+        f"X_PENSTOCK_MAX_MODEL_LEN={status.max_model_len}",
+    )
+
+
+def serving(config: Config, children: Sequence[Child], model: str, chat: bool, seconds: float) -> Serving:
+    """The banner's facts, as the processes told them in their notices."""
+    told: dict[str, str] = {}
+    for child in children:
+        told.update(child.fields)
+    return Serving(
+        url=told["X_PENSTOCK_URL"],
+        model=model,
+        device=told["X_PENSTOCK_DEVICE"],
+        dtype=told["X_PENSTOCK_DTYPE"],
+        blocks=int(told["X_PENSTOCK_BLOCKS"]),
+        block_size=int(told["X_PENSTOCK_BLOCK_SIZE"]),
+        max_model_len=int(told["X_PENSTOCK_MAX_MODEL_LEN"]),
+        max_num_seqs=config.model.max_num_seqs,
+        seconds=seconds,
+        chat=chat,
+        locked=bool(config.api.api_key or config.api.api_key_file),
+        replicas=config.model.data_parallel_size,
+        wrong_output=wrong_output(config),
+        weights=told.get(WEIGHTS, ""),
+    )
+
+
+def curl(facts: Serving) -> str:
+    """A command line that gets an answer from this server."""
+    if facts.chat:
+        path = "/v1/chat/completions"
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "Tell me a short story."}]}
+    else:
+        path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    file = facts.url.removeprefix("unix:")
+    target = [facts.url + path] if file == facts.url else ["--unix-socket", file, "http://localhost" + path]
+    words = ["curl", *target, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    line = shlex.join(words)
+    return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if facts.locked else line
+
+
+def banner(facts: Serving) -> list[str]:
+    """The lines that are printed once the server is ready."""
+    rows = {
+        "model": facts.model,
+        "device": f"{facts.device}, {facts.dtype}",
+        "KV cache": f"{facts.blocks:,} blocks of {facts.block_size} tokens: at most {facts.tokens:,} tokens",
+        "concurrency": f"{facts.concurrency:,} requests of full length ({facts.max_model_len:,} tokens), "
+        f"{facts.max_num_seqs:,} of any length",
+        "started in": f"{facts.seconds:.1f} s",
+    }
+    if facts.weights:
+        rows["weights"] = facts.weights
+    if facts.wrong_output:
+        rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
+    if facts.replicas > 1:
+        rows["replicas"] = f"{facts.replicas}, each with as large a cache and as many requests"
+    lines = ["", f"Penstock listens on {facts.url}"]
+    lines += [f"  {name:<12} {value}" for name, value in rows.items()]
+    lines += ["", "Try it:" + (f" (with the key in ${KEY_VARIABLE})" if facts.locked else ""), f"  {curl(facts)}", ""]
+    return lines
+
+
+def part(here: str, elsewhere: Mapping[str, str], seconds: float) -> list[str]:
+    """The lines that are printed where only some processes of a server run, once they are ready."""
+    rows = {"here": here, **elsewhere, "started in": f"{seconds:.1f} s"}
+    return ["", "Penstock serves a part here", *(f"  {name:<12} {value}" for name, value in rows.items()), ""]
+
+
+def show(lines: Sequence[str]) -> None:
+    """Print to stdout, with colour on a terminal, never wrapped; a closed stdout is not an error."""
+    with contextlib.suppress(BrokenPipeError):
+        if not sys.stdout.isatty():
+            print("\n".join(lines), flush=True)
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False, soft_wrap=True)
+        for line in lines:
+            console.print(Text(line, style(line)))
+
+
+def style(line: str) -> str:
+    if line.startswith("Penstock"):
+        return "bold green"
+    return "cyan" if line.startswith("  curl") else ""
+
+
+class Progress:
+    """One line per process on a terminal while the server starts; nothing where stderr is no terminal.
+
+    Log lines that come meanwhile scroll above it.
+    """
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+
+    def open(self) -> None:
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._live.start()
+
+    @property
+    def shown(self) -> bool:
+        return self._live is not None
+
+    def update(self, children: Sequence[Child]) -> None:
+        """Show what the processes say of themselves now."""
+        if self._live is not None:
+            self._live.update(table(children), refresh=True)
+
+    def write(self, line: str) -> None:
+        """Pass one line of a process's output on to stderr as it is."""
+        with contextlib.suppress(BrokenPipeError):
+            if self._live is not None:
+                self._live.console.out(line, highlight=False)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def table(children: Sequence[Child]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for child in children:
+        mark = Text("ready", "green") if child.ready else Text("…", "yellow")
+        grid.add_row(Text(child.name), mark, Text(child.status, "dim"))
+    return grid

@@ -1,0 +1,65 @@
+"""Where the processes of one host meet those of others: what the launcher checks before any starts, and tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.protocol import groups
+from penstock.protocol.addresses import HostAddress, read_address
+from penstock.protocol.config import Config
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.links import Role, ports_of
+from penstock.protocol.parts import ORDER, Parts, count
+from penstock.services.links.curve import read_keys
+from penstock.services.supervisor import address
+
+
+def check(config: Config, parts: Parts) -> None:
+    """Raise ConfigError or AddressError for what would end a process here when it starts: keys that cannot be used, an
+    address to listen at that is not this host's or is taken, a first executor that is not the first."""
+    first = config.executor.first_executor
+    if first and first != min(parts.get(Role.EXECUTOR, (first,))):
+        raise ConfigError("--first-executor", first, "executors that `penstock serve` starts are counted by --parts")
+    links = config.links
+    if links.scheduler_address or links.tokenizer_address or config.executor.rendezvous:
+        read_keys(links.link_keys)
+    for option, where in listening(config, parts):
+        try:
+            address.check(where.bare, where.port)
+        except AddressError as error:
+            raise AddressError(option, str(where), error.allowed) from None
+
+
+def listening(config: Config, parts: Parts) -> Iterator[tuple[str, HostAddress]]:
+    """Every address at which processes of this host listen for others, and the option that gives it."""
+    links, model = config.links, config.model
+    for role, given in ((Role.SCHEDULER, links.scheduler_address), (Role.TOKENIZER, links.tokenizer_address)):
+        option, ports = f"--{role}-address", ports_of(role)
+        for number in parts.get(role, ()) if given else ():
+            for port in range(number * ports, (number + 1) * ports):
+                yield option, read_address(option, given).after(port)
+    if config.executor.rendezvous and groups.group_size(model) > 1:
+        for replica in range(model.data_parallel_size):
+            if groups.members(replica, model)[0] in parts.get(Role.EXECUTOR, ()):
+                yield "--rendezvous", read_address("--rendezvous", config.executor.rendezvous).after(replica)
+
+
+def elsewhere(config: Config, parts: Parts) -> dict[str, str]:
+    """What of the server is not on this host, and where processes of this one look for it, as fields of a log line."""
+    away = [role for role in ORDER if role not in parts or len(parts[role]) < count(role, config)]
+    places = {
+        "tokenizers": config.links.tokenizer_address,
+        "schedulers": config.links.scheduler_address,
+        "groups": config.executor.rendezvous,
+    }
+    return {"elsewhere": ",".join(away), **{name: where for name, where in places.items() if where}}
+
+
+def numbered(config: Config, parts: Parts, index: int) -> Config:
+    """`config` for executor number `index`: it counts its host's executors so that its own number is its place among
+    them, whichever they are."""
+    place = tuple(parts[Role.EXECUTOR]).index(index)
+    executor = msgspec.structs.replace(config.executor, first_executor=index - place)
+    return msgspec.structs.replace(config, executor=executor)

@@ -1,0 +1,154 @@
+"""Sessions by header and by user, and what brings a conversation's turns to one tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
+from penstock.services.client.session import affinity, client_of, session_of, tenant_of
+from penstock.services.http import request_context as exchange
+from penstock.services.http.request_context import Exchange
+from penstock.services.openai.routes import application
+from tests.services.client.pipe import FakePort, Row, answering, service, words
+
+
+def scope(*headers: tuple[bytes, bytes], port: int = 1, tenant: str = "") -> dict[str, Any]:
+    current = Exchange(b"1", 0.0)
+    current.tenant = tenant
+    return {"type": "http", "headers": list(headers), "client": ("10.0.0.1", port), exchange.KEY: current}
+
+
+def chat(*contents: str, **fields: Any) -> SubmitText:
+    roles = ("system", *("user", "assistant") * len(contents))
+    turns = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+    return SubmitText(id=fields.pop("id", 7), messages=json.dumps(turns).encode(), sampling=Sampling(), **fields)
+
+
+def test_nobody_says_so() -> None:
+    assert session_of(scope()) == session_of(scope(), "") == session_of(scope(), None) == ""
+
+
+def test_the_header_comes_before_the_user() -> None:
+    named = scope((b"x-session-id", b"a"))
+    assert session_of(named) == session_of(named, "somebody") != ""
+    assert session_of(scope(), "somebody") not in ("", session_of(named))
+    assert session_of(scope(), "a") != session_of(named), "they are names of different things"
+
+
+@pytest.mark.parametrize("value", [b"", b"two words", b"x" * 257, "ü".encode()])
+def test_what_is_no_name_is_refused(value: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        session_of(scope((b"x-session-id", value)))
+    assert caught.value.code == "invalid_header"
+
+
+def test_two_names_are_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        session_of(scope((b"x-session-id", b"a"), (b"x-session-id", b"b")))
+
+
+def test_any_user_is_a_digest_of_one_length() -> None:
+    assert {len(session_of(scope(), user)) for user in ("a", "é" * 10_000, "\ud800")} == {24}
+
+
+def test_a_chat_that_goes_on_keeps_its_number() -> None:
+    first = chat("be kind", "hello")
+    later = chat("be kind", "hello", "hi", "how are you", id=8)
+    assert affinity(first) == affinity(later)
+    assert affinity(chat("be kind", "good morning")) != affinity(first)
+    assert affinity(chat("be rude", "hello")) != affinity(first)
+
+
+def test_a_session_is_a_number_whatever_it_says() -> None:
+    other = SubmitText(id=3, prompt="x", sampling=Sampling(), session="s")
+    assert affinity(chat("a", "b", session="s")) == affinity(other)
+    assert affinity(chat("a", "b", session="t")) != affinity(chat("a", "b", session="s"))
+
+
+def test_a_prompt_without_a_session_goes_by_its_id() -> None:
+    assert affinity(SubmitText(id=3, prompt="x", sampling=Sampling())) == 3
+
+
+def test_a_chat_without_a_user_has_a_number_too() -> None:
+    messages = [{"role": "system", "content": "be kind"}]
+    assert affinity(SubmitText(id=3, messages=json.dumps(messages).encode(), sampling=Sampling())) > 0
+
+
+def test_a_client_is_its_user_or_else_its_session_or_else_its_connection() -> None:
+    session = (b"x-session-id", b"s")
+    found = {
+        "user": client_of(scope(session), "a"),
+        "same user": client_of(scope(port=2), "a"),
+        "session": client_of(scope(session)),
+        "same session": client_of(scope(session, port=2)),
+        "connection": client_of(scope()),
+        "same connection": client_of(scope()),
+        "other connection": client_of(scope(port=2)),
+        "no address": client_of({**scope(), "client": None}),
+        "user called as the session": client_of(scope(), "s"),
+    }
+    assert found["user"] == found["same user"]
+    assert found["session"] == found["same session"]
+    assert found["connection"] == found["same connection"]
+    assert len(set(found.values())) == len(found) - 3
+    assert {(client.tenant, len(client.name)) for client in found.values()} == {("", 24)}
+
+
+def test_the_key_stands_above_the_user_and_is_not_told() -> None:
+    one, other = (client_of(scope(tenant=tenant_of(key)), "a") for key in (b"sk-1", b"sk-2"))
+    assert one.name == other.name
+    assert one.tenant != other.tenant
+    assert "sk-1" not in one.tenant
+    assert len(tenant_of(b"k" * 10_000)) == 24
+
+
+def test_a_session_without_a_name_is_refused_here_too() -> None:
+    with pytest.raises(InvalidRequest):
+        client_of(scope((b"x-session-id", b"two words")))
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+VECTOR = np.ones(4, np.float32).tobytes()
+ROUTES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT, {"user": "ann"}),
+    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4}, {"user": "ann"}),
+    ("/v1/messages", CHAT, {"metadata": {"user_id": "ann"}}),
+    ("/v1/responses", {"input": "hi", "store": False}, {"user": "ann"}),
+    ("/v1/embeddings", {"input": ["a", "b"]}, {"user": "ann"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), ROUTES)
+@pytest.mark.parametrize("keys", ["", "sk-1,sk-2"])
+async def test_every_route_says_whose_its_requests_are(
+    path: str, body: dict[str, Any], named: dict[str, Any], keys: str
+) -> None:
+    vector = Row(tokens=0, finish=Finish.STOP, extra={"prompt_tokens": 1, "vector": VECTOR})
+    port = FakePort(answering(lambda request: [[vector]] if request.pooling else words("x")(request)))
+    app = application(service(port, api_key=keys))
+
+    async def ask(connection: int, key: str, fields: dict[str, Any]) -> Client:
+        transport = httpx.ASGITransport(app, client=("10.0.0.1", connection))
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
+            port.sent.clear()
+            answer = await http.post(path, json={**body, **fields}, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+        (found,) = {request.client for request in port.of(SubmitText)}
+        assert isinstance(found, Client)
+        return found
+
+    ann = await ask(1, "sk-1", named)
+    assert ann == await ask(2, "sk-1", named)
+    assert ann == Client(tenant_of(b"sk-1") if keys else "", ann.name)
+    bare = [await ask(connection, "sk-1", {}) for connection in (1, 1, 2)]
+    assert bare[0] == bare[1] != bare[2]
+    assert ann not in bare
+    other = await ask(1, "sk-2", named)
+    assert (other == ann) is not bool(keys), "a key that nobody checks is no name"
+    assert other.name == ann.name

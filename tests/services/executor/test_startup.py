@@ -1,0 +1,142 @@
+"""From options to a runner: device, type, cache size, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
+from penstock.protocol.errors import ConfigError, ModelError
+from penstock.services.executor.startup import (
+    choose_device,
+    choose_dtype,
+    default_threads,
+    start,
+    step_tokens,
+    take_device,
+)
+from penstock.services.supervisor import process
+from tests.services.executor.folder import LENGTH, write_folder
+
+BLOCK_BYTES = 2 * 2 * 16 * 1 * 8 * 4  # keys and values, layers, tokens, heads, dim, float32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(write_folder(tmp_path / "tiny"))
+
+
+def config(folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "auto") -> Config:
+    return Config(
+        model=ModelConfig(
+            model=folder, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=max_model_len,
+            dtype=dtype,
+        ),
+        executor=ExecutorConfig(device="cpu", cpu_threads=1, kv_cache_memory=kv_cache_memory),
+    )  # fmt: skip
+
+
+def test_a_small_model_takes_no_more_cache_than_its_slots_can_use(folder: str) -> None:
+    ready = start(config(folder), 0).ready
+    assert ready.blocks == 4 * LENGTH // 16
+    assert ready.cache_bytes == (ready.blocks + 1) * BLOCK_BYTES
+    assert (ready.block_size, ready.device, ready.dtype) == (16, "cpu", "float32")
+    assert ready.weight_bytes > 0
+    assert ready.load_seconds > 0
+
+
+def test_given_bytes_decide(folder: str) -> None:
+    assert start(config(folder, kv_cache_memory=10 * BLOCK_BYTES), 0).ready.blocks == 9
+
+
+def test_half_the_bytes_a_number_twice_the_blocks(folder: str) -> None:
+    ready = start(config(folder, kv_cache_memory=10 * BLOCK_BYTES, dtype="float16"), 0).ready
+    assert (ready.blocks, ready.dtype) == (19, "float16")
+
+
+def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"--max-model-len.*at most 48.*--kv-cache-memory"):
+        start(config(folder, kv_cache_memory=4 * BLOCK_BYTES), 0)
+    assert start(config(folder, kv_cache_memory=4 * BLOCK_BYTES, max_model_len=48), 0).ready.blocks == 3
+
+
+def test_a_length_beyond_the_model_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="--max-model-len"):
+        start(config(folder, max_model_len=LENGTH + 1), 0)
+
+
+def test_a_cpu_cannot_promise_the_same_bits_in_every_batch(folder: str) -> None:
+    wanted = config(folder)
+    with pytest.raises(ConfigError, match=r"--batch-invariant.*needs a GPU"):
+        start(structs.replace(wanted, model=structs.replace(wanted.model, batch_invariant=True)), 0)
+
+
+def test_a_folder_without_weights_is_refused(folder: str) -> None:
+    with pytest.raises(ModelError):
+        start(Config(model=ModelConfig(model=folder), executor=ExecutorConfig(device="cpu")), 0)
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_device("auto", 0) == torch.device("cpu")
+    assert choose_device("cpu", 0) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="--device"):
+        choose_device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto", 1) == torch.device("cuda", 1)
+    assert choose_device("cpu", 0) == torch.device("cpu")
+    for option in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match="executor 2, counted from --first-executor, finds 2 GPUs"):
+            choose_device(option, 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose_device("cuda", 2) == torch.device("cuda", 0), "a supervisor shows each its own"
+    monkeypatch.setenv(process.PARENT, "1")
+    with pytest.raises(ConfigError, match="executor 2, counted from --first-executor, finds 1 GPUs"):
+        choose_device("auto", 2)
+
+
+@pytest.mark.parametrize(("index", "first", "gpu"), [(5, 4, 1), (4, 4, 0), (1, 0, 1)])
+def test_a_host_has_a_gpu_for_each_of_its_own_executors(
+    index: int, first: int, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    config = Config(model=ModelConfig(tensor_parallel_size=8), executor=ExecutorConfig(first_executor=first))
+    assert take_device(config, index) == torch.device("cuda", gpu) == taken[0]
+    with pytest.raises(ConfigError, match=f"this host's executor {7 - first}"):
+        take_device(config, 7)
+
+
+def test_the_executors_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for parts in ("", "executor:2-3"):
+        config = Config(model=ModelConfig(tensor_parallel_size=4), executor=ExecutorConfig(device="cpu"),
+                        run=RunConfig(parts=parts))  # fmt: skip
+        take_device(config, 2)
+    assert threads == [default_threads(4), default_threads(8)]
+
+
+def test_types(folder: str) -> None:
+    spec = read_spec(Path(folder))
+    assert choose_dtype("auto", spec, torch.device("cpu")) is torch.float32
+    assert choose_dtype("auto", spec, torch.device("cuda")) is torch.bfloat16
+    assert choose_dtype("float16", spec, torch.device("cpu")) is torch.float16
+
+
+def test_half_of_the_cores_but_one_at_least() -> None:
+    assert [default_threads(cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
+
+
+def test_the_budget_of_a_step_follows_the_device_and_holds_every_row() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert step_tokens(ModelConfig(), cpu) == 512
+    assert step_tokens(ModelConfig(), gpu) == 8192
+    assert step_tokens(ModelConfig(max_num_seqs=700), cpu) == 700
+    assert step_tokens(ModelConfig(max_num_batched_tokens=300), cpu) == 300

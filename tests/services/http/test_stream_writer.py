@@ -1,0 +1,302 @@
+"""Clients that leave, clients that are slow, and answers that fail on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from starlette.types import Message, Scope
+
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
+from penstock.services.openai.app_state import Service
+from penstock.services.openai.routes import application
+from penstock.services.openai.sse import Frames
+from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.openai.shapes import check_error
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+CHAT = "/v1/chat/completions"
+
+
+class Connection:
+    """A client at the ASGI seam: it can leave at any moment and can stop reading."""
+
+    def __init__(self, parts: Service, path: str, body: dict[str, Any]) -> None:
+        self.sent: list[Message] = []
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.news = asyncio.Event()
+        self._left = asyncio.Event()
+        self._body: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        scope: Scope = {
+            "type": "http", "method": "POST", "path": path, "headers": [], "root_path": "", "query_string": b"",
+        }  # fmt: skip
+        self.task = asyncio.ensure_future(application(parts)(scope, self._receive, self._send))
+
+    @property
+    def text(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    def leave(self) -> None:
+        self._left.set()
+
+    async def until(self, text: str) -> None:
+        """Wait until `text` was sent."""
+        async with asyncio.timeout(LIMIT):
+            while text not in self.text:
+                self.news.clear()
+                await self.news.wait()
+
+    async def ended(self) -> None:
+        await asyncio.wait_for(self.task, LIMIT)
+
+    async def _receive(self) -> Message:
+        if self._body:
+            return self._body.pop()
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        await self.reading.wait()
+        if not self._left.is_set():
+            self.sent.append(message)
+            self.news.set()
+
+
+async def turns(count: int = 5) -> None:
+    """Let everything run that can run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def request_of(port: FakePort) -> SubmitText:
+    (request,) = port.of(SubmitText)
+    assert isinstance(request, SubmitText)
+    return request
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_client_that_leaves_is_aborted_at_once(stream: bool, begun: bool) -> None:
+    port = FakePort(silent)
+    parts = service(port)
+    connection = Connection(parts, CHAT, HELLO | {"stream": stream})
+    await turns()
+    request = request_of(port)
+    if begun:
+        port.arrive(batch([(request.id, Row(text="Hi", extra={"prompt_tokens": 3}))]))
+        await turns()
+    connection.leave()
+    await turns()
+    assert port.of(Abort) == [Abort(request.id)]
+    await connection.ended()
+    assert parts.pipeline.statistics().unfinished == 0
+    port.arrive(batch([(request.id, Row(text="late"))]))  # what crossed the abort is dropped
+    assert "late" not in connection.text
+    assert parts.traffic.statistics().responses == {(CHAT, 499): 1}
+
+
+async def test_every_prompt_of_a_client_that_leaves_is_aborted() -> None:
+    port = FakePort(silent)
+    connection = Connection(service(port), "/v1/completions", {"prompt": ["a", "b", "c"], "n": 2})
+    await turns()
+    first, second, third = port.of(SubmitText)
+    rows = [(second.id, Row(choice=0, finish=Finish.STOP)), (second.id, Row(choice=1, finish=Finish.STOP))]
+    port.arrive(batch(rows))
+    connection.leave()
+    await connection.ended()
+    assert port.of(Abort) == [Abort(first.id), Abort(third.id)]
+
+
+async def test_an_abort_waits_for_credit_and_is_then_sent() -> None:
+    port = FakePort(silent)
+    parts = service(port)
+    connection = Connection(parts, CHAT, HELLO)
+    await turns()
+    assert port.peer is not None
+    port.peer.credit = 0
+    connection.leave()
+    await connection.ended()
+    assert port.of(Abort) == []
+    assert parts.pipeline.statistics().aborts_owed == 1
+    port.peer.credit = 1
+    parts.pipeline.settle()
+    assert port.of(Abort) == [Abort(request_of(port).id)]
+    assert parts.pipeline.statistics().aborts_owed == 0
+
+
+async def test_a_client_that_leaves_while_its_text_is_tokenized() -> None:
+    port = FakePort(silent)
+    parts = service(port)
+    connection = Connection(parts, "/tokenize", {"prompt": "a"})
+    await turns()
+    assert len(port.of(Tokenize)) == 1
+    connection.leave()
+    await connection.ended()
+    assert connection.sent == []
+    assert parts.traffic.statistics().departures == 1
+
+
+async def test_deltas_for_a_slow_client_are_merged() -> None:
+    port = FakePort(silent)
+    slow = Connection(service(port), CHAT, HELLO | {"stream": True})
+    await turns()
+    number = request_of(port).id
+    port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
+    await slow.until("one")
+    slow.reading.clear()
+    for k in range(100):
+        port.arrive(batch([(number, Row(text=f" {k}"))]))
+        await turns(2)
+    writes = len(slow.sent)
+    slow.reading.set()
+    port.arrive(batch([(number, Row(text=".", finish=Finish.STOP))]))
+    await slow.ended()
+    assert len(slow.sent) <= writes + 3
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in slow.text.split("\n\n")[:-2]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "one" + "".join(f" {k}" for k in range(100)) + "."
+
+
+async def test_one_write_per_step() -> None:
+    port = FakePort(answering(words("a", "b", "c")))
+    connection = Connection(service(port), CHAT, HELLO | {"stream": True, "n": 4})
+    await connection.ended()
+    assert len(connection.sent) == 1 + 3  # the headers, then one body per step whatever it held
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("rejected", "status", "kind"),
+    [
+        ({"status": 400, "param": "messages", "code": "context_length_exceeded"}, 400, "invalid_request_error"),
+        ({"status": 429, "retry_after": 7.2}, 429, "rate_limit_error"),
+        ({"status": 503}, 503, "service_unavailable"),
+        ({"status": 500}, 500, "server_error"),
+        ({"status": 418}, 500, "server_error"),
+    ],
+)
+async def test_a_rejection_keeps_its_status(rejected: dict[str, Any], status: int, kind: str, stream: bool) -> None:
+    port = FakePort(silent)
+    async with client(service(port)) as http:
+        asking = asyncio.ensure_future(http.post(CHAT, json=HELLO | {"stream": stream}))
+        await turns(20)
+        port.arrive(Rejected(id=request_of(port).id, message="the prompt is too long", **rejected))
+        answer = await asking
+    assert answer.status_code == status
+    check_error(answer.json(), kind, rejected.get("param"))
+    assert answer.headers.get("retry-after") == ("8" if status == 429 else None)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("finish", [Finish.ERROR, Finish.ABORT])
+async def test_a_failure_before_the_first_token(finish: Finish) -> None:
+    extra = {"error": "the logits were not finite"} if finish == Finish.ERROR else {}
+    for stream in (True, False):
+        port = FakePort(answering(lambda request: [[Row(tokens=0, finish=finish, extra=extra)]]))
+        async with client(service(port)) as http:
+            answer = await http.post(CHAT, json=HELLO | {"stream": stream})
+        assert answer.status_code == (500 if finish == Finish.ERROR else 503)
+        check_error(answer.json(), "server_error" if finish == Finish.ERROR else "service_unavailable", None)
+
+
+async def test_a_structure_that_cannot_be_followed_is_the_requests_own_fault() -> None:
+    rows = [[Row(tokens=0, finish=Finish.GRAMMAR, extra={"error": "too many states"})]]
+    for stream in (True, False):
+        async with client(service(FakePort(answering(lambda request: rows)))) as http:
+            answer = await http.post(CHAT, json=HELLO | {"stream": stream})
+        assert answer.status_code == 400
+        check_error(answer.json(), "invalid_request_error", None)
+        assert answer.json()["error"]["code"] == "grammar_failed"
+        assert "too many states" in answer.json()["error"]["message"]
+
+
+async def test_a_failure_in_a_stream_is_its_last_frame() -> None:
+    def steps(request: SubmitText) -> list[list[Row]]:
+        fine = [Row(text="a", choice=c, extra={"prompt_tokens": 1}) for c in range(2)]
+        return [fine, [Row(text="b", choice=1, finish=Finish.ERROR, extra={"error": "lost"})], [Row(text="never")]]
+
+    port = FakePort(answering(steps))
+    async with client(service(port)) as http:
+        answer = await http.post(CHAT, json=HELLO | {"stream": True, "n": 2})
+    assert answer.status_code == 200
+    blocks = answer.text.strip().split("\n\n")
+    assert blocks[-1] == "data: [DONE]"
+    check_error(json.loads(blocks[-2][6:]), "server_error", None)
+    assert '"finish_reason":"' not in answer.text
+    assert port.of(Abort) == [Abort(request_of(port).id)]  # the other choice has nobody to go to
+
+
+async def test_a_failed_choice_fails_the_whole_answer() -> None:
+    def steps(request: SubmitText) -> list[list[Row]]:
+        return [[Row(text="a", choice=0, finish=Finish.STOP), Row(choice=1, finish=Finish.ERROR)]]
+
+    async with client(service(FakePort(answering(steps)))) as http:
+        answer = await http.post(CHAT, json=HELLO | {"n": 2})
+    assert answer.status_code == 500
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_lost_tokenizers_requests_go_on_at_another(stream: bool) -> None:
+    ports = [FakePort(silent, 0), FakePort(silent, 1)]
+    parts = service(ports)
+    connection = Connection(parts, CHAT, HELLO | {"stream": stream})
+    await turns()
+    home, other = ports if ports[0].of(SubmitText) else ports[::-1]
+    home.arrive(batch([(home.of(SubmitText)[0].id, Row(text="Hi", extra={"prompt_tokens": 3}))]))
+    await turns()
+    home.lose()
+    (moved,) = other.of(SubmitText)
+    other.arrive(batch([(moved.id, Row(text=" there", finish=Finish.STOP))]))
+    await connection.ended()
+    assert connection.status == 200
+    assert "service_unavailable" not in connection.text
+    assert " there" in connection.text
+    assert connection.text.endswith("data: [DONE]\n\n") == stream
+    assert parts.pipeline.statistics().unfinished == 0
+
+
+async def test_what_outlasts_the_drain_ends_with_a_reason() -> None:
+    parts = service(FakePort(silent))
+    streaming = Connection(parts, CHAT, HELLO | {"stream": True})
+    asking = Connection(parts, "/tokenize", {"prompt": "a"})
+    await turns()
+    parts.pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
+    await asyncio.gather(streaming.ended(), asking.ended())
+    for connection in (streaming, asking):
+        assert connection.status == 503
+        assert json.loads(connection.text)["error"]["code"] == "draining"
+
+
+async def test_a_bug_of_ours_in_a_stream_cuts_it_short_and_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = FakePort(silent)
+    connection = Connection(service(port), CHAT, HELLO | {"stream": True})
+    await turns()
+    number = request_of(port).id
+    port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
+    await connection.until("one")
+    monkeypatch.setattr(Frames, "take", lambda *_: 1 / 0)
+    port.arrive(batch([(number, Row(text="two"))]))
+    with pytest.raises(ZeroDivisionError):  # the server closes the connection, so no client takes it for an end
+        await connection.ended()
+    assert "[DONE]" not in connection.text
+    assert port.of(Abort) == [Abort(number)]
+
+
+async def test_the_time_to_the_first_token_is_counted_once() -> None:
+    parts = service(FakePort(answering(words("a", "b", "c"))))
+    started = time.monotonic()
+    async with client(parts) as http:
+        await http.post(CHAT, json=HELLO | {"stream": True, "n": 2})
+    took = time.monotonic() - started
+    first = parts.traffic.timings.first_token.statistics()
+    assert sum(first.counts) == 1
+    assert 0 < first.total < took
+    assert sum(parts.traffic.timings.inter_token.statistics().counts) == 4

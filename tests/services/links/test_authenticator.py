@@ -1,0 +1,238 @@
+"""Who is let in and who is counted: the answers to libzmq's questions, and doors, told of connections by hand."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from zmq.utils import z85
+
+from penstock.services.links import authenticator as admission
+from penstock.services.links.authenticator import (
+    CURVE,
+    DOMAIN,
+    TELL_SECONDS,
+    UNKNOWN,
+    VERSION,
+    Admission,
+    Door,
+    address_of,
+    reason_of,
+    verdict,
+)
+from penstock.services.links.curve import new_keys
+
+PUBLIC = b"p" * 32
+
+
+def question(**other: Any) -> list[bytes]:
+    parts = {
+        "version": VERSION, "request": b"7", "domain": DOMAIN, "address": b"10.0.0.1", "identity": b"i",
+        "mechanism": CURVE, "key": PUBLIC,
+    }  # fmt: skip
+    return list((parts | other).values())
+
+
+def test_who_shows_the_public_key_comes_in() -> None:
+    assert verdict(question(), PUBLIC) == [VERSION, b"7", b"200", b"", b"", b""]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": b"q" * 32},
+        {"key": b""},
+        {"key": PUBLIC + b"p"},
+        {"key": PUBLIC[:-1]},
+        {"mechanism": b"NULL"},
+        {"mechanism": b"PLAIN"},
+        {"domain": b"other"},
+        {"domain": b""},
+        {"version": b"2.0"},
+        {"more": PUBLIC},
+    ],
+)
+def test_nobody_else_does(other: dict[str, bytes]) -> None:
+    answer = verdict(question(**other), PUBLIC)
+    assert answer[1:3] == [b"7", b"400"]
+    assert PUBLIC not in answer
+
+
+def test_who_shows_nothing_does_not() -> None:
+    assert verdict(question()[:-1], PUBLIC)[2] == b"400"
+
+
+@given(st.binary(max_size=40))
+def test_of_all_keys_one_opens(key: bytes) -> None:
+    assert (verdict(question(key=key), PUBLIC)[2] == b"200") == (key == PUBLIC)
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Door:
+    monkeypatch.setattr(admission, "address_of", lambda descriptor: f"10.0.0.{descriptor}")
+    return Door("text", zmq.Socket.__new__(zmq.Socket))
+
+
+def test_a_peer_is_not_counted(door: Door) -> None:
+    door.note(zmq.EVENT_ACCEPTED, 5)
+    door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+    door.note(zmq.EVENT_DISCONNECTED, 5)
+    assert door.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "value", "reason"),
+    [
+        (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400, "it has other keys"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, "it has other keys"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, "it has no keys"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNSPECIFIED, "it spoke another protocol"),
+        (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11, "it did not end the handshake"),
+    ],
+)
+def test_who_fails_is_counted_and_told_with_address_and_reason(
+    door: Door, event: int, value: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    door.note(zmq.EVENT_ACCEPTED, 5)
+    door.note(event, value)
+    door.note(zmq.EVENT_DISCONNECTED, 5)
+    assert (door.refused, door.untold) == (1, 1)
+    door.tell(0.0)
+    (record,) = caplog.records
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (record.getMessage(), record.levelno) == ("link_refused", logging.WARNING)
+    assert (fields["link"], fields["address"], fields["times"]) == ("text", "10.0.0.5", 1)
+    assert fields["reason"].startswith(reason)
+    assert reason_of(event, value) == fields["reason"]
+
+
+def test_who_speaks_something_else_is_counted(door: Door) -> None:
+    """libzmq tells nothing but the end of such a connection."""
+    door.note(zmq.EVENT_ACCEPTED, 5)
+    door.note(zmq.EVENT_DISCONNECTED, 5)
+    assert door.refused == 1
+
+
+def test_strangers_beside_a_peer(door: Door) -> None:
+    """One that is in its handshake for long, one that is admitted, and one that leaves, under a number used again."""
+    door.note(zmq.EVENT_ACCEPTED, 5)
+    door.note(zmq.EVENT_ACCEPTED, 6)
+    door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)  # of one of them
+    door.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11)
+    door.note(zmq.EVENT_DISCONNECTED, 5)
+    assert door.refused == 1
+    door.note(zmq.EVENT_ACCEPTED, 5)
+    door.note(zmq.EVENT_DISCONNECTED, 6)  # the admitted one
+    assert door.refused == 1
+    door.note(zmq.EVENT_DISCONNECTED, 5)
+    assert door.refused == 2
+
+
+def test_an_admitted_peer_that_leaves_is_not_blamed_for_a_failure(door: Door) -> None:
+    for number in (5, 6):
+        door.note(zmq.EVENT_ACCEPTED, number)
+        if number == 5:
+            door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+    door.note(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400)
+    door.note(zmq.EVENT_DISCONNECTED, 5)
+    assert door.refused == 0
+    door.note(zmq.EVENT_DISCONNECTED, 6)
+    assert door.refused == 1
+
+
+@given(st.lists(st.sampled_from(["peer", "garbage", "failure"]), max_size=40))
+def test_connections_one_after_the_other_are_counted_exactly(kinds: list[str]) -> None:
+    door = Door("text", zmq.Socket.__new__(zmq.Socket))
+    for number, kind in enumerate(kinds, start=1 << 20):  # no descriptors of this process
+        door.note(zmq.EVENT_ACCEPTED, number)
+        if kind == "peer":
+            door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+        if kind == "failure":
+            door.note(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0)
+        door.note(zmq.EVENT_DISCONNECTED, number)
+    assert door.refused == sum(kind != "peer" for kind in kinds)
+
+
+def test_of_several_the_address_that_is_known_is_told(
+    door: Door, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are gone before anybody can look."""
+    addresses = iter([UNKNOWN, "10.0.0.9", UNKNOWN])
+    monkeypatch.setattr(admission, "address_of", lambda _: next(addresses))
+    for number in (5, 6, 7):
+        door.note(zmq.EVENT_ACCEPTED, number)
+        door.note(zmq.EVENT_DISCONNECTED, number)
+    door.tell(0.0)
+    assert [record.fields["address"] for record in caplog.records] == ["10.0.0.9"]  # type: ignore[attr-defined]
+
+
+def test_many_are_told_in_one_line(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    for tenth in range(100):
+        door.note(zmq.EVENT_ACCEPTED, 5)
+        door.note(zmq.EVENT_DISCONNECTED, 5)
+        door.tell(tenth / 10)
+    assert len(caplog.records) == 1
+    door.tell(TELL_SECONDS)
+    door.tell(TELL_SECONDS * 3)
+    assert [record.fields["times"] for record in caplog.records] == [1, 99]  # type: ignore[attr-defined]
+    assert door.refused == 100
+
+
+def test_the_address_of_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        accepted, _ = server.accept()
+        with accepted:
+            assert address_of(accepted.fileno()) == "127.0.0.1"
+            number = accepted.fileno()
+        assert address_of(number) == "unknown", "it is closed"
+        assert address_of(server.fileno()) == "unknown", "nobody is at its other end"
+
+
+def test_what_is_no_connection_has_no_address() -> None:
+    one, other = socket.socketpair()
+    with one, other, open("/dev/null") as file:
+        assert address_of(one.fileno()) == "unknown"
+        assert address_of(file.fileno()) == "unknown"
+
+
+def test_it_ends_with_its_context_and_leaves_nothing_open() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = Admission(context, new_keys())
+    listeners = [context.socket(zmq.ROUTER) for _ in range(2)]
+    doors = [made.watch(listener, "text") for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    context.term()  # waits for every socket
+    assert all(door.monitor.closed for door in doors)
+
+
+def test_a_listener_of_no_admission_lets_nobody_in() -> None:
+    """Where no answer can come, the answer is no."""
+    keys, context = new_keys(), zmq.Context()
+    listener, caller = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    try:
+        for made in (listener, caller):
+            made.setsockopt(zmq.LINGER, 0)
+            made.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            made.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        listener.setsockopt(zmq.CURVE_SERVER, 1)
+        listener.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        listener.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        port = listener.bind_to_random_port("tcp://127.0.0.1")
+        caller.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
+        caller.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = caller.get_monitor_socket(admission.HEARD)
+        caller.connect(f"tcp://127.0.0.1:{port}")
+        assert monitor.poll(60_000)
+        event, _ = admission.EVENT.unpack(monitor.recv_multipart()[0])
+        assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        caller.disable_monitor()
+        monitor.close()
+    finally:
+        context.destroy(linger=0)
+    assert len(z85.decode(keys.public)) == 32

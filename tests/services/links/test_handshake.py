@@ -1,0 +1,70 @@
+"""Hellos, welcomes and refusals, without sockets."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+
+from penstock.protocol.links import PROTOCOL_VERSION, TEXT, TOKENS, Hello, Role, decoder
+from penstock.services.links import handshake as greeting
+from penstock.services.links.link import Self
+from penstock.services.tracing.clock import Clock
+
+API = Self(Role.API, 3, 77, 5, place=9)
+TOKENIZER = Self(Role.TOKENIZER, 1, 88, 5, place=9)
+
+
+def test_a_hello_says_who_speaks() -> None:
+    hello = greeting.hello(API, epoch=4, session=2)
+    assert (hello.role, hello.index, hello.incarnation, hello.pid) == ("api", 3, 77, os.getpid())
+    assert (hello.version, hello.config, hello.epoch, hello.session) == (PROTOCOL_VERSION, 5, 4, 2)
+    assert (hello.place, hello.sent) == (9, 0)
+    assert decoder(TEXT, at_binder=True).decode(msgspec.msgpack.encode(hello)) == hello
+
+
+def test_a_welcome_answers_one_hello() -> None:
+    hello = msgspec.structs.replace(greeting.hello(API, epoch=0, session=6), sent=123)
+    welcome = greeting.welcome(TOKENIZER, hello, epoch=8, number=4)
+    assert (welcome.role, welcome.index, welcome.incarnation) == ("tokenizer", 1, 88)
+    assert (welcome.session, welcome.sent, welcome.number, welcome.epoch) == (6, 123, 4, 8)
+    assert (welcome.time, welcome.clock) == (0, 0)
+    assert decoder(TEXT, at_binder=False).decode(msgspec.msgpack.encode(welcome)) == welcome
+
+
+def test_where_traces_are_told_both_say_the_time() -> None:
+    clock = Clock(0, 7, leads=True)
+    hello = greeting.hello(msgspec.structs.replace(API, clock=clock), epoch=0, session=0)
+    welcome = greeting.welcome(msgspec.structs.replace(TOKENIZER, clock=clock), hello, epoch=0, number=1)
+    assert hello.sent > 0
+    assert welcome.time > 0
+    assert welcome.clock == clock.place
+
+
+def said(**other: object) -> Hello:
+    return msgspec.structs.replace(greeting.hello(API, epoch=0, session=0), **other)
+
+
+def test_who_belongs_is_not_refused() -> None:
+    assert greeting.refusal(TEXT, TOKENIZER, said()) == ""
+    assert greeting.refusal(TEXT, TOKENIZER, said(epoch=9, session=9, place=1, index=50)) == ""
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        (said(role="executor"), "executor-3 .* connected to the link 'text', which is for role 'api'"),
+        (said(version=PROTOCOL_VERSION + 1), "start both from the same release"),
+        (said(config=6), "other model options than tokenizer-1; give both the same"),
+    ],
+)
+def test_a_refusal_says_which_side_to_fix(hello: Hello, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(greeting.refusal(TEXT, TOKENIZER, hello))
+
+
+def test_the_role_is_of_the_link() -> None:
+    scheduler = Self(Role.SCHEDULER, 0, 1, 5)
+    assert "for role 'tokenizer'" in greeting.refusal(TOKENS, scheduler, said())
+    assert greeting.refusal(TOKENS, scheduler, said(role="tokenizer")) == ""

@@ -1,0 +1,82 @@
+"""Metrics under another server's names (aliases.py): the same numbers, and only where they mean the same."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.figures import Census
+from penstock.protocol.links import Role
+from penstock.services.metrics import aliases
+from penstock.services.metrics.definitions import METRICS
+from penstock.services.metrics.requests import Traffic
+from penstock.services.metrics.shared_files import Entry
+from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.metrics.figures import every
+
+SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_SPREADS}
+
+
+def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
+    """By name and values of labels other than the model's."""
+    return {
+        (s.name, *(value for name, value in sorted(s.labels.items()) if name != "model_name")): s.value
+        for family in families
+        for s in family.samples
+    }
+
+
+async def test_aliases_say_what_ours_say() -> None:
+    port = FakePort(answering(words("a")))
+    values = {name: 3.0 + place for place, (name, _) in enumerate(sorted(SAME.values()))}
+    async with client(service(port, metrics_alias="vllm")) as http:
+        port.arrive(Census((every(Role.SCHEDULER, 1, **values),)))
+        text = (await http.get("/metrics")).text
+    found = samples(list(text_string_to_metric_families(text)))
+    for theirs, (ours, _) in SAME.items():
+        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_SPREADS else ""
+        assert found[theirs + suffix, "1"] == found[f"penstock_{ours}{suffix}", "1"] == values[ours], theirs
+
+
+async def test_aliases_are_off_unless_asked_for() -> None:
+    assert ApiConfig().metrics_alias == "none"
+    async with client(service(FakePort(answering(words("a"))))) as http:
+        assert "vllm:" not in (await http.get("/metrics")).text
+
+
+def test_every_name_of_ours_is_in_the_catalogue() -> None:
+    known = {metric.name for metric in METRICS}
+    assert {ours for ours, *_ in (*SAME.values(), *aliases.VLLM_LABELLED.values())} <= known
+
+
+def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
+    engine = every(Role.SCHEDULER, engine_ended=5)
+    families = {family.name: family for family in aliases.vllm([], [engine], "m")}
+    reasons = [sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples]
+    assert reasons == ["stop", "length", "abort"]
+    places = families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
+    assert [sample.labels["position"] for sample in places] == ["0", "1"]
+
+
+def test_aliases_of_several_processes_are_one_series() -> None:
+    parts = service(FakePort(answering(words("a"))))
+    entries = []
+    for index, seconds in enumerate((0.001, 0.02)):
+        traffic = Traffic()
+        traffic.timings.first_token.observe(seconds)
+        traffic.answered("/v1/completions", 200, 1, 2, seconds)
+        entries.append(Entry.of(index, traffic, parts.pipeline.statistics(), every(Role.API, index)))
+    families = {family.name: family for family in aliases.vllm(entries, [every(Role.SCHEDULER)], "m")}
+    for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
+        assert [s.value for s in families[name].samples if s.name.endswith("_count")] == [2]
+        assert [s.value for s in families[name].samples if s.name.endswith("_sum")] == [pytest.approx(0.021)]
+    assert {"model_name": "m", "engine": "0"} in [
+        sample.labels for sample in families["vllm:num_requests_running"].samples
+    ]
+
+
+def test_without_processes_there_is_nothing_to_tell() -> None:
+    assert list(aliases.vllm([], [], "m")) == []
+    assert list(aliases.vllm([], [every(Role.EXECUTOR)], "m")) == []

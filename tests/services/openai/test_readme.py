@@ -1,0 +1,185 @@
+"""The README's tables of endpoints and parameters say what the code does (app.py, requests.py, refusals.py)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from penstock.protocol.config import ApiConfig, SchedulerConfig, fields
+from penstock.protocol.option import Field
+from penstock.services.openai import pooling
+from penstock.services.openai import unsupported as refusals
+from penstock.services.openai.cohere import EmbedRequest
+from penstock.services.openai.embeddings import EmbeddingRequest
+from penstock.services.openai.extensions import Extras
+from penstock.services.openai.messages import request as messages
+from penstock.services.openai.messages.request import MessageRequest
+from penstock.services.openai.pooling import VectorRequest
+from penstock.services.openai.responses import request as responses
+from penstock.services.openai.responses.request import ResponseRequest
+from penstock.services.openai.routes import Routes
+from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from penstock.services.openai.scoring import RerankRequest, ScoreRequest
+from tests.rules.source import ROOT
+from tests.services.client.pipe import FakePort, service, silent
+
+QUOTED = re.compile(r"`([^`]+)`")
+REFUSED = "Refused with a 400, unless the value asks for nothing"
+
+
+def chapter() -> str:
+    text = (ROOT / "README.md").read_text()
+    return text[text.index("\n## Endpoints\n") : text.index("\n## Structured output\n")]
+
+
+def table(head: str) -> list[list[str]]:
+    """Cells of the rows of the table whose head begins so."""
+    lines = chapter().split("\n")
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
+
+
+def names(text: str) -> list[str]:
+    """What stands in backquotes, but for what stands in brackets behind it."""
+    return QUOTED.findall(re.sub(r"\([^)]*\)", "", text))
+
+
+def row(label: str, head: str = "Parameters") -> set[str]:
+    (found,) = [cells[1] for cells in table(head) if cells[0] == label]
+    listed = names(found)
+    assert len(listed) == len(set(listed))
+    return set(listed)
+
+
+def difference(told: set[str], true: set[str]) -> str:
+    return f"only in the README: {sorted(told - true)}; missing there: {sorted(true - told)}"
+
+
+def test_every_parameter_that_is_served_stands_in_its_row() -> None:
+    chat, completion = set(ChatRequest.__struct_fields__), set(CompletionRequest.__struct_fields__)
+    structured, without = row("structured output"), row("accepted without effect")
+    both = (chat & completion) - structured - without
+    for told, true in (
+        (row("of both"), both),
+        (row("of chats"), chat - completion - without),
+        (row("of completions"), completion - chat - without),
+        (row("of `/tokenize`"), set(TokenizeRequest.__struct_fields__)),
+        (row("of `/detokenize`"), set(DetokenizeRequest.__struct_fields__)),
+    ):
+        assert told == true, difference(told, true)
+    assert structured <= chat & completion
+
+
+def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
+    extras, head = set(Extras.__struct_fields__), "Of the two"
+    assert row("of both, beyond their APIs", head) == extras
+    for label, kind, without in (("of responses", ResponseRequest, responses.WITHOUT_EFFECT),
+                                 ("of messages", MessageRequest, messages.WITHOUT_EFFECT)):  # fmt: skip
+        told, true = row(label, head), set(kind.__struct_fields__) - extras - set(without)
+        if label == "of responses":
+            told |= row("of responses, beyond its API", head)
+        assert told == true, difference(told, true)
+        assert set(without) <= row(f"{label}, accepted without effect", head)
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "refusals"), [("responses", ResponseRequest, responses), ("messages", MessageRequest, messages)]
+)
+def test_what_responses_and_messages_refuse_has_a_reason_and_is_not_served(api: str, kind: type, refusals: Any) -> None:
+    told = {name for cells in table(f"Refused by {api}") for name in names(cells[0])}
+    own = {*refusals.OWN_REFUSALS, *refusals.CHAT_NAMES}
+    assert own <= told, difference(told, own)
+    served = set(kind.__struct_fields__)
+    assert served.isdisjoint(refusals.REFUSALS)
+    stated = row(f"of {api}", "Of the two") | row("of both, beyond their APIs", "Of the two")
+    assert stated.isdisjoint(own)
+
+
+def test_every_parameter_of_vectors_stands_in_its_row() -> None:
+    every = set(VectorRequest.__struct_fields__)
+    told = row("of all", "Fields")
+    assert told == every, difference(told, every)
+    for label, kind in (("of `/v1/embeddings`", EmbeddingRequest), ("of `/v2/embed`", EmbedRequest),
+                        ("of `/v1/score`", ScoreRequest),
+                        ("of `/v1/rerank`, `/rerank`, `/v2/rerank`", RerankRequest)):  # fmt: skip
+        told, true = row(label, "Fields"), set(kind.__struct_fields__) - every
+        assert told == true, difference(told, true)
+
+
+def test_every_refused_parameter_of_vectors_has_a_reason() -> None:
+    told = {name for cells in table("Refused by requests for vectors") for name in names(cells[0])}
+    assert told == set(pooling.REFUSED), difference(told, set(pooling.REFUSED))
+
+
+def test_every_parameter_without_effect_is_listed() -> None:
+    told, true = row("accepted without effect"), set(refusals.WITHOUT_EFFECT)
+    assert told == true, difference(told, true)
+
+
+def test_every_refused_parameter_has_a_reason() -> None:
+    rows = table(REFUSED)
+    told = {name for cells in rows for name in names(cells[0])}
+    true = set(refusals.REFUSED)
+    assert told == true, difference(told, true)
+    assert all(len(cells[1]) >= 8 for cells in rows)
+
+
+def test_every_route_is_listed() -> None:
+    told = {name for cells in table("Endpoint") for name in names(cells[0])}
+    routes = [route for route in Routes(service(FakePort(silent)))._router.routes if isinstance(route, Route)]
+    true = {
+        f"{method} {route.path.replace(':path', '')}"
+        for route in routes
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert told == true, difference(told, true)
+
+
+def of_the_api() -> list[Field]:
+    return [field for field in fields() if field.section == "api"]
+
+
+@pytest.mark.parametrize("head", ["Who may call", "Limit"])
+def test_options_that_are_named_exist(head: str) -> None:
+    flags = {field.flag for field in fields()}
+    for cells in table(head):
+        named = [name for name in QUOTED.findall(cells[-1]) if name.startswith("--")]
+        assert named
+        assert set(named) <= flags
+
+
+def test_every_limit_of_the_api_is_listed() -> None:
+    told = {name for cells in table("Limit") for name in QUOTED.findall(cells[-1])}
+    limits = {field.flag for field in of_the_api() if field.name.startswith("max_") or field.name.endswith("_timeout")}
+    assert limits <= told, difference(told, limits)
+
+
+def test_the_defaults_that_are_told_are_the_defaults() -> None:
+    options = ApiConfig()
+    told = {cells[0]: cells[1] for cells in table("Limit")}
+    assert told["request line and headers"] == f"{options.max_header_bytes >> 10} KiB, {options.header_timeout:g} s"
+    body = f"{options.max_body_bytes >> 20} MiB, {options.body_timeout:g} s, {options.max_json_depth} levels of JSON"
+    assert told["body"] == body
+    assert told["idle connection"] == f"{options.keep_alive_timeout:g} s"
+    bodies = f"{options.max_queued_requests:,} and {options.max_queued_bytes >> 20} MiB of bodies per api process"
+    assert told["unfinished requests"] == bodies
+    queue = SchedulerConfig()
+    assert told["prompts that wait"] == f"{queue.max_queued_tokens >> 20} Mi tokens, for any time"
+    assert queue.max_queue_time == 0.0
+    most = (options.max_n, options.max_logprobs, options.max_stop_strings, options.max_logit_bias)
+    assert told["`n`; log-probabilities; stop strings; `logit_bias`"] == "; ".join(f"{value:,}" for value in most)
+
+
+def test_the_picture_is_there_and_small() -> None:
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", chapter())
+    assert (ROOT / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (ROOT / picture).stat().st_size < 200_000

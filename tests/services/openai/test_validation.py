@@ -1,0 +1,174 @@
+"""Bodies of every kind of wrong: each is a 400 that says so, and none is a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.http import request_context as exchange
+from penstock.services.http.nesting import Nesting
+from penstock.services.openai import validation as decoding
+from penstock.services.openai.routes import application
+from penstock.services.openai.schema import ChatRequest, CompletionRequest
+from penstock.services.openai.unsupported import REFUSED
+from penstock.services.openai.validation import check_depth, read_json
+from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.openai.shapes import check_error
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+HELLO = b'{"messages":[{"role":"user","content":"Hello"}],"prompt":"a","tokens":[1]'
+
+MALFORMED: tuple[tuple[str, bytes], ...] = (
+    ("empty", b""),
+    ("not JSON", b"messages=hello"),
+    ("cut", b'{"messages": [{"role": "user"'),
+    ("two values", b"{} {}"),
+    ("an array", b"[]"),
+    ("a string", b'"hello"'),
+    ("null", b"null"),
+    ("a number", b"1"),
+    ("byte order mark", b"\xef\xbb\xbf{}"),
+    ("bad UTF-8", b'{"messages":[{"role":"user","content":"\xff"}],"prompt":"\xff","tokens":["\xff"]}'),
+    ("half a surrogate pair", HELLO.replace(b"Hello", b"\\ud800").replace(b'"a"', b'"\\ud800"') + b"}"),
+    ("NaN", HELLO + b',"temperature":NaN,"model":NaN}'),
+    ("infinity", HELLO + b',"temperature":1e999,"model":1}'),
+    ("control character", b'{"model":"a\nb"}'),
+    ("deep array", HELLO + b',"x":' + b"[" * 100_000 + b"}"),
+    ("deep object", HELLO + b',"model":' + b'{"a":' * 100_000 + b"}"),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("what", "body"), MALFORMED)
+async def test_malformed_bodies(path: str, what: str, body: bytes) -> None:
+    port = FakePort(silent)
+    async with client(service(port)) as http:
+        answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, what
+    check_error(answer.json(), "invalid_request_error", answer.json()["error"]["param"])
+    assert port.sent == []
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 10_000])
+@pytest.mark.parametrize(("levels", "refused"), [(limits.MAX_JSON_DEPTH, False), (limits.MAX_JSON_DEPTH + 1, True)])
+async def test_depth_is_counted_across_the_pieces_of_a_body(width: int, levels: int, refused: bool) -> None:
+    """Whatever comes before what is deep, and in strings, does not count."""
+    body = b'{"model":"' + b"[{" * 70 + b'\\"","x":[[],[]],"y":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+    pieces = [body[at : at + width] for at in range(0, len(body), width)]
+    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    messages.append({"type": "http.request", "body": b""})
+    scope: dict[str, Any] = {"type": "http", "headers": [], exchange.KEY: exchange.Exchange(b"", 0.0)}
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    if refused:
+        with pytest.raises(InvalidRequest, match="nested deeper"):
+            await read_json(scope, receive, ApiConfig())
+        assert messages, "it is refused before it has come"
+    else:
+        assert await read_json(scope, receive, ApiConfig()) == body
+
+
+async def test_other_tasks_have_their_turns_while_a_long_body_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much comes at once, so much of it and no more is looked at in one turn of the loop."""
+    body = HELLO + b',"x":[' + b"[]," * 100_000 + b"0]}"
+    scope: dict[str, Any] = {"type": "http", "headers": [], exchange.KEY: exchange.Exchange(b"", 0.0)}
+    sizes: list[int] = []
+    turns = 0
+
+    class Noted(Nesting):
+        def push(self, piece: bytes) -> None:
+            sizes.append(len(piece))
+            super().push(piece)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(decoding, "Nesting", Noted)
+    beside = asyncio.create_task(neighbour())
+    assert await read_json(scope, receive, ApiConfig()) == body
+    beside.cancel()
+    assert sum(sizes) == len(body)
+    assert max(sizes) == decoding.MEASURED
+    assert turns >= len(sizes) - 1 > 30
+
+
+def test_depth_is_counted_in_levels() -> None:
+    inner: Any = 1
+    for _ in range(limits.MAX_JSON_DEPTH):
+        inner = {"a": inner}
+    check_depth(inner, "x")
+    with pytest.raises(InvalidRequest, match="nested deeper"):
+        check_depth([inner], "x")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED, "tokens", "x"})
+BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
+GOOD: tuple[dict[str, Any], ...] = ({"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}, {"tokens": [1]})
+
+
+async def ask(path: str, body: bytes) -> httpx.Response:
+    transport = httpx.ASGITransport(application(service(FakePort(answering(words("a", "b"))))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
+        return await http.post(path, content=body, headers={"content-type": "application/json"})
+
+
+def check_any(answer: httpx.Response) -> None:
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        body = answer.json()
+        check_error(body, body["error"]["type"], body["error"]["param"])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(PATHS), BODIES, st.sampled_from(GOOD))
+async def test_no_object_is_a_server_error(path: str, body: dict[str, Any], good: dict[str, Any]) -> None:
+    check_any(await ask(path, json.dumps({**good, **body}).encode()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(PATHS), st.binary(max_size=64), st.integers(0, 60), st.integers(0, 8))
+async def test_no_bytes_are_a_server_error(path: str, noise: bytes, at: int, cut: int) -> None:
+    body = HELLO + b"}"
+    check_any(await ask(path, body[:at] + noise + body[at + cut :]))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_compressed_body_is_not_taken_for_bad_json(path: str) -> None:
+    async with client(service(FakePort(silent))) as http:
+        coded = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await http.post(path, content=gzip.compress(HELLO + b"}"), headers=coded)
+    assert answer.status_code == 415
+    check_error(answer.json(), "invalid_request_error", None)
+    assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+
+
+async def test_an_empty_body_and_a_bound_of_the_operators_are_called_so() -> None:
+    async with client(service(FakePort(silent))) as http:
+        empty = await http.post("/v1/completions", headers={"content-type": "application/json"})
+        many = await http.post("/v1/completions", json={"prompt": "a", "n": 100_000})
+    assert empty.json()["error"]["message"] == "the body is empty"
+    assert many.json()["error"]["message"] == "n: more than --max-n allows"
+    assert many.json()["error"]["param"] == "n"

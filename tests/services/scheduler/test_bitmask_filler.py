@@ -1,0 +1,60 @@
+"""Masks are filled beside the loop for the executors of the epoch."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock.engine_core.grammar.masks import MaskRow
+from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.services.scheduler import bitmask_filler as maskers
+from penstock.services.scheduler.bitmask_filler import Masker
+from tests.engine_core.grammar.vocabulary import guide, tokens
+from tests.services.scheduler.fakes import Inline
+
+
+def test_masks_come_back_as_the_message_for_the_executors() -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    masker.renew(16)
+    assert masker.most == 8
+    masker.start(MaskWork(5, 3, (MaskRow(guide("regex", "a"), [], 2),)), 4)
+    (masks,) = masker.finished()
+    assert (masks.step, masks.epoch, len(masks.bits)) == (5, 3, tokens().words * 4)
+    assert masks.entries == (2).to_bytes(4, "little")
+    assert masker.finished() == []
+    statistics = masker.statistics()
+    assert (statistics.rows, statistics.store.rows) == (1, 1)
+    assert 0 < statistics.row_seconds == statistics.slowest
+
+
+def test_new_executors_begin_with_an_empty_store() -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    for epoch in (1, 2):
+        masker.renew(16)
+        masker.start(MaskWork(1, epoch, (MaskRow(guide("regex", "a"), [], 0),)), 0)
+        assert [len(masks.fresh) for masks in masker.finished()] == [4]
+
+
+def test_without_places_or_tokens_there_are_no_masks() -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    assert (masker.most, masker.statistics().store.fills, masker.statistics().row_seconds) == (0, 0, 0.0)
+    masker.renew(0)
+    assert masker.most == 0
+    none = Masker(None, Inline(), 1)
+    none.renew(64)
+    assert none.most == 0
+
+
+def test_after_a_slow_step_each_row_pays_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    masker = Masker(tokens(), Inline(), 1)
+    masker.renew(16)
+    found = guide("regex", "a*")
+    readings = iter(range(0, 1000, 5))
+    monkeypatch.setattr(time, "process_time", lambda: next(readings))
+    for step, slow in enumerate((1.0, -1.0, 1.0), 1):
+        assert not found.failed
+        monkeypatch.setattr(maskers, "SLOW", slow)
+        masker.start(MaskWork(step, 1, (MaskRow(found, [], 0),)), step - 1)
+        assert len(masker.finished()) == 1
+    assert found.failed

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from penstock.protocol.links import Hello, Role
+from penstock.protocol.steps import ExecutorReady
+from penstock.services.links.link import Peer
+from penstock.services.scheduler.executor_group import MEMBERS_LIMIT, Executors
+
+
+def peer(index: int = 0) -> Peer:
+    hello = Hello(version=1, role=Role.EXECUTOR, index=index, incarnation=1, pid=0, config=0)
+    return Peer(f"executor-{index}".encode(), hello, 16, 0.0)
+
+
+def said(blocks: int = 64, device: str = "cpu") -> ExecutorReady:
+    return ExecutorReady(
+        epoch=0, blocks=blocks, block_size=16, step_tokens=64 + blocks, device=device, dtype="float32",
+        weight_bytes=1, cache_bytes=1, load_seconds=0.1,
+    )  # fmt: skip
+
+
+def test_a_group_is_complete_when_each_has_loaded():
+    group = Executors(2, 7, 0.0)
+    assert not group.complete
+    one, two = peer(1), peer(0)
+    assert not group.add(one, said(50, "cuda:1"), 1.0)
+    assert group.add(two, said(60, "cuda:0"), 2.0)
+    assert group.blocks == 50
+    assert group.step_tokens == 114
+    assert group.first.device == "cuda:0"
+    assert group.epoch == 7
+    assert set(group.peers) == {one, two}
+
+
+def test_a_broken_group_gives_its_epoch_up_once():
+    group = Executors(2, 7, 0.0)
+    one, two = peer(0), peer(1)
+    group.add(one, said(), 1.0)
+    group.add(two, said(), 1.0)
+    assert group.remove(one, 5.0)
+    assert (group.epoch, group.missing_since) == (8, 5.0)
+    assert not group.remove(two, 6.0)
+    assert (group.epoch, group.missing_since) == (8, 5.0)
+
+
+def test_members_are_in_step_that_ran_the_same_plans():
+    group = Executors(2, 7, 0.0)
+    one, two = peer(0), peer(1)
+    group.add(one, structs.replace(said(), plans=12), 1.0)
+    assert group.in_step, "nobody else has said anything"
+    group.add(two, structs.replace(said(), plans=11), 1.0)
+    assert not group.in_step
+    group.remove(two, 2.0)
+    group.add(peer(1), structs.replace(said(), plans=12), 3.0)
+    assert group.in_step
+
+
+def test_some_that_wait_for_the_others_for_too_long_are_stuck():
+    group = Executors(3, 7, 0.0)
+    one, two, three = peer(0), peer(1), peer(2)
+    assert not group.stuck(1e9), "all may load for as long as they need"
+    group.add(one, said(), 100.0)
+    group.add(two, said(), 110.0)
+    assert not group.stuck(100.0 + MEMBERS_LIMIT - 0.1)
+    assert group.stuck(100.0 + MEMBERS_LIMIT)
+    group.add(three, said(), 120.0)
+    assert not group.stuck(1e9)
+    group.remove(two, 200.0)
+    assert not group.stuck(200.0 + MEMBERS_LIMIT - 0.1)
+    assert group.stuck(200.0 + MEMBERS_LIMIT)
+    group.remove(one, 201.0)
+    group.remove(three, 202.0)
+    assert not group.stuck(1e9)
+
+
+def test_an_executor_alone_is_never_stuck():
+    group = Executors(1, 7, 0.0)
+    one = peer()
+    group.add(one, said(), 1.0)
+    group.remove(one, 2.0)
+    assert not group.stuck(1e9)
+
+
+def test_one_that_leaves_before_it_loaded_breaks_nothing():
+    group = Executors(1, 7, 0.0)
+    assert not group.remove(peer(), 1.0)
+    assert (group.epoch, group.missing_since) == (7, 0.0)
+
+
+def test_one_that_says_ready_twice_begins_an_epoch():
+    group = Executors(1, 7, 0.0)
+    one = peer()
+    assert group.add(one, said(), 1.0)
+    assert group.add(one, said(32), 2.0)
+    assert group.epoch == 8
+    assert group.blocks == 32
+
+
+def test_two_of_one_index_are_our_mistake():
+    group = Executors(2, 7, 0.0)
+    group.add(peer(0), said(), 1.0)
+    with pytest.raises(AssertionError):
+        group.add(peer(0), said(), 1.0)
+
+
+def test_the_answering_executor_is_known_by_its_place_in_the_group():
+    """Of the second replica's two stages of two ranks: numbers 4 to 7, of which 6 samples."""
+    group = Executors(4, 7, 0.0, answering=2)
+    peers = [peer(index) for index in (6, 4, 7, 5)]
+    for at, one in enumerate(peers):
+        group.add(one, said(device="NVIDIA H200"), float(at))
+    assert group.answering == (peers[0],)
+    assert group.devices == "4 x NVIDIA H200"
+
+
+def test_one_executor_answers_itself():
+    group = Executors(1, 7, 0.0)
+    one = peer()
+    group.add(one, said(), 1.0)
+    assert group.answering == (one,)
+    assert group.devices == "cpu"

@@ -1,0 +1,41 @@
+"""A duty that fails is told of; one that is cancelled, or is over, is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.services.supervisor.background import begin
+
+
+async def test_a_failure_is_told() -> None:
+    failures: list[Exception] = []
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("out of room")
+
+    task = begin(fail(), failures.append)
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert [str(failure) for failure in failures] == ["out of room"]
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_an_end_in_order_is_not(cancelled: bool) -> None:
+    failures: list[Exception] = []
+    over = asyncio.Event()
+
+    async def wait() -> None:
+        await over.wait()
+
+    task = begin(wait(), failures.append)
+    await asyncio.sleep(0)
+    if cancelled:
+        task.cancel()
+    over.set()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert task.cancelled() is cancelled
+    assert failures == []

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.protocol.config import Config, ModelConfig, wrong_output
+from penstock.protocol.messages import EngineStatus
+from penstock.services.supervisor import banner
+from penstock.services.supervisor.banner import Serving, curl
+
+
+class Told:
+    """A child, as far as the banner looks at it."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        self.fields = fields
+
+
+FACTS = Serving(
+    url="http://127.0.0.1:8000",
+    model="penstock-demo",
+    device="cpu",
+    dtype="float32",
+    blocks=1000,
+    block_size=16,
+    max_model_len=100,
+    max_num_seqs=256,
+    seconds=3.21,
+    chat=True,
+    locked=False,
+)
+
+
+def test_it_says_where_what_and_how_much():
+    text = "\n".join(banner.banner(FACTS))
+    assert "Penstock listens on http://127.0.0.1:8000" in text
+    assert "penstock-demo" in text
+    assert "cpu, float32" in text
+    assert "1,000 blocks of 16 tokens: at most 16,000 tokens" in text
+    assert "142 requests of full length (100 tokens), 256 of any length" in text
+    assert "3.2 s" in text
+    assert curl(FACTS) in text
+
+
+def test_what_is_known_of_the_weights_is_told():
+    assert "weights" not in "\n".join(banner.banner(FACTS))
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, weights="SHA-256 of 4 of 4 files")))
+    assert "  weights      SHA-256 of 4 of 4 files" in text
+
+
+def test_wrong_output_is_told():
+    assert "WRONG" not in "\n".join(banner.banner(FACTS))
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, wrong_output=("random weights", "drafts"))))
+    assert "  WRONG OUTPUT random weights; drafts" in text
+    fields = {"URL": "u", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "1", "BLOCK_SIZE": "1", "MAX_MODEL_LEN": "1"}
+    child = Told({f"X_PENSTOCK_{name}": value for name, value in fields.items()})
+    dummy = Config(model=ModelConfig(load_format="dummy"))
+    assert banner.serving(dummy, [child], "model", chat=False, seconds=1.0).wrong_output == wrong_output(dummy)
+
+
+def test_replicas_are_told_of_where_there_are_several():
+    assert "replicas" not in "\n".join(banner.banner(FACTS))
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, replicas=4)))
+    assert "replicas     4, each with as large a cache" in text
+
+
+def test_what_an_api_tells_of_the_engine_is_what_the_banner_shows():
+    """Wherever the engine runs."""
+    given = {"device": "2 x cpu", "dtype": "float32", "blocks": 12, "block_size": 16, "max_model_len": 1024}
+    rest = {field.name: 0 for field in msgspec.structs.fields(EngineStatus) if field.required}
+    status = EngineStatus(**{**rest, **given})
+    child = Told(dict(line.split("=", 1) for line in (*banner.engine_facts(status), "X_PENSTOCK_URL=http://x:1")))
+    facts = banner.serving(Config(), [child], "model", chat=False, seconds=1.0)
+    found = facts.device, facts.dtype, facts.blocks, facts.block_size, facts.max_model_len, facts.url
+    assert found == ("2 x cpu", "float32", 12, 16, 1024, "http://x:1")
+
+
+def test_a_host_with_a_part_says_which_and_where_the_rest_is():
+    lines = banner.part("executor:1", {"elsewhere": "api,scheduler", "schedulers": "tcp://10.0.0.1:7000"}, 2.04)
+    text = "\n".join(lines)
+    assert "Penstock serves a part here" in text
+    assert "here         executor:1" in text
+    assert "schedulers   tcp://10.0.0.1:7000" in text
+    assert "started in   2.0 s" in text
+
+
+@given(blocks=st.integers(1, 1 << 20), size=st.integers(1, 256), length=st.integers(2, 1 << 20))
+def test_so_many_of_full_length_fit(blocks, size, length):
+    facts = msgspec.structs.replace(FACTS, blocks=blocks, block_size=size, max_model_len=length, max_num_seqs=4096)
+    fit = facts.concurrency
+    each = -(-length // size)
+    assert fit * each <= blocks
+    assert fit == 4096 or (fit + 1) * each > blocks
+
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen = (self.path, self.headers["Content-Type"], self.headers["Authorization"], body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *words) -> None:
+        return
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not there")
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_curl_line_works_when_it_is_pasted(chat, locked):
+    with http.server.HTTPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        facts = msgspec.structs.replace(FACTS, url=f"http://127.0.0.1:{server.server_port}", chat=chat, locked=locked)
+        command = curl(facts)
+        assert "\n" not in command
+        environ = {**os.environ, banner.KEY_VARIABLE: "the key", "NO_PROXY": "*"}
+        subprocess.run(["bash", "-c", command + " -s -f -S"], env=environ, timeout=30, check=True)
+        path, kind, key, body = server.seen
+    assert path == ("/v1/chat/completions" if chat else "/v1/completions")
+    assert kind == "application/json"
+    assert key == ("Bearer the key" if locked else None)
+    assert ("messages" in body) == chat
+
+
+def test_the_key_is_not_in_the_banner():
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, locked=True)))
+    assert "$PENSTOCK_API_KEY" in text
+
+
+def test_without_a_terminal_lines_pass_as_they_are(capsys):
+    progress = banner.Progress()
+    progress.open()
+    assert not progress.shown
+    progress.update([])
+    progress.write("a [bold]line[/bold] of another")
+    progress.close()
+    assert capsys.readouterr().err == "a [bold]line[/bold] of another\n"

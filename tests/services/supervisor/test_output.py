@@ -1,0 +1,98 @@
+"""Streams whose writes never block: order, bounds, what is said of dropped text, descriptors that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.services.supervisor.output import OutputStream, unblocked
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def read_until(reader: int, last: bytes) -> bytes:
+    data = b""
+    while last not in data:
+        data += os.read(reader, 1 << 20)
+    return data
+
+
+def test_text_comes_out_in_order(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    stream = OutputStream(writer)
+    for number in range(1000):
+        print(number, file=stream)
+    assert read_until(reader, b"\n999\n").split() == [str(number).encode() for number in range(1000)]
+    assert stream.settle(30)
+    assert stream.statistics().dropped == stream.statistics().waiting_bytes == 0
+    stream.finish()
+
+
+def test_a_reader_that_takes_nothing_costs_text_beyond_the_limit_and_is_told(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    stream = OutputStream(writer, limit=1 << 20)
+    line = "x" * 1023 + "\n"
+    for _ in range(3000):
+        stream.write(line)
+    found = stream.statistics()
+    assert found.waiting_bytes <= 1 << 20
+    assert found.dropped >= 3000 - 1024 - 64
+    data = read_until(reader, b"nobody took them\n")
+    assert b" lines of output were dropped" in data
+    stream.write("later\n")
+    assert b"later\n" in read_until(reader, b"later\n")
+    stream.finish()
+
+
+def test_the_end_waits_no_longer_than_it_may(pipe: tuple[int, int]) -> None:
+    _, writer = pipe
+    stream = OutputStream(writer)
+    stream.write("x" * (1 << 20))
+    assert not stream.settle(0.01)
+    stream.finish(0.01)
+    before = stream.statistics().dropped
+    stream.write("after the end")
+    assert stream.statistics().dropped == before + 1
+
+
+def test_a_descriptor_that_fails_costs_text_alone(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.close(reader)
+    stream = OutputStream(writer)
+    stream.write("nobody reads this\n")
+    assert stream.settle(30)
+    assert stream.statistics().dropped == 1
+    stream.finish()
+
+
+def test_a_full_disk_costs_text_alone() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        stream = OutputStream(file.fileno())
+        stream.write("no room\n")
+        assert stream.settle(30)
+        assert stream.statistics().dropped == 1
+        stream.finish()
+
+
+def test_prints_and_logs_pass_through(capfd: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout, sys.stderr
+    with unblocked():
+        print("to stdout")
+        print("to stderr: \udcff", file=sys.stderr)
+        assert not sys.stderr.isatty()
+        assert sys.stderr.fileno() == 2
+    assert (sys.stdout, sys.stderr) == before
+    out, err = capfd.readouterr()
+    assert out == "to stdout\n"
+    assert err == "to stderr: \\udcff\n"

@@ -1,0 +1,36 @@
+"""The stages of a start, with their times."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.services.supervisor.sd_notify import VARIABLE, NoticeSocket
+from penstock.services.supervisor.startup import IMPORTS, Stage, Stages
+
+
+def test_the_first_stage_began_with_the_process() -> None:
+    stages = Stages()
+    assert [stage.name for stage in stages.all] == [IMPORTS]
+    assert 0.0 < time.monotonic() - stages.all[0].began < 86400.0
+
+
+def test_a_stage_ends_where_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices = NoticeSocket(tmp_path / "notify.sock")
+    monkeypatch.setenv(VARIABLE, str(notices.path))
+    stages = Stages()
+    stages.begin("loading weights")
+    stages.note("waiting")
+    assert [stage.name for stage in stages.all] == [IMPORTS, "loading weights", "waiting"]
+    times = [stage.began for stage in stages.all]
+    assert times == sorted(times)
+    assert [notice.status for notice in notices.receive()] == ["loading weights"]
+    notices.close()
+
+
+def test_what_they_took_is_told_in_order() -> None:
+    stages = Stages()
+    stages.all[:] = [Stage(IMPORTS, 10.0), Stage("loading weights", 11.5)]
+    assert stages.took(14.0) == "importing 1.50 s, loading weights 2.50 s"

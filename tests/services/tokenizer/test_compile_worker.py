@@ -1,0 +1,83 @@
+"""A compile worker's own part: frames, and what comes of a grammar. Its limits are tested through its owner."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from penstock.engine_core.grammar.schema import patterns
+from penstock.protocol.messages import Grammar
+from penstock.services.tokenizer import compile_worker as worker
+from penstock.services.tokenizer import worker_frames as frames
+from penstock.services.tokenizer.compile_protocol import OUTCOME, Done, Refusal
+from tests.engine_core.grammar.vocabulary import tokens
+
+
+def test_frames_come_out_as_they_went_in() -> None:
+    stream = io.BytesIO()
+    for body in (b"", b"x", b"y" * 100_000):
+        frames.write_frame(stream, body)
+    stream.seek(0)
+    assert [frames.read_frame(stream) for _ in range(4)] == [b"", b"x", b"y" * 100_000, None]
+
+
+def test_what_compiles_is_done_and_what_does_not_is_refused() -> None:
+    done = worker.outcome(Grammar(kind="regex", source="a+"), tokens())
+    assert isinstance(done, Done)
+    assert "a+" in done.source
+    refusal = worker.outcome(Grammar(kind="regex", source="(a"), tokens())
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "invalid_grammar"
+
+
+def test_a_model_without_an_end_is_told() -> None:
+    refusal = worker.outcome(Grammar(kind="regex", source="a+"), None)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "unsupported"
+
+
+def test_what_nobody_foresaw_is_a_refusal_without_internals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(grammar: Grammar, found: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(worker, "compile_grammar", fail)
+    refusal = worker.outcome(Grammar(kind="regex", source="a+"), tokens())
+    assert isinstance(refusal, Refusal)
+    assert "secret" not in refusal.message
+
+
+def test_both_outcomes_travel() -> None:
+    import msgspec
+
+    for outcome in (Done("s", ("a",), 0.1, 0.2), Refusal("m", None)):
+        assert OUTCOME.decode(msgspec.msgpack.encode(outcome)) == outcome
+
+
+def test_the_address_space_is_known() -> None:
+    assert frames.address_space() > 1 << 24
+
+
+def test_a_flood_of_patterns_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each schema has patterns of its own, whose trees are remembered for the next one: without a bound, gigabytes."""
+    monkeypatch.setattr(worker, "MOST_REMEMBERED", 4 << 20)
+    remembered, before = worker.Remembered(), worker.held()
+    most = 0
+    for number in range(16):  # a megabyte each
+        piece = "".join(f"({letter}{number}|x)" for letter in "abcdefghijklmnopqrstuvwxyz" * 40)
+        patterns.read(f"^{piece}$")
+        remembered.trim()
+        most = max(most, worker.held() - before)
+    assert worker.MOST_REMEMBERED // 2 < most < 2 * worker.MOST_REMEMBERED
+
+
+def test_what_stays_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are remembered from one compilation to the next as long as they are small, whatever else has grown."""
+    held = iter([0, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 2])
+    monkeypatch.setattr(worker, "held", lambda: next(held))
+    forgotten: list[bool] = []
+    monkeypatch.setattr(worker.languages, "forget", lambda: forgotten.append(True))
+    remembered = worker.Remembered()
+    remembered.trim()
+    remembered.trim()
+    assert forgotten == [True]
