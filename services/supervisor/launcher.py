@@ -50,7 +50,7 @@ from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
 
-ENTRY = Path(__file__).absolute().parents[1] / "__main__.py"  # by path: nothing in the working directory hides it
+ENTRY = Path(__file__).absolute().parents[2] / "__main__.py"  # by path: nothing in the working directory hides it
 END_ORDER = ORDER  # whoever still serves somebody goes first
 START_ORDER = ORDER[::-1]  # the slowest first
 LAUNCHER = "launcher"
