@@ -17,8 +17,7 @@ from penstock.protocol.links import Role
 from penstock.protocol.parts import count
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import failure as faults
-from penstock.services.supervisor import options, process
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import options, process, run_directory
 from penstock.services.supervisor.process import ExitCode
 from penstock.services.supervisor.sd_notify import notify, progress
 from penstock.services.supervisor.sizing import sized, usable_cores
@@ -170,7 +169,7 @@ def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:
 def run_role(role: Role, index: int, config: Config) -> int:
     """One process of a server, in this process."""
     progress("starting")
-    directory = rundir.of_one_process(config.run.run_dir)
+    directory = run_directory.of_one_process(config.run.run_dir)
     config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
     process.enter(role, index, config.run)
@@ -181,7 +180,7 @@ def run_role(role: Role, index: int, config: Config) -> int:
         return code
     finally:
         if role is Role.API and process.orphaned():
-            rundir.clear_orphan(directory)
+            run_directory.clear_orphan(directory)
 
 
 if __name__ == "__main__":

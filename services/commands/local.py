@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol.links import Role
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import run_directory
 
 PROC = Path("/proc")
 APART = 60.0  # seconds by which two accounts of one start may differ: clocks are set now and then
@@ -84,7 +84,7 @@ def run_dir_of(path: Path, arguments: list[str]) -> str:
     except OSError:
         return ""
     own = dict(pair.split("=", 1) for pair in environ if "=" in pair)
-    return own.get(rundir.SYSTEMD, "").split(":")[0]
+    return own.get(run_directory.SYSTEMD, "").split(":")[0]
 
 
 def value_of(flag: str, arguments: list[str]) -> str:

@@ -12,7 +12,7 @@ from penstock.engine_core.execution.exchange import open_exchange
 from penstock.engine_core.execution.exchange_trial import Trial, quickest
 from penstock.engine_core.execution.group import Group
 from penstock.engine_core.execution.peers import CudaMemory, DeviceMemory, together
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ def with_exchange(
         memory = together(group.ranks, lambda: device_memory(group, device, environment))
         exchange = open_exchange(group.ranks, width, dtype, device, memory)
     except OSError as error:
-        journal.info(log, "all_reduce", rows=0, reason=str(error))
+        logs.info(log, "all_reduce", rows=0, reason=str(error))
         return group
     found, trials = quickest(group, exchange, device)
     rows = 0 if found.exchange is None else found.exchange.rows
-    journal.info(log, "all_reduce", rows=rows, size=exchange.inboxes.size if rows else 0, **figures(trials))
+    logs.info(log, "all_reduce", rows=rows, size=exchange.inboxes.size if rows else 0, **figures(trials))
     return found
 
 

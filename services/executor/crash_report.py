@@ -19,7 +19,7 @@ import torch
 
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan
 from penstock.protocol.version import VERSION
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.run_directory import private
 
 log = logging.getLogger(__name__)
@@ -103,9 +103,9 @@ class Reports:
             for old in sorted(self._folder.glob("*.json"), key=modified)[:-MOST_REPORTS]:
                 old.unlink(missing_ok=True)
         except OSError as error:
-            journal.error(log, "no_report", reason=error.strerror)
+            logs.error(log, "no_report", reason=error.strerror)
             return None
-        journal.error(log, "report", reason=reason, file=str(path))
+        logs.error(log, "report", reason=reason, file=str(path))
         return path
 
 

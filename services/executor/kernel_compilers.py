@@ -14,8 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.services.supervisor import logs as journal
-from penstock.services.supervisor import process
+from penstock.services.supervisor import logs, process
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def log_compilations(device: torch.device) -> None:
         return False  # go on
 
     def after(*, repr: str, **_: object) -> None:
-        journal.warning(log, "kernel_compiled", kernel=repr, seconds=time.monotonic() - began)
+        logs.warning(log, "kernel_compiled", kernel=repr, seconds=time.monotonic() - began)
 
     triton.knobs.runtime.jit_cache_hook = before
     triton.knobs.runtime.jit_post_compile_hook = after

@@ -34,7 +34,7 @@ from penstock.services.links.curve import read_keys
 from penstock.services.links.link import Port, Self
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.snapshot import LAG, Vitals
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.heartbeat import Heartbeat
 from penstock.services.supervisor.process import ExitCode, Stop
 from penstock.services.supervisor.process import leave as leave_process
@@ -79,7 +79,7 @@ def run(config: Config, index: int) -> int:
             return ExitCode.ORDERLY
         life, bond = met
         if bond.address and not choose(bond.address):
-            journal.warning(log, "no_interface", address=bond.address)
+            logs.warning(log, "no_interface", address=bond.address)
         Thread(target=bond.watch, args=(stop, done), name="bond", daemon=True).start()
     if config.executor.device != "cpu":
         # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
@@ -93,7 +93,7 @@ def run(config: Config, index: int) -> int:
     except Exception as error:
         if bond is not None and is_group_error(error) and bond.broken(BROKEN_SECONDS):
             leave()
-        journal.exception(log, "executor_failed")
+        logs.exception(log, "executor_failed")
         return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
     finally:
         done.set()
@@ -135,7 +135,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     heartbeat.tell("READY=1", "STATUS=serving")
     log_compilations(engine.runner.options.device)
     now = time.monotonic()
-    journal.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.took(now))
+    logs.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.took(now))
     OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
@@ -155,7 +155,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
         if tracer is not None:
             tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
-    journal.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
+    logs.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
 
 
 def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbeat, done: threading.Event) -> None:
@@ -170,7 +170,7 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         heartbeat.tick(now)
         if watchdog.tick(now - before):
             stand = watchdog.statistics()
-            journal.error(log, "step_hangs", seconds=stand.elapsed, allowed=stand.allowed)
+            logs.error(log, "step_hangs", seconds=stand.elapsed, allowed=stand.allowed)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             trace = "".join(traceback.format_stack(frame))
             reports.write("hung", trace, tuple(steps.decoding))

@@ -13,7 +13,7 @@ import socket
 from threading import Event
 from typing import NoReturn
 
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, Stop
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Bond:
 
 def leave(code: ExitCode = ExitCode.GROUP, reason: str = "another executor of the group has ended") -> NoReturn:
     """End this process, whatever its threads do: the life of its group is over, and the next one needs it anew."""
-    journal.warning(log, "group_broken", reason=reason)
+    logs.warning(log, "group_broken", reason=reason)
     logging.shutdown()
     os._exit(code)
 

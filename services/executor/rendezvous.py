@@ -27,7 +27,7 @@ from penstock.protocol.links import shared_hash
 from penstock.services.executor.handshake import Challenge, Guest, Life, Refusal, Response
 from penstock.services.executor.peer_liveness import Bond, keep_alive
 from penstock.services.links.curve import read_keys
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import Stop
 from penstock.services.supervisor.sd_notify import progress
 
@@ -186,7 +186,7 @@ class Rendezvous:
         if (now := time.monotonic()) - self._warned >= WARN_SECONDS:
             self._warned = now
             peer = self._pending[link].peer
-            journal.warning(log, "refused", address=peer, reason=reason, refused=self._refused)
+            logs.warning(log, "refused", address=peer, reason=reason, refused=self._refused)
         self._drop(link)
 
     def _drop(self, link: socket.socket) -> None:

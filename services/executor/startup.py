@@ -49,8 +49,7 @@ from penstock.services.executor.handshake import Life
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.process_groups import begin
 from penstock.services.executor.weight_check import check_output, verification
-from penstock.services.supervisor import logs as journal
-from penstock.services.supervisor import process
+from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import WEIGHTS
 from penstock.services.supervisor.sd_notify import notify
 from penstock.services.supervisor.startup import Stages
@@ -137,7 +136,7 @@ def start(config: Config, index: int, life: Life | None = None, stages: Stages |
     )
     log_loaded(ready, options, shape, draft)
     for reason in wrong_output(config):
-        journal.warning(log, "output_is_wrong", reason=reason)
+        logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)
 
 
@@ -168,7 +167,7 @@ def take_device(config: Config, index: int) -> torch.device:
 
 def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:
     """One line with what the memory went to."""
-    journal.info(
+    logs.info(
         log,
         "loaded",
         device=ready.device,
@@ -299,6 +298,6 @@ def count_blocks(
         return check_blocks(shape, cpu_blocks(shape, available_memory()), "--kv-cache-memory", 0)
     peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
     used, total = used_memory(options.device)
-    journal.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
+    logs.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
     blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used, peak)
     return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization)

@@ -25,7 +25,7 @@ from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
 from penstock.services.metrics.snapshot import PART
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tracing.execution import ExecutionTraces
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Steps:
                     if arrival.peer is self._scheduler:
                         # Who started a process here tells of its end, if that is worth a warning.
                         expected = reason in (GOODBYE, end_of(arrival.peer.pid))
-                        write = journal.info if expected else journal.warning
+                        write = logs.info if expected else logs.warning
                         write(log, "scheduler_left", pid=arrival.peer.pid, reason=reason)
                         self._scheduler = None
                         self._forget()
@@ -160,7 +160,7 @@ class Steps:
         self._schedulers += 1
         self._scheduler, self._known = peer, peer.incarnation
         self._forget()
-        journal.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
+        logs.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
         ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._taken)
         sent = self._port.send(peer, ready)
         assert sent, "a peer that has just joined has credit"

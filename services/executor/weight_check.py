@@ -15,7 +15,7 @@ from penstock.engine_core.loading.checkpoint import find_files
 from penstock.engine_core.loading.checksums import check_hash, published_hashes
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ModelError
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -70,4 +70,4 @@ def check_output(config: Config, runner: Runner, folder: Path) -> None:
         why = "the weights are damaged, or this model is not computed rightly here"
         raise ModelError(f"{folder}: the model failed its self-test: {found}; {why} (--allow-wrong-output serves it)")
     if found:
-        journal.warning(log, "output_is_wrong", reason=f"the model failed its self-test: {found}")
+        logs.warning(log, "output_is_wrong", reason=f"the model failed its self-test: {found}")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.services.http.listener import Socket
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Room:
         if self._open >= self.limit:
             self._waits += 1
             if self._waits == 1:
-                journal.warning(log, "connections_full", limit=self.limit, option="--max-connections")
+                logs.warning(log, "connections_full", limit=self.limit, option="--max-connections")
         while self._open >= self.limit:
             self._free.clear()
             await self._free.wait()
@@ -97,7 +97,7 @@ async def accept(
                 raise
             room.failures += 1
             if room.failures == 1:
-                journal.warning(log, "no_descriptor", reason=error.strerror)
+                logs.warning(log, "no_descriptor", reason=error.strerror)
             await asyncio.sleep(PAUSE)
             continue
         room.taken()
@@ -116,7 +116,7 @@ async def serve(
             lambda: protocol, peer, ssl=encryption, ssl_handshake_timeout=seconds
         )
     except (OSError, ssl.SSLError) as error:  # the client's: nobody is there to be told
-        journal.debug(log, "no_handshake", reason=str(error))
+        logs.debug(log, "no_handshake", reason=str(error))
         peer.close()
         if not getattr(protocol, "transport", None):
             room.left()
@@ -128,7 +128,7 @@ def room_for(wanted: int, links: int) -> int:
     most = DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     room = max(1, most - len(os.listdir("/proc/self/fd")) - SPARE - SPARE_PER_LINK * links)
     if wanted > room:
-        journal.warning(log, "fewer_connections", wanted=wanted, limit=room, open_files=most)
+        logs.warning(log, "fewer_connections", wanted=wanted, limit=room, open_files=most)
     return min(wanted or room, room)
 
 

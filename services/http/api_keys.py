@@ -12,7 +12,7 @@ import msgspec
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import words
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,12 @@ class Keys:
             self._filed = read(self._path)
         except ConfigError as error:
             if current != self._version or always:
-                journal.error(log, "api_keys_kept", keys=len(self._filed), reason=error.allowed)
+                logs.error(log, "api_keys_kept", keys=len(self._filed), reason=error.allowed)
             self._version = current
             return
         self._version = current
         self._reads += 1
-        journal.info(log, "api_keys_read", keys=len(self._filed))
+        logs.info(log, "api_keys_read", keys=len(self._filed))
 
     def statistics(self) -> KeyStatistics:
         return KeyStatistics(len(self._own) + len(self._filed), self._reads)

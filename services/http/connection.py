@@ -29,7 +29,7 @@ from penstock.services.http import request_context as exchange
 from penstock.services.http.accept import Room
 from penstock.services.http.parser import RequestParser, check_head, name_host
 from penstock.services.openai import errors
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tracing.context import trace_of, unsampled
 
 log = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ class Connection(HttpToolsProtocol):
             return exchange.of(scope).id
         name = exchange.new_id()
         trace = trace_of(unsampled())
-        journal.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)
+        logs.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)
         return name
 
     @property

@@ -41,8 +41,7 @@ from penstock.services.openai.health import entry_of, hopeless
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
-from penstock.services.supervisor import logs as journal
-from penstock.services.supervisor import process
+from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.background import begin
 from penstock.services.supervisor.banner import engine_facts
 from penstock.services.supervisor.heartbeat import Heartbeat, beating
@@ -79,7 +78,7 @@ def run(config: Config, index: int) -> int:
     except PenstockError:
         raise
     except Exception:
-        journal.exception(log, "api_failed")
+        logs.exception(log, "api_failed")
         return ExitCode.FAILED
 
 
@@ -164,7 +163,7 @@ async def answer(
     )
     listener.listen(BACKLOG)
     url = url_of(listener, options)
-    journal.info(log, "listening", url=url, model=service.model.name)
+    logs.info(log, "listening", url=url, model=service.model.name)
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.stages.note(WAITING)
@@ -201,7 +200,7 @@ async def answer(
             signal.signal(number, old)
     if failures:
         raise failures[0]
-    journal.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
+    logs.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
@@ -267,17 +266,17 @@ async def attend(service: Service, server: Server, start: OwnStart, heartbeat: H
             engine = pipeline.engines.first
             assert engine is not None, "one is ready"
             heartbeat.tell("READY=1", "STATUS=serving", *engine_facts(engine))
-            journal.info(log, "ready")
+            logs.info(log, "ready")
             start.ready(time.monotonic())
         pipeline.tend(time.monotonic())
         await server.pause(TICK if announced else EAGER)
     pipeline.draining = True
     notify("STOPPING=1", "STATUS=draining")
-    journal.info(log, "draining", unfinished=pipeline.statistics().unfinished)
+    logs.info(log, "draining", unfinished=pipeline.statistics().unfinished)
     deadline = time.monotonic() + service.config.run.drain_timeout
     while time.monotonic() < deadline and not server.force_exit:
         pipeline.tend(time.monotonic())
         await server.pause(TICK)
     if server.force_exit:
-        journal.warning(log, "ending_at_once")
+        logs.warning(log, "ending_at_once")
     pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))

@@ -32,7 +32,7 @@ from penstock.services.http.static_files import FILES
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.errors import headers, send_error, send_json
 from penstock.services.openai.messages import errors as messages
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tracing import names
 from penstock.services.tracing.context import trace_of, unsampled
 from penstock.services.tracing.propagation import client_context, response_header
@@ -132,7 +132,7 @@ class Gate:
             refusal, extra = routing_error(error, scope)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             trace = trace_of(current.context)
-            journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
+            logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             refusal = EngineFailure("the server failed on this request", code="internal_error")
             if current.status:
                 current.rejection = exchange.reason_of(refusal)
@@ -173,7 +173,7 @@ class Gate:
             current.endpoint, status, current.prompt_tokens, current.completion_tokens, now - current.started,
             current.rejection,
         )  # fmt: skip
-        write = journal.debug if current.endpoint in QUIET else journal.info
+        write = logs.debug if current.endpoint in QUIET else logs.info
         fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
         if trace := trace_of(current.context):
             fields["trace_id"] = trace

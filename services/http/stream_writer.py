@@ -23,7 +23,7 @@ from penstock.services.client.output_collector import Choice, Reply
 from penstock.services.http.connection import Outlet
 from penstock.services.http.disconnect import ClientLeft, departure
 from penstock.services.http.request_context import Exchange
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Flow:
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             current = self._exchange
             trace = trace_of(current.context)
-            journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
+            logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             reply.fail(EngineFailure("the server failed on this request", code="internal_error"))
         return True
 

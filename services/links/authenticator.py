@@ -21,7 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from penstock.services.links.curve import LinkKeys
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Door:
     def tell(self, now: float) -> None:
         """Log those who were refused since the last time, unless that was a moment ago."""
         if self.untold and now - self._told >= TELL_SECONDS:
-            journal.warning(
+            logs.warning(
                 log, "link_refused", link=self.name, address=self._address, reason=self._cause, times=self.untold
             )
             self._told, self.untold, self._address = now, 0, UNKNOWN

@@ -25,7 +25,7 @@ from penstock.protocol.errors import AddressError
 from penstock.protocol.links import Link, address, given_address
 from penstock.services.links.authenticator import DOMAIN, EVENT, FAILURES, Admission, Door, reason_of
 from penstock.services.links.curve import LinkKeys, read_keys
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Line:
             if event & FAILURES and now - self._told >= TELL_SECONDS:
                 self._told = now
                 reason = reason_of(event, value)
-                journal.warning(log, "link_not_admitted", link=self._link.name, address=self._where, reason=reason)
+                logs.warning(log, "link_not_admitted", link=self._link.name, address=self._where, reason=reason)
 
     def _close_monitor(self) -> None:
         if self._monitor is not None:

@@ -20,8 +20,7 @@ import msgspec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import LinkError, PenstockError
 from penstock.services.supervisor import failure as faults
-from penstock.services.supervisor import options, process
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import options, process, run_directory
 from penstock.services.supervisor.launcher import ENTRY, SUPERVISORS
 from penstock.services.supervisor.sd_notify import VARIABLE, NoticeSocket
 
@@ -42,11 +41,11 @@ class Host:
     ) -> None:
         given = config.run.run_dir
         if given:
-            self.directory = rundir.prepared(Path(given))
+            self.directory = run_directory.prepared(Path(given))
         else:
-            parent = rundir.temporary_parent()
-            rundir.sweep(parent)
-            self.directory = Path(tempfile.mkdtemp(prefix=rundir.PREFIX, dir=parent))
+            parent = run_directory.temporary_parent()
+            run_directory.sweep(parent)
+            self.directory = Path(tempfile.mkdtemp(prefix=run_directory.PREFIX, dir=parent))
         self._temporary = not given
         run = msgspec.structs.replace(config.run, run_dir=str(self.directory))
         self.config = msgspec.structs.replace(config, run=run)
@@ -100,7 +99,7 @@ class Host:
         environ = options.environment(self.config, environ)
         environ |= {VARIABLE: str(self.notices.path), process.PARENT: str(os.getpid())}
         if self._temporary:
-            environ[rundir.TEMPORARY] = str(self.directory)
+            environ[run_directory.TEMPORARY] = str(self.directory)
         else:
-            environ.pop(rundir.TEMPORARY, None)
+            environ.pop(run_directory.TEMPORARY, None)
         return environ

@@ -15,7 +15,7 @@ import msgspec
 from penstock.protocol.figures import HistogramStatistics, ProcessFigures
 from penstock.services.client.engine_client import PipelineStatistics
 from penstock.services.metrics.requests import Traffic, TrafficStatistics
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Ledger:
         except OSError as error:
             self._written = False
             if before:
-                journal.error(log, "no_entry", reason=error.strerror)
+                logs.error(log, "no_entry", reason=error.strerror)
 
     def others(self, wall: float) -> list[Entry]:
         """The entries of the other processes that are there, as of `wall` in unix seconds."""

@@ -6,7 +6,7 @@ import logging
 
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.links.link import Peer
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Executors:
             assert other.index != peer.index, "the link loses a peer before another takes its index"
         self._ready[peer] = ready
         self._waited_since = float("inf") if self.complete else min(self._waited_since, now)
-        journal.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
+        logs.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
                      dtype=ready.dtype, load_seconds=ready.load_seconds)  # fmt: skip
         return self.complete
 

@@ -30,7 +30,7 @@ from penstock.services.scheduler.bitmask_filler import Masker
 from penstock.services.scheduler.grammar_cache import Guides, prepared
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import Loop
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.heartbeat import Heartbeat
 from penstock.services.supervisor.process import Stop
 from penstock.services.supervisor.sd_notify import notify
@@ -95,7 +95,7 @@ def tokens_of(model: Path) -> GrammarTokens | None:
     try:
         found = read_tokens(model, read_vocabulary(model))
     except ModelError as error:  # the tokenizer process fails on it; what is given as token ids can be served
-        journal.warning(log, "no_structured_output", reason=str(error))
+        logs.warning(log, "no_structured_output", reason=str(error))
         return None
     if found is not None:
         prepared(found, USUAL)  # while the executor loads, so that the first request does not wait for it
@@ -127,7 +127,7 @@ def turn_until_stopped(
             drained_by = now + config.run.drain_timeout
             stop.drain()
             notify("STOPPING=1", "STATUS=draining")
-            journal.info(log, "draining", unfinished=loop.unfinished)
+            logs.info(log, "draining", unfinished=loop.unfinished)
         due = loop.turn(now, time.time())
         figures.tick(now, time.time())
         if loop.ready != told:
@@ -136,7 +136,7 @@ def turn_until_stopped(
             if told:
                 start.ready(time.monotonic())
         if loop.draining and (loop.drained or now >= drained_by):
-            journal.info(log, "ended", unfinished=loop.unfinished)
+            logs.info(log, "ended", unfinished=loop.unfinished)
             return
         poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000)))
 
@@ -148,5 +148,5 @@ def announce(loop: Loop, config: Config, heartbeat: Heartbeat, *, ready: bool) -
         return
     status = loop.status(0.0, 0.0)
     heartbeat.tell("READY=1", "STATUS=scheduling")
-    journal.info(log, "ready", epoch=status.epoch, blocks=status.blocks, overlap=config.scheduler.overlap,
+    logs.info(log, "ready", epoch=status.epoch, blocks=status.blocks, overlap=config.scheduler.overlap,
                  drafts=read_speculative(config.scheduler.speculative_config).method)  # fmt: skip

@@ -11,7 +11,7 @@ from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.config import ON, Config
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.scheduler.executor_group import Executors
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def speculation_options(config: Config, executors: Executors, masks: int) -> Spe
     method, most = asked.method, asked.num_speculative_tokens
     if method in WITH_MODEL and most > executors.draft_tokens:
         most = executors.draft_tokens
-        journal.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
+        logs.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
                         reason="executors were started with another --speculative-config")  # fmt: skip
     options = SpeculationOptions(
         method=method,

@@ -33,7 +33,7 @@ from penstock.services.scheduler.executor_group import Executors
 from penstock.services.scheduler.grammar_cache import Guides, GuideStatistics, rejection
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import Times, TimesStatistics
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.restart_policy import failures
 from penstock.services.tracing.scheduling import SchedulerTraces
 
@@ -192,7 +192,7 @@ class Loop:
         if self._brain is not None:
             self._admit(self._brain, now)
             if self._given_up(now) and self._brain.unfinished:
-                journal.error(log, "gave_up", unfinished=self._brain.unfinished, reason=self._hopeless or LOST)
+                logs.error(log, "gave_up", unfinished=self._brain.unfinished, reason=self._hopeless or LOST)
                 self._brain.fail(self._hopeless or LOST)
             self._plan(self._brain, now)
             self._deliver(self._brain)
@@ -246,11 +246,11 @@ class Loop:
                 elif broke:
                     self._steps.epoch = self.executors.epoch
             case Left(reason):
-                journal.warning(log, "executor_left", executor=peer.index, pid=peer.pid, reason=reason)
+                logs.warning(log, "executor_left", executor=peer.index, pid=peer.pid, reason=reason)
                 if self.executors.remove(peer, now):
                     self._steps.epoch = self.executors.epoch
             case Joined():
-                journal.info(log, "executor_joined", executor=peer.index, pid=peer.pid)
+                logs.info(log, "executor_joined", executor=peer.index, pid=peer.pid)
 
     def _disband(self, reason: str) -> None:
         """Have the members of a group end, so that it begins another life."""
@@ -264,7 +264,7 @@ class Loop:
         self._applied_at = now
         self._masker.renew(self.executors.mask_places)
         if self._brain is not None:
-            journal.warning(log, "epoch", epoch=epoch, unfinished=self._brain.unfinished)
+            logs.warning(log, "epoch", epoch=epoch, unfinished=self._brain.unfinished)
             self._brain.restart(epoch, now, blocks)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._masker.most)
@@ -294,12 +294,12 @@ class Loop:
                 if brain is not None:
                     brain.stop_hit(hit)
             case Joined():
-                journal.info(log, "tokenizer_joined", tokenizer=peer.index, pid=peer.pid)
+                logs.info(log, "tokenizer_joined", tokenizer=peer.index, pid=peer.pid)
                 self._joined += 1
                 self._sources[peer] = self._joined
                 self._next_status = now
             case Left(reason):
-                journal.info(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
+                logs.info(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
                 source = self._sources.pop(peer)
                 self._guides.forget(peer)
                 if brain is not None:
@@ -414,7 +414,7 @@ class Loop:
         report = brain.check(thorough=thorough)
         if not report.ok:
             self._faults += 1
-            journal.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))
+            logs.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))
 
     def _send_status(self, now: float, wall: float) -> None:
         """The heartbeat, at its interval, at once when readiness changes, and soon when what runs and waits does."""

@@ -12,8 +12,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import OPTION, parts_of
-from penstock.services.supervisor import logs as journal
-from penstock.services.supervisor import output, process
+from penstock.services.supervisor import logs, output, process
 from penstock.services.supervisor import topology as meeting
 from penstock.services.supervisor.launcher import ENTRY, Launch, placed, resolved
 from penstock.services.supervisor.run_directory import RunDirectory
@@ -26,7 +25,7 @@ def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
     Raises ConfigError, ModelError before anything is started.
     """
     with output.unblocked():
-        journal.setup("launcher", config.run.log_level, config.run.log_format)
+        logs.setup("launcher", config.run.log_level, config.run.log_format)
         return run(config, environ)
 
 

@@ -33,9 +33,8 @@ from penstock.protocol.links import Role
 from penstock.protocol.parts import ORDER, Parts, parts_of, spelled
 from penstock.services.http import listener as listening
 from penstock.services.http.api_keys import Keys
-from penstock.services.supervisor import address, banner, heartbeat, options, output, process
+from penstock.services.supervisor import address, banner, heartbeat, logs, options, output, process
 from penstock.services.supervisor import failure as faults
-from penstock.services.supervisor import logs as journal
 from penstock.services.supervisor import topology as meeting
 from penstock.services.supervisor.child import Child
 from penstock.services.supervisor.process import ExitCode, Stop
@@ -67,7 +66,7 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
     Raises ConfigError, AddressError, ModelError before anything is started.
     """
     with output.unblocked():
-        journal.setup("launcher", config.run.log_level, config.run.log_format)
+        logs.setup("launcher", config.run.log_level, config.run.log_format)
         return run(config, entry)
 
 
@@ -170,7 +169,7 @@ class Launch:
         """Start everything, then wait for the end of everything."""
         self._stages.note("waiting for the processes")
         if self._config.run.parts:
-            journal.info(log, "parts", here=spelled(self._parts), **meeting.elsewhere(self._config, self._parts))
+            logs.info(log, "parts", here=spelled(self._parts), **meeting.elsewhere(self._config, self._parts))
         for role in START_ORDER:
             for index in self._parts.get(role, ()):
                 if self._ending is None:
@@ -223,7 +222,7 @@ class Launch:
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.output, selectors.EVENT_READ, child)
-        journal.debug(log, "started", process=child.name, pid=child.pid)
+        logs.debug(log, "started", process=child.name, pid=child.pid)
 
     def _heard(self, child: Child, descriptor: int) -> None:
         if child not in self._children:
@@ -250,7 +249,7 @@ class Launch:
                         self._restarts.recovered(child.role, child.index)
                     starting = not self._ready and self._ending is None
                     if child.status != before and starting and not self._progress.shown:
-                        journal.info(log, "status", process=child.name, status=child.status)
+                        logs.info(log, "status", process=child.name, status=child.status)
         self._progress.update(self._children)
         if self._ending is None and not self._whole and self._complete():
             self._whole = True
@@ -266,7 +265,7 @@ class Launch:
 
     def _serving_again(self) -> None:
         """What died is back."""
-        journal.info(log, "serving_again")
+        logs.info(log, "serving_again")
         notify("STATUS=serving")
 
     def _serving(self) -> None:
@@ -278,7 +277,7 @@ class Launch:
             here = spelled(self._parts)
             if self._config.run.parts:
                 banner.show(banner.part(here, meeting.elsewhere(self._config, self._parts), process.age()))
-            journal.info(log, "serving", run_dir=self._config.run.run_dir, parts=here)
+            logs.info(log, "serving", run_dir=self._config.run.run_dir, parts=here)
             notify("READY=1", f"STATUS=serving {here}")
             return
         name = self._config.model.served_model_name.split(",")[0]
@@ -288,7 +287,7 @@ class Launch:
             api = msgspec.structs.replace(self._config.api, port=port)
             self._config = msgspec.structs.replace(self._config, api=api)
         banner.show(banner.banner(facts))
-        journal.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.blocks, seconds=facts.seconds)
+        logs.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.blocks, seconds=facts.seconds)
         notify("READY=1", f"STATUS=serving {facts.model} on {facts.url}", f"X_PENSTOCK_URL={facts.url}")
 
     def _tell_start(self) -> None:
@@ -302,13 +301,13 @@ class Launch:
         self._stop.drain()
         self._progress.close()
         if self._stop.count > 1:
-            journal.warning(log, "ending_at_once")
+            logs.warning(log, "ending_at_once")
             self._code = ExitCode.FAILED
             self._ending = []
             self._restarts.give_up(Role)
             self._kill(self._children)
         elif self._stop.asked and self._ending is None:
-            journal.info(log, "draining", limit=self._config.run.drain_timeout, again="ends at once")
+            logs.info(log, "draining", limit=self._config.run.drain_timeout, again="ends at once")
             notify("STOPPING=1", "STATUS=draining")
             self._ending = list(END_ORDER)
             self._end_next()
@@ -317,7 +316,7 @@ class Launch:
         """The program that the engine was started for has ended."""
         assert self._owner is not None
         self._selector.unregister(self._owner)
-        journal.info(log, "abandoned")
+        logs.info(log, "abandoned")
         if self._ending is None:
             self._ending = []
             self._tell(self._children, END_SECONDS)
@@ -339,12 +338,12 @@ class Launch:
         """
         if child.code == ExitCode.GROUP:  # somebody else's death, which is dealt with in its own right
             self._whole = False
-            journal.warning(log, "group_broken", process=child.name, pid=child.pid)
+            logs.warning(log, "group_broken", process=child.name, pid=child.pid)
             self._restarts.left(child.role, child.index, time.monotonic())
             return
         self._progress.close()
         last = "\n".join(child.tail)
-        journal.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)
+        logs.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)
         if self._ready:
             self._again(child)
             return
@@ -358,7 +357,7 @@ class Launch:
     def _not_started(self, name: str, role: Role, index: int, reason: str) -> None:
         """The system refused a process: a failed start, and treated as a death is."""
         self._progress.close()
-        journal.error(log, "process_not_started", process=name, reason=reason)
+        logs.error(log, "process_not_started", process=name, reason=reason)
         if self._ready:
             self._retry(name, role, index, f"a start that failed: {reason}", f"cannot be started ({reason})")
             return
@@ -377,7 +376,7 @@ class Launch:
         self._whole = False
         failure = self._restarts.died(role, index, how, time.monotonic())
         if failure is not None:
-            journal.error(log, "beyond_hope", process=name, reason=failure.reason)
+            logs.error(log, "beyond_hope", process=name, reason=failure.reason)
         notify(f"STATUS={failure.reason if failure else f'{name} {told} and is started again'}")
 
     def _silent_at(self) -> float:
@@ -395,7 +394,7 @@ class Launch:
             first, child.looked = child.looked == float("-inf"), now
             runs, silent = child.runs(), now - child.beat
             if not first and silent >= (BUSY_SECONDS if runs else SILENCE_SECONDS):
-                journal.error(log, "process_hangs", process=child.name, pid=child.pid, seconds=now - child.beat)
+                logs.error(log, "process_hangs", process=child.name, pid=child.pid, seconds=now - child.beat)
                 child.beat = float("inf")
                 child.signal(signal.SIGKILL)
 
@@ -425,7 +424,7 @@ class Launch:
         self._deadline = float("inf")
         for child in children:
             if child in self._children:
-                journal.warning(log, "killed", process=child.name, pid=child.pid)
+                logs.warning(log, "killed", process=child.name, pid=child.pid)
                 child.signal(signal.SIGKILL)
 
     def _forget(self, child: Child) -> None:

@@ -3,7 +3,7 @@
     2026-11-21T11:02:03.123Z info scheduler-0 executor_ready blocks=4096 device=cpu
     {"time": "2026-11-21T11:02:03.123Z", "level": "info", "process": "scheduler-0", "event": "executor_ready", ...}
 
-A module keeps `log = logging.getLogger(__name__)` and writes `journal.info(log, "executor_ready", blocks=4096)`.
+A module keeps `log = logging.getLogger(__name__)` and writes `logs.info(log, "executor_ready", blocks=4096)`.
 Records of other libraries pass through the same formatter, so a line is always one event. Prompts are never logged,
 unless --log-prompts asks for it.
 """

@@ -18,8 +18,7 @@ from types import FrameType
 
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
-from penstock.services.supervisor import logs as journal
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import logs, run_directory
 from penstock.services.supervisor.run_directory import PARENT as PARENT
 
 log = logging.getLogger(__name__)
@@ -97,10 +96,10 @@ class Stop:
 
 def enter(role: Role, index: int, options: RunConfig) -> None:
     """The first thing a role's process does."""
-    journal.setup(f"{role}-{index}", options.log_level, options.log_format)
+    logs.setup(f"{role}-{index}", options.log_level, options.log_format)
     follow_parent(DEATH_SIGNAL[role])
     if options.run_dir:
-        os.environ[rundir.SHARED] = options.run_dir
+        os.environ[run_directory.SHARED] = options.run_dir
         count_start(starts_file(Path(options.run_dir), role, index))
 
 
@@ -118,7 +117,7 @@ def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        journal.warning(log, "no_parent_death_signal", errno=ctypes.get_errno())
+        logs.warning(log, "no_parent_death_signal", errno=ctypes.get_errno())
     if orphaned(environ):
         raise SystemExit(ExitCode.FAILED)
 
@@ -159,7 +158,7 @@ def count_start(file: Path) -> None:
         fresh.write_bytes(str(starts(file) + 1).encode())
         fresh.replace(file)
     except OSError as error:  # a full directory costs a metric, not the process
-        journal.warning(log, "start_not_counted", file=str(file), reason=error.strerror)
+        logs.warning(log, "start_not_counted", file=str(file), reason=error.strerror)
 
 
 def starts(file: Path) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tokenizer.compile_protocol import LENGTH, TIME_SIGNAL
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Worker:
             await asyncio.wait_for(worker._read(), START_LIMIT)
         except (TimeoutError, asyncio.IncompleteReadError) as error:
             await worker.end()
-            journal.error(log, "worker_failed", exit_code=process.returncode, reason=worker.last_words)
+            logs.error(log, "worker_failed", exit_code=process.returncode, reason=worker.last_words)
             message = f"a worker process does not start (exit code {process.returncode}); the server's log says why"
             raise EngineFailure(message) from error
         except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Grammar
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tokenizer.compile_process import End
 from penstock.services.tokenizer.compile_protocol import OUTCOME, Done, Refusal
 from penstock.services.tokenizer.worker_pool import Stock
@@ -161,7 +161,7 @@ class Compiler:
                 return OUTCOME.decode(found)
             self._stock.discard(worker)
             self._replaced += 1
-            journal.warning(log, "compile_worker_ended", reason=found.value, said=worker.last_words)
+            logs.warning(log, "compile_worker_ended", reason=found.value, said=worker.last_words)
             if found is End.TIME:
                 limit = f"{options.grammar_compile_timeout:g} s (--grammar-compile-timeout)"
                 return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")

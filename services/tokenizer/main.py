@@ -36,7 +36,7 @@ from penstock.services.links.link import Port, Self
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.snapshot import LAG, Vitals, lagging, telling
 from penstock.services.metrics.tokenizer import Figures
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.background import begin
 from penstock.services.supervisor.heartbeat import Heartbeat, beating
 from penstock.services.supervisor.process import ExitCode
@@ -70,7 +70,7 @@ def run(config: Config, index: int) -> int:
     except PenstockError:
         raise
     except Exception:
-        journal.exception(log, "tokenizer_failed")
+        logs.exception(log, "tokenizer_failed")
         return ExitCode.FAILED
 
 
@@ -129,7 +129,7 @@ async def serve(config: Config, index: int) -> int:
         if tracer is not None:
             tracer.close()
     statistics = relay.statistics().frontend
-    journal.info(log, "ended", submitted=statistics.submitted, output_tokens=statistics.output_tokens)
+    logs.info(log, "ended", submitted=statistics.submitted, output_tokens=statistics.output_tokens)
     return ExitCode.ORDERLY
 
 

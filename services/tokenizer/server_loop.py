@@ -35,7 +35,7 @@ from penstock.protocol.messages import (
 )
 from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import Register
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tokenizer.structure import Structure
 from penstock.services.tracing.texts import TextTraces
 
@@ -111,10 +111,10 @@ class Relay:
                     self._joined += 1
                     self._apis[peer] = self._joined
                     self._frontend.join_api(self._joined)
-                    journal.info(log, "api_joined", index=peer.index, pid=peer.pid)
+                    logs.info(log, "api_joined", index=peer.index, pid=peer.pid)
                 case Left(reason):
                     self._frontend.leave_api(self._apis.pop(peer))
-                    journal.info(log, "api_left", index=peer.index, reason=reason)
+                    logs.info(log, "api_left", index=peer.index, reason=reason)
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel up the text link")
         self._encode_short()
@@ -135,11 +135,11 @@ class Relay:
                     self.register.note(arrival.peer, census)
                 case Joined():
                     self._schedulers[replica] = arrival.peer
-                    journal.info(log, "scheduler_joined", replica=replica, pid=arrival.peer.pid)
+                    logs.info(log, "scheduler_joined", replica=replica, pid=arrival.peer.pid)
                 case Left(reason):
                     self._schedulers[replica] = None
                     self._frontend.leave_scheduler(replica)
-                    journal.warning(log, "scheduler_left", replica=replica, reason=reason)
+                    logs.warning(log, "scheduler_left", replica=replica, reason=reason)
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel down the tokens link")
         self.flush()

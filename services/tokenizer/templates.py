@@ -18,7 +18,7 @@ from penstock.engine_core.text.rendering import Rendered, read_list
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tokenizer.compile_process import ROOT, End, Worker
 from penstock.services.tokenizer.grammar_compiler import ATTEMPTS, MOST_WAITING, PATIENCE
 from penstock.services.tokenizer.template_protocol import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
@@ -124,7 +124,7 @@ class Templates:
                 self._idle.append(worker)
                 return answer
             self._remembered.pop(worker, None)
-            journal.warning(log, "template_worker_ended", reason=found.value)
+            logs.warning(log, "template_worker_ended", reason=found.value)
             if found is End.TIME:
                 return Answer(too_slow(options.template_timeout), ended=True)
             if found is End.MEMORY:
@@ -135,7 +135,7 @@ class Templates:
         try:
             worker = await Worker.start(begin())
         except OSError as error:
-            journal.error(log, "worker_failed", reason=str(error))
+            logs.error(log, "worker_failed", reason=str(error))
             raise EngineFailure("a template worker does not start; the server's log says why") from error
         worker.tell(self._setting)
         self._remembered[worker] = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tokenizer.compile_process import NICE, Worker, begin
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Stock:
         except (EngineFailure, OSError) as error:
             failure = error if isinstance(error, EngineFailure) else EngineFailure("a compile worker does not start")
             if isinstance(error, OSError):
-                journal.error(log, "worker_failed", reason=str(error))
+                logs.error(log, "worker_failed", reason=str(error))
             if len(self._starting) == 1 and not self.workers:  # nobody else can serve those who wait
                 for wanted in self._wanting:
                     if not wanted.done():

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import run_directory
 
 NAME = "collector.silent"
 RECENT = 30.0  # seconds for which the word counts; a stop takes less, and by then a collector may be back
@@ -42,5 +42,5 @@ class Silence:
 
 def silence_of(environ: Mapping[str, str] = os.environ) -> Silence:
     """That of the server whose process this is."""
-    directory = environ.get(rundir.SHARED, "")
+    directory = environ.get(run_directory.SHARED, "")
     return Silence(Path(directory) if directory else None)

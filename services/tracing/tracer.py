@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.links import Role
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tracing.clock import Clock, clock_of
 from penstock.services.tracing.context import Ids
 from penstock.services.tracing.settings import Settings, service_attributes, settings
@@ -134,7 +134,7 @@ class Tracer:
             self._flying = 0
             self._queue.clear()
         if dropped:
-            journal.warning(log, "traces_lost", endpoint=self.settings.endpoint, dropped=dropped, reason=reason)
+            logs.warning(log, "traces_lost", endpoint=self.settings.endpoint, dropped=dropped, reason=reason)
 
     def _run(self) -> None:
         from penstock.services.tracing.collector import OtlpCollector
@@ -184,7 +184,7 @@ class Tracer:
         now = time.monotonic()
         if now - self._complained >= COMPLAINT_SECONDS:
             self._complained = now
-            journal.warning(log, "traces_not_delivered", endpoint=self.settings.endpoint, reason=reason,
+            logs.warning(log, "traces_not_delivered", endpoint=self.settings.endpoint, reason=reason,
                             dropped=self._full + self._lost)  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from penstock.services.openai.responses.request import REASONS, REFUSALS, Respon
 from penstock.services.openai.responses.turn import Turn, earlier_messages
 from penstock.services.openai.segments import Segment
 from penstock.services.openai.validation import decode, read_json
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 from penstock.services.tracing.context import trace_of
 from penstock.services.tracing.propagation import trace_context
 
@@ -137,7 +137,7 @@ class BackgroundWork:
     async def ended(self, seconds: float) -> None:
         """Wait so long for all of them to end, and to be kept."""
         if tasks := [task for _, task in self._running.values()]:
-            journal.info(log, "draining_background", unfinished=len(tasks))
+            logs.info(log, "draining_background", unfinished=len(tasks))
             await asyncio.wait(tasks, timeout=seconds)
 
     async def _finish(self, turn: Turn, reply: Reply, current: Exchange) -> None:
@@ -153,7 +153,7 @@ class BackgroundWork:
             turn.failed(told_in(error, turn.terms))
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             trace = trace_of(current.context)
-            journal.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
+            logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             bug = EngineFailure("the server failed on this request", code="internal_error")
             current.rejection = exchange.reason_of(bug)
             turn.failed(bug)
@@ -176,7 +176,7 @@ class BackgroundWork:
         fields.update(status=status, prompt_tokens=current.prompt_tokens, completion_tokens=current.completion_tokens)
         if current.rejection:
             fields["reason"] = current.rejection
-        journal.info(log, "background", **fields, seconds=now - current.started)
+        logs.info(log, "background", **fields, seconds=now - current.started)
 
 
 class StoredResponse:

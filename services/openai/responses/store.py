@@ -23,7 +23,7 @@ import msgspec
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import NotFound
 from penstock.services.openai.responses.disk import Disk, interrupted
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class ResponseStore:
     def _lose(self, name: str, reason: str) -> None:
         self._lost += 1
         self._forget(name)
-        journal.error(log, "response_not_kept", response=name, reason=reason)
+        logs.error(log, "response_not_kept", response=name, reason=reason)
 
     def _count(self, name: str, size: int) -> None:
         """It is kept, and the oldest are not where they are too many."""

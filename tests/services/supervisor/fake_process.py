@@ -20,8 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from penstock.protocol.links import Role
-from penstock.services.supervisor import process
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import process, run_directory
 from penstock.services.supervisor.process import ExitCode, Stop
 from penstock.services.supervisor.sd_notify import notify
 
@@ -85,4 +84,4 @@ if word == "slow":
     Path(detail).read_bytes()
 say("ended")
 if role is Role.API and process.orphaned():
-    rundir.clear_orphan(run_dir)
+    run_directory.clear_orphan(run_dir)

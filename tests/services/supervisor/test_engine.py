@@ -14,7 +14,7 @@ import pytest
 from penstock.protocol.config import Config, ModelConfig, RunConfig
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.services.supervisor import failure as faults
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.engine import engine
 from penstock.services.supervisor.process import PARENT
 from penstock.services.supervisor.sd_notify import NoticeSocket
@@ -39,7 +39,7 @@ def start(folder: Path, *, plan: dict[str, str] | None = None, owned: bool = Fal
     notices = NoticeSocket(folder / "notify")
     environ = dict(os.environ, NOTIFY_SOCKET=str(notices.path), PYTHONPATH=str(ROOT))
     environ |= {"FAKE_PLAN": json.dumps(plan or {}), "FAKE_LOG": str(folder / "events")}
-    environ[rundir.TEMPORARY] = str(folder / "run")
+    environ[run_directory.TEMPORARY] = str(folder / "run")
     command = [sys.executable, "-c", START, str(FAKE), "engine", str(folder / "model"), "--tokenizer-processes=1"]
     command.append(f"--run-dir={folder / 'run'}")
     if owned:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.supervisor import logs as journal
+from penstock.services.supervisor import logs
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (debug|info|warning|error|critical) scheduler-0 \S+.*\n")
 log = logging.getLogger("penstock.test")
@@ -21,7 +21,7 @@ def lines(request):
     level, outputs = root.level, list(root.handlers)
     original, hook = warnings.formatwarning, sys.excepthook
     stream = io.StringIO()
-    journal.setup("scheduler-0", "info", request.param, stream)
+    logs.setup("scheduler-0", "info", request.param, stream)
     yield stream
     logging.captureWarnings(False)
     warnings.formatwarning, sys.excepthook = original, hook
@@ -30,20 +30,20 @@ def lines(request):
 
 
 def test_an_event_is_one_line(lines):
-    journal.info(log, "ready", blocks=512, url="http://127.0.0.1:8000", load=1.23456789, ok=True, note="two words")
+    logs.info(log, "ready", blocks=512, url="http://127.0.0.1:8000", load=1.23456789, ok=True, note="two words")
     line = lines.getvalue()
     assert LINE.fullmatch(line)
     assert line.endswith(' ready blocks=512 url=http://127.0.0.1:8000 load=1.23457 ok=true note="two words"\n')
 
 
 def test_a_field_may_have_any_name(lines):
-    journal.warning(log, "lost", name="x", msg="y", args=1, process=2, level=3)
+    logs.warning(log, "lost", name="x", msg="y", args=1, process=2, level=3)
     assert "lost name=x msg=y args=1 process=2 level=3" in lines.getvalue()
 
 
 def test_levels_below_are_not_written(lines):
-    journal.debug(log, "noise")
-    journal.error(log, "trouble")
+    logs.debug(log, "noise")
+    logs.error(log, "trouble")
     assert "noise" not in lines.getvalue()
     assert " error scheduler-0 trouble" in lines.getvalue()
 
@@ -52,7 +52,7 @@ def test_an_exception_stays_on_one_line(lines):
     try:
         raise ValueError("broken\nacross lines")
     except ValueError:
-        journal.exception(log, "failed", step=3)
+        logs.exception(log, "failed", step=3)
     assert lines.getvalue().count("\n") == 1
     assert 'failed step=3 trace="Traceback' in lines.getvalue()
 
@@ -87,7 +87,7 @@ as_json = pytest.mark.parametrize("lines", ["json"], indirect=True)
 
 @as_json
 def test_an_event_as_json_is_one_object(lines):
-    journal.info(log, "ready", blocks=512, load=1.5, ok=True, note="two words", nothing=None, path=io.SEEK_SET)
+    logs.info(log, "ready", blocks=512, load=1.5, ok=True, note="two words", nothing=None, path=io.SEEK_SET)
     found = json.loads(lines.getvalue())
     assert re.fullmatch(r"[0-9T:.-]+Z", found.pop("time"))
     assert found == {
@@ -98,7 +98,7 @@ def test_an_event_as_json_is_one_object(lines):
 
 @as_json
 def test_json_has_no_nan_and_no_field_hides_another(lines):
-    journal.info(log, "odd", time=1, level=2, process=3, event=4, load=float("nan"), kind=ValueError)
+    logs.info(log, "odd", time=1, level=2, process=3, event=4, load=float("nan"), kind=ValueError)
     found = json.loads(lines.getvalue(), parse_constant=pytest.fail)
     assert found["event"] == "odd"
     assert (found["time_"], found["level_"], found["process_"], found["event_"]) == (1, 2, 3, 4)
@@ -120,7 +120,7 @@ def test_records_of_libraries_and_crashes_are_objects_too(lines):
 
 @given(value=st.text())
 def test_any_text_as_json_is_one_line(value):
-    written = journal.as_json(("t", "info", "api-0", "e"), {"value": value})
+    written = logs.as_json(("t", "info", "api-0", "e"), {"value": value})
     assert written.isascii()
     assert written.splitlines() == [written]
     assert json.loads(written)["value"] == value
@@ -128,7 +128,7 @@ def test_any_text_as_json_is_one_line(value):
 
 @given(value=st.text())
 def test_a_value_never_breaks_its_line(value):
-    written = journal.text(value)
+    written = logs.text(value)
     assert written
     assert written.splitlines() == [written]
     if " " in written or "=" in written:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import LINKS, address
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.run_directory import (
     RunDirectory,
     SocketFile,
@@ -40,7 +40,7 @@ def test_a_temporary_directory_is_private_and_goes_at_the_end(temporary):
     assert directory.path.parent == temporary
     assert mode(directory.path) == 0o700
     (directory.path / "tokens-0.sock").touch()
-    assert directory.environment() == {rundir.TEMPORARY: str(directory.path)}
+    assert directory.environment() == {run_directory.TEMPORARY: str(directory.path)}
     directory.close()
     assert list(temporary.iterdir()) == []
 
@@ -86,24 +86,24 @@ def test_somebody_elses_directory_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_longest_path_still_holds_every_socket(tmp_path):
-    room = rundir.SOCKET_PATH_BYTES - rundir.LONGEST_NAME - 1
+    room = run_directory.SOCKET_PATH_BYTES - run_directory.LONGEST_NAME - 1
     fits = tmp_path / ("x" * (room - len(os.fsencode(tmp_path)) - 1))
     assert prepared(fits) == fits
     for link in LINKS:
-        assert len(os.fsencode(address(link, fits, 63).removeprefix("ipc://"))) <= rundir.SOCKET_PATH_BYTES
+        assert len(os.fsencode(address(link, fits, 63).removeprefix("ipc://"))) <= run_directory.SOCKET_PATH_BYTES
     with pytest.raises(ConfigError, match="its path must be 2 bytes shorter"):
         prepared(fits.with_name(fits.name + "xx"))
 
 
 def test_a_long_temporary_directory_is_passed_over(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "y" * 100)
-    assert str(rundir.temporary_parent()) == "/tmp"
+    assert str(run_directory.temporary_parent()) == "/tmp"
 
 
 def test_a_process_alone_takes_the_option_or_what_systemd_made(tmp_path):
     given, made = tmp_path / "given", tmp_path / "made"
-    assert of_one_process(str(given), {rundir.SYSTEMD: str(made)}) == given
-    assert of_one_process("", {rundir.SYSTEMD: f"{made}:/run/other"}) == made
+    assert of_one_process(str(given), {run_directory.SYSTEMD: str(made)}) == given
+    assert of_one_process("", {run_directory.SYSTEMD: f"{made}:/run/other"}) == made
     with pytest.raises(ConfigError, match="--run-dir"):
         of_one_process("", {})
 
@@ -114,7 +114,7 @@ def test_what_killed_launchers_left_is_swept_but_nothing_else(temporary):
     for path in (killed, fresh, foreign):
         path.mkdir()
     for path in (killed, fresh):
-        (path / rundir.LOCK).touch()
+        (path / run_directory.LOCK).touch()
     for path in (killed, foreign, running.path):
         os.utime(path, (1, 1))
     sweep(temporary)
@@ -126,11 +126,11 @@ def test_an_orphan_cleans_what_its_launcher_would_have(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "text-0.sock").touch()
-    clear_orphan(tmp_path / "one", {rundir.TEMPORARY: str(tmp_path / "one")})
+    clear_orphan(tmp_path / "one", {run_directory.TEMPORARY: str(tmp_path / "one")})
     clear_orphan(tmp_path / "two", {})
     clear(tmp_path / "one", temporary=True)
     assert not (tmp_path / "one").exists()
-    assert [path.name for path in (tmp_path / "two").iterdir()] == [rundir.LOCK]
+    assert [path.name for path in (tmp_path / "two").iterdir()] == [run_directory.LOCK]
     clear_orphan(tmp_path / "one", {})
     assert not (tmp_path / "one").exists()
 
@@ -138,14 +138,14 @@ def test_an_orphan_cleans_what_its_launcher_would_have(tmp_path):
 def test_an_orphan_waits_for_the_last_thread_of_its_launcher(tmp_path):
     path = prepared(tmp_path / "run")
     code = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print(flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(path / rundir.LOCK)]
+    command = [sys.executable, "-c", code, str(path / run_directory.LOCK)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
         assert launcher.stdin is not None
         assert launcher.stdout is not None
         launcher.stdout.readline()
         letting_go = threading.Timer(0.05, launcher.stdin.close)
         letting_go.start()
-        clear_orphan(path, {rundir.TEMPORARY: str(path), rundir.PARENT: str(launcher.pid)})
+        clear_orphan(path, {run_directory.TEMPORARY: str(path), run_directory.PARENT: str(launcher.pid)})
         letting_go.join()
     assert not path.exists()
 
@@ -153,7 +153,7 @@ def test_an_orphan_waits_for_the_last_thread_of_its_launcher(tmp_path):
 def test_an_orphan_leaves_what_the_next_launcher_has_made(tmp_path):
     next_one = RunDirectory.open(str(tmp_path / "run"))
     (next_one.path / "steps-0.sock").touch()
-    for environ in ({}, {rundir.TEMPORARY: str(next_one.path)}):
+    for environ in ({}, {run_directory.TEMPORARY: str(next_one.path)}):
         clear_orphan(next_one.path, environ)
         assert (next_one.path / "steps-0.sock").exists()
     next_one.close()
@@ -163,9 +163,9 @@ def test_an_orphan_leaves_what_the_next_launcher_has_made(tmp_path):
 def test_a_directory_made_for_one_run_alone_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tmp_path / "run"
     given.mkdir(mode=0o700)
-    monkeypatch.setenv(rundir.TEMPORARY, str(given))
+    monkeypatch.setenv(run_directory.TEMPORARY, str(given))
     directory = RunDirectory.open(str(given))
-    assert directory.environment() == {rundir.TEMPORARY: str(given)}
+    assert directory.environment() == {run_directory.TEMPORARY: str(given)}
     directory.close()
     assert not given.exists()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
-from penstock.services.supervisor import process
-from penstock.services.supervisor import run_directory as rundir
+from penstock.services.supervisor import process, run_directory
 from penstock.services.tracing.silence import NAME, RECENT, Silence, silence_of
 
 
@@ -37,9 +36,9 @@ def test_a_run_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_process_of_a_role_finds_that_of_its_server(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.delenv(rundir.SHARED, raising=False)
+    monkeypatch.delenv(run_directory.SHARED, raising=False)
     silence_of().note()
-    monkeypatch.setenv(rundir.SHARED, "to be restored")
+    monkeypatch.setenv(run_directory.SHARED, "to be restored")
     monkeypatch.delenv(process.PARENT, raising=False)
     monkeypatch.setattr("penstock.services.supervisor.logs.setup", lambda *_: None)
     process.enter(Role.TOKENIZER, 0, RunConfig(run_dir=str(tmp_path)))
@@ -49,5 +48,5 @@ def test_a_process_of_a_role_finds_that_of_its_server(tmp_path: Path, monkeypatc
 
 def test_no_server_leaves_its_word_to_the_next_one(tmp_path: Path) -> None:
     Silence(tmp_path).note()
-    rundir.clear(tmp_path, temporary=False)
+    run_directory.clear(tmp_path, temporary=False)
     assert not Silence(tmp_path).known()
