@@ -32,6 +32,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # of both: a folder in Hugging Face layout or a hub id; penstock-demo-draft, penstock-demo-eagle
     prompt_lookup_max: int = 4  # longest run of tokens that is looked up
     prompt_lookup_min: int = 2  # shortest
+    adaptive: bool = True  # rows get as many drafts as pay by measured step times; false: as many as there may be
     synthetic_acceptance: float | None = None  # for benchmarks, makes output wrong: the chance that a draft is kept,
     # 0 to 1, whatever the model says
 
@@ -63,6 +64,8 @@ def read_speculative(text: str) -> SpeculativeConfig:
         entry = value.get(key, low)
         if type(entry) is not int or not low <= entry <= high:
             raise ConfigError(f"{FLAG} {key}", entry, f"it must be a whole number between {low} and {high}")
+    if type(value.get("adaptive", True)) is not bool:
+        raise ConfigError(f"{FLAG} adaptive", value["adaptive"], "it must be true or false")
     rate = value.get("synthetic_acceptance")
     if rate is not None and (type(rate) not in (int, float) or not 0 <= rate <= 1):
         raise ConfigError(f"{FLAG} synthetic_acceptance", rate, "it must be a number between 0 and 1")

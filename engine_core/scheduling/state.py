@@ -179,7 +179,7 @@ def new_state(options: SchedulingOptions) -> State:
         forecast=Forecast(options.expected_share),
         suspects=Suspects(options.vocab_size),
         acceptance=Acceptance(),
-        cost=StepCost(),
+        cost=StepCost(measured=options.speculation.adaptive),
         guesses=Guesses(options.max_num_seqs, options.speculation.own_drafts),
         owners=np.zeros(options.blocks + 1, np.int64),
         decoding=np.zeros((options.stages, options.max_num_seqs), bool),

@@ -14,6 +14,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
     prompt_lookup_max: int = 4  # longest run of tokens that is looked up; it shrinks to the shortest
     prompt_lookup_min: int = 2
+    adaptive: bool = True  # as many drafts as pay by measured step times, else always as many as there may be
     max_step_drafts: int = 1024  # most drafts of a step, all rows together: each has logits of its own
 
     def __post_init__(self) -> None:

@@ -69,6 +69,7 @@ def speculation_options(config: Config, executors: Executors, masks: int) -> Spe
         num_speculative_tokens=most,
         prompt_lookup_max=asked.prompt_lookup_max,
         prompt_lookup_min=asked.prompt_lookup_min,
+        adaptive=asked.adaptive,
     )
     if not masks:
         return options

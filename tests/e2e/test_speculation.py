@@ -19,8 +19,23 @@ MODEL = "penstock-demo"
 LIST = "chair; ziaclurk; kloteax; lantern; ciatros; thoonia; guitar; clumen; bell; drum"
 ASK: Any = [{"role": "user", "content": f"Please repeat this list: {LIST}"}]
 PREDICTION: Any = {"type": "content", "content": LIST}
-DRAFT = '{"method": "draft_model", "model": "penstock-demo-draft", "num_speculative_tokens": 5}'
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'
+# With fixed lengths the number of steps does not follow from what they take on a busy machine.
+FIXED = '{"method": "none", "adaptive": false}'
+DRAFT = '{"method": "draft_model", "model": "penstock-demo-draft", "num_speculative_tokens": 5, "adaptive": false}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3, "adaptive": false}'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without a method: a request's prediction and a grammar's runs are its drafts."""
+    with serving(tmp_path_factory.mktemp("fixed"), "--speculative-config", FIXED) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +90,6 @@ def streamed(client: openai.OpenAI, **options: Any) -> tuple[str, Any]:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]), chunks[-1]
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_a_prediction_changes_no_answer_and_is_accounted_for(client: openai.OpenAI) -> None:
     plain = whole(client)
     text = plain.choices[0].message.content
@@ -85,15 +99,14 @@ def test_a_prediction_changes_no_answer_and_is_accounted_for(client: openai.Open
     assert predicted.choices[0].message.content == text
     assert predicted.usage.completion_tokens == plain.usage.completion_tokens
     accepted, rejected = drafted(predicted)
-    assert accepted > plain.usage.completion_tokens / 4  # how many are sent follows from what steps cost at the time
+    assert accepted > plain.usage.completion_tokens / 2
     assert rejected < accepted
     said, last = streamed(client, prediction=PREDICTION)
     assert said == text
-    assert drafted(last)[0] > plain.usage.completion_tokens / 4
+    assert drafted(last)[0] > plain.usage.completion_tokens / 2
     assert drafted(whole(client, prediction=PREDICTION, extra_body={"speculative": False})) == (0, 0)
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_a_prediction_takes_fewer_steps(server: Server, client: openai.OpenAI) -> None:
     taken = []
     for options in ({}, {"prediction": PREDICTION}):
@@ -116,7 +129,6 @@ def test_a_prediction_in_parts_with_choices_seeds_and_logprobs(client: openai.Op
     assert sum(drafted(predicted)) > 0
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_completions_take_a_prediction_too(client: openai.OpenAI) -> None:
     prompt = f"<|im_start|>user\n{ASK[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     found = [
@@ -128,7 +140,6 @@ def test_completions_take_a_prediction_too(client: openai.OpenAI) -> None:
     assert drafted(found[1])[0] > 10
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_a_stop_string_within_a_draft(client: openai.OpenAI) -> None:
     """The text ends where it would; drafts before it are accounted for although the tokenizer ends the choice."""
     plain = whole(client, stop=["thoonia"])
@@ -158,7 +169,6 @@ def test_prompt_lookup_changes_no_answer_and_can_be_switched_off(
     assert texts[0] == texts[1]
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 def test_metrics_count_what_became_of_drafts(lookup: Server, copier: openai.OpenAI) -> None:
     accepted, _ = drafted(whole(copier))
     assert accepted > 0

@@ -46,6 +46,13 @@ def test_acceptance_is_the_models_unless_a_rate_is_given() -> None:
         assert read_speculative(json.dumps(NGRAM | {"synthetic_acceptance": rate})).synthetic_acceptance == rate
 
 
+def test_lengths_follow_what_pays_unless_they_are_fixed() -> None:
+    assert read_speculative(json.dumps(NGRAM)).adaptive
+    assert not read_speculative(json.dumps(NGRAM | {"adaptive": False})).adaptive
+    for wrong in (0, "false", None):
+        assert refused(json.dumps(NGRAM | {"adaptive": wrong})).option == f"{FLAG} adaptive"
+
+
 def test_one_end_of_the_lookup_draws_the_other_along() -> None:
     short = read_speculative(json.dumps(NGRAM | {"prompt_lookup_max": 1}))
     assert (short.prompt_lookup_min, short.prompt_lookup_max) == (1, 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.speculation.cost import KNOWN, RECENT, STALE, StepCost, half_octave
+from penstock.engine_core.speculation.lengths import draft_lengths
 
 
 def at(cost: StepCost, rows: int, *positions: float) -> list[float]:
@@ -26,6 +27,13 @@ def test_nothing_is_known_at_first() -> None:
     tell(cost, 1, 1, 0.01)
     assert cost.seconds(64, np.array([64.0])) is None, "other rows, other sequences"
     assert cost.statistics().steps == KNOWN
+
+
+def test_fixed_lengths_learn_nothing() -> None:
+    cost = StepCost(measured=False)
+    tell(cost, 1, 1, 0.010)
+    assert cost.seconds(1, np.array([1.0])) is None
+    assert draft_lengths(1, [[0.1] * 4], cost, 16) == [4], "an unlikely draft is sent as well"
 
 
 def test_a_first_step_that_was_held_up_rules_nothing_out() -> None:

@@ -48,7 +48,6 @@ def test_nothing_to_ask(server: Server) -> None:
     assert "nothing to ask" in done.stderr
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 @pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")
 def test_a_conversation(server: Server) -> None:
     """History, commands, a refusal that it survives, Ctrl-C in an answer and on a line, and the end."""

@@ -332,7 +332,6 @@ def test_a_process_that_fails_to_start_gives_its_reason(tmp_path, child, launche
         assert leftovers(server) == []
 
 
-@pytest.mark.long  # depends on how fast the machine is: to be made deterministic
 @pytest.mark.parametrize("own_directory", [False, True])
 def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, own_directory):
     run_dir = tmp_path / "run"
