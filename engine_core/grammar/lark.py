@@ -12,9 +12,9 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from penstock.engine_core.grammar import patterns
 from penstock.engine_core.grammar.ebnf import DEEPEST, MOST_REPEATS, ROOT
 from penstock.engine_core.grammar.rules import Chars, Choice, Name, Node, Repeat, Sequence, Text
-from penstock.engine_core.grammar.schema import patterns
 from penstock.protocol.errors import InvalidRequest
 
 START = "start"

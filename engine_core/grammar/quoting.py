@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from penstock.engine_core.grammar import ebnf, lark
 from penstock.engine_core.grammar.lexemes import Ranges, ranges_of
+from penstock.engine_core.grammar.patterns import PatternError, complemented, united
 from penstock.engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
-from penstock.engine_core.grammar.schema.patterns import PatternError, complemented, united
 from penstock.protocol.errors import InvalidRequest
 
 ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))  # what JSON escapes

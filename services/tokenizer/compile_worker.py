@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.engine_core.grammar import automata
 from penstock.engine_core.grammar.compilation import compile_grammar
-from penstock.engine_core.grammar.schema import languages
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
 from penstock.engine_core.text.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
@@ -71,7 +71,7 @@ class Remembered:
     def trim(self) -> None:
         """Called between two compilations."""
         if held() - self._least > MOST_REMEMBERED:
-            languages.forget()
+            automata.forget()
             self._least = held()  # what stays is not for us to give up
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from penstock.engine_core.grammar.patterns import PatternError
 from penstock.engine_core.grammar.schema import numbers, records, series, texts
 from penstock.engine_core.grammar.schema.bounds import MAX_INPLACE, MAX_TOGETHER, Allowance
 from penstock.engine_core.grammar.schema.cells import (
@@ -30,7 +31,6 @@ from penstock.engine_core.grammar.schema.cells import (
     every,
     inverse,
 )
-from penstock.engine_core.grammar.schema.patterns import PatternError
 from penstock.protocol.errors import UnsupportedSchema
 
 MAX_EMPTINESS = 24  # levels of required children that are searched for one that cannot be

@@ -8,7 +8,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from penstock.engine_core.grammar.schema import languages, numbers, patterns, records, series, texts
+from penstock.engine_core.grammar import automata, patterns
+from penstock.engine_core.grammar.schema import numbers, records, series, texts
 from penstock.engine_core.grammar.schema.algebra import meet
 from penstock.engine_core.grammar.schema.cells import (
     ANY,
@@ -215,12 +216,12 @@ def key_pattern(reader: Reader, text: str, path: str) -> patterns.Node:
     if len(wanted) == 1 and not unwanted:
         return wanted[0]
     try:
-        found = languages.language(wanted[0])
+        found = automata.language(wanted[0])
         for node in wanted[1:]:
-            found = languages.common(found, languages.language(node))
+            found = automata.common(found, automata.language(node))
         for node in unwanted:
-            found = languages.common(found, languages.inverted(languages.language(node)))
-        return languages.pattern(found)
+            found = automata.common(found, automata.inverted(automata.language(node)))
+        return automata.pattern(found)
     except patterns.PatternError as error:
         return patterns.Opaque(text, f"the lookahead in it: {error}")
 

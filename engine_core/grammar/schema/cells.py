@@ -10,7 +10,7 @@ import dataclasses
 from fractions import Fraction
 from typing import TypeAlias
 
-from penstock.engine_core.grammar.schema.patterns import Node
+from penstock.engine_core.grammar.patterns import Node
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from penstock.engine_core.grammar.patterns import PatternError
 from penstock.engine_core.grammar.schema import assertions, records, series
 from penstock.engine_core.grammar.schema.algebra import Algebra, Cells, CircularTerm
 from penstock.engine_core.grammar.schema.bounds import MAX_BRANCHES
@@ -34,7 +35,6 @@ from penstock.engine_core.grammar.schema.cells import (
     some,
 )
 from penstock.engine_core.grammar.schema.document import Document, pointer
-from penstock.engine_core.grammar.schema.patterns import PatternError
 from penstock.protocol.errors import UnsupportedSchema
 
 WHOLE = Union(FULL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar import automata
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Obstacle, Other, Record, Term, every, inverse
 
 
@@ -43,7 +43,7 @@ def terms_of(cell: Record, names: Iterable[str]) -> dict[str, Term]:
         words = []
         for table, layer in tables:
             found = [table[name]] if name in table else []
-            found.extend(term for node, term in layer.patterns if languages.matches(node, name))
+            found.extend(term for node, term in layer.patterns if automata.matches(node, name))
             words.extend(found or [layer.rest])
         out[name] = words[0] if len(words) == 1 else every(*words)
     return out
@@ -99,8 +99,8 @@ def meant(other: Other, names: Iterable[str]) -> list[str]:
     """Those of the names that may be the key. Raises PatternError where a pattern cannot be told to match one."""
     out = [name for name in names if name not in set(other.names)]
     if other.inside is not None:
-        out = [name for name in out if languages.matches(other.inside, name)]
-    return [name for name in out if not any(languages.matches(node, name) for node in other.patterns)]
+        out = [name for name in out if automata.matches(other.inside, name)]
+    return [name for name in out if not any(automata.matches(node, name) for node in other.patterns)]
 
 
 def unannotated(cell: Record) -> Record:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
-from penstock.engine_core.grammar.schema import languages
+from penstock.engine_core.grammar import automata
+from penstock.engine_core.grammar.patterns import Node, PatternError, read, written
 from penstock.engine_core.grammar.schema.bounds import MAX_EXCLUDED
 from penstock.engine_core.grammar.schema.cells import Text
 from penstock.engine_core.grammar.schema.formats import APART, PATTERNS
-from penstock.engine_core.grammar.schema.patterns import Node, PatternError, read, written
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def narrowed(cell: Text) -> Text:
     for nodes, wanted, unknown in ((cell.patterns, True, patterns), (cell.not_patterns, False, not_patterns)):
         for node in nodes:
             try:
-                kept = [text for text in kept if languages.matches(node, text) is wanted]
+                kept = [text for text in kept if automata.matches(node, text) is wanted]
             except PatternError:
                 unknown.append(node)
     return dataclasses.replace(
@@ -81,13 +81,13 @@ def _apart(cell: Text) -> bool:
     try:
         found = None
         for node in cell.patterns:
-            found = languages.language(node) if found is None else languages.common(found, languages.language(node))
+            found = automata.language(node) if found is None else automata.common(found, automata.language(node))
         for node in cell.not_patterns:
-            other = languages.inverted(languages.language(node))
-            found = other if found is None else languages.common(found, other)
+            other = automata.inverted(automata.language(node))
+            found = other if found is None else automata.common(found, other)
     except PatternError:
         return False
-    return found is not None and languages.empty(found)
+    return found is not None and automata.empty(found)
 
 
 def complement(cell: Text) -> list[Text]:
@@ -127,10 +127,10 @@ def write(cell: Text) -> tuple[dict[str, object], str]:
     if sum(map(len, excluded)) > MAX_EXCLUDED:
         return out, "not: too many strings are excluded"
     if excluded:
-        patterns.append(languages.excluding(excluded))
+        patterns.append(automata.excluding(excluded))
     for node in cell.patterns:
         try:
-            patterns.append(languages.spelled(node))
+            patterns.append(automata.spelled(node))
         except PatternError as error:
             trouble = f"pattern: {error}"
     for node in cell.not_patterns:
@@ -149,4 +149,4 @@ def write(cell: Text) -> tuple[dict[str, object], str]:
 
 
 def _inverse(node: Node) -> Node:
-    return languages.pattern(languages.inverted(languages.language(node)))
+    return automata.pattern(automata.inverted(automata.language(node)))

@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from penstock.engine_core.grammar import automata
 from penstock.engine_core.grammar.regexes import lark_regex, quoted
-from penstock.engine_core.grammar.schema import languages, numbers
+from penstock.engine_core.grammar.schema import numbers
 from penstock.engine_core.grammar.schema.numerals import numerals
 from penstock.engine_core.grammar.schema.sharing import LISTED, NAMED, ONE
 from penstock.engine_core.grammar.schema.writing_objects import ANY_KEY
@@ -323,6 +324,6 @@ class _Rules:
                 continue
             text: Json = {"type": "string"}
             if pattern is not None and (names or pattern != ANY_KEY):
-                text["pattern"] = languages.excluding(names) if pattern == ANY_KEY else pattern
+                text["pattern"] = automata.excluding(names) if pattern == ANY_KEY else pattern
             out.append(f'{self.rule(text)} {self._space}":" {self._space}{self.rule(child)}')
         return out

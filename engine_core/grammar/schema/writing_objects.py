@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.engine_core.grammar.schema import languages, records
+from penstock.engine_core.grammar import automata
+from penstock.engine_core.grammar.patterns import Choice, Node, PatternError, Sequence
+from penstock.engine_core.grammar.schema import records
 from penstock.engine_core.grammar.schema.algebra import named
 from penstock.engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_OVERLAPPING, MAX_PRESENCE
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
-from penstock.engine_core.grammar.schema.patterns import Choice, Node, PatternError, Sequence
 
 if TYPE_CHECKING:
     from penstock.engine_core.grammar.schema.writing import Json, Writer
@@ -138,23 +139,23 @@ def _text_pattern(cell: Text) -> Node:
         raise PatternError("a format of keys has no exact form")
     nodes = list(cell.patterns)
     if cell.shortest or cell.longest is not None:
-        nodes.append(languages.of_length(cell.shortest, cell.longest))
+        nodes.append(automata.of_length(cell.shortest, cell.longest))
     if len(nodes) == 1 and not cell.not_patterns and not cell.excluded and cell.among is None:
         return nodes[0]
-    runs = [run for node in nodes if (run := languages.run_of(node)) is not None]
+    runs = [run for node in nodes if (run := automata.run_of(node)) is not None]
     if len(runs) == len(nodes) > 0 and not cell.not_patterns and cell.among is None:
-        run = languages.common_run(runs)
-        return languages.run_without(run, cell.excluded) if cell.excluded else languages.pattern_of(run)
-    parts = [languages.language(node) for node in nodes]
-    parts.extend(languages.inverted(languages.language(node)) for node in cell.not_patterns)
+        run = automata.common_run(runs)
+        return automata.run_without(run, cell.excluded) if cell.excluded else automata.pattern_of(run)
+    parts = [automata.language(node) for node in nodes]
+    parts.extend(automata.inverted(automata.language(node)) for node in cell.not_patterns)
     if cell.excluded:
-        parts.append(languages.inverted(languages.of_texts(cell.excluded)))
+        parts.append(automata.inverted(automata.of_texts(cell.excluded)))
     if cell.among is not None:
-        parts.append(languages.of_texts(cell.among))
+        parts.append(automata.of_texts(cell.among))
     found = parts[0]
     for part in parts[1:]:
-        found = languages.common(found, part)
-    return languages.pattern(found)
+        found = automata.common(found, part)
+    return automata.pattern(found)
 
 
 def _others(writer: Writer, cell: Record) -> tuple[tuple[Node | None, Term], ...]:
@@ -183,7 +184,7 @@ def _others(writer: Writer, cell: Record) -> tuple[tuple[Node | None, Term], ...
 
 def _kinds(nodes: list[Node]) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:
     """Every way in which a key can match some patterns and not others. Raises PatternError: too many."""
-    if len(nodes) > 1 and all(languages.apart(a, b) for a, b in itertools.combinations(nodes, 2)):
+    if len(nodes) > 1 and all(automata.apart(a, b) for a, b in itertools.combinations(nodes, 2)):
         yield from (((node,), ()) for node in nodes)
         yield (), tuple(nodes)
         return
@@ -210,14 +211,14 @@ def _combined(combinations: list[tuple[tuple[Node, ...], tuple[Node, ...]]], all
         return _found_in_any([inside[0] for inside, _ in combinations])
     whole = None
     for inside, outside in combinations:
-        part = languages.inverted(languages.of_texts(())) if allowed is None else languages.language(allowed)
+        part = automata.inverted(automata.of_texts(())) if allowed is None else automata.language(allowed)
         for node in inside:
-            part = languages.common(part, languages.language(node))
+            part = automata.common(part, automata.language(node))
         for node in outside:
-            part = languages.common(part, languages.inverted(languages.language(node)))
-        whole = part if whole is None else languages.either(whole, part)
+            part = automata.common(part, automata.inverted(automata.language(node)))
+        whole = part if whole is None else automata.either(whole, part)
     assert whole is not None, "a group has a combination"
-    return None if languages.empty(whole) else languages.pattern(whole)
+    return None if automata.empty(whole) else automata.pattern(whole)
 
 
 def sized(writer: Writer, keys: Keys) -> Iterator[Keys]:
@@ -362,16 +363,16 @@ def _spelled_once(name: str) -> bool:
 def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
     """The pattern of keys that nobody names, without the named ones. Raises PatternError."""
     if node is None:
-        return [languages.excluding(known)]
-    taken = [name for name in known if languages.matches(node, name)]
-    run = languages.run_of(node)
+        return [automata.excluding(known)]
+    taken = [name for name in known if automata.matches(node, name)]
+    run = automata.run_of(node)
     if taken and run is not None:
-        node = languages.run_without(run, taken)
-        if node == languages.NOTHING:
+        node = automata.run_without(run, taken)
+        if node == automata.NOTHING:
             return []
     elif taken:
-        left = languages.common(languages.language(node), languages.inverted(languages.of_texts(taken)))
-        if languages.empty(left):
+        left = automata.common(automata.language(node), automata.inverted(automata.of_texts(taken)))
+        if automata.empty(left):
             return []
-        node = languages.pattern(left)
-    return [languages.spelled(node if not isinstance(node, Choice) else Sequence((node,)))]
+        node = automata.pattern(left)
+    return [automata.spelled(node if not isinstance(node, Choice) else Sequence((node,)))]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine_core.grammar.ebnf import ROOT, written
 from penstock.engine_core.grammar.lark import COMMON, pattern_rules, read
-from penstock.engine_core.grammar.schema.patterns import PatternError
+from penstock.engine_core.grammar.patterns import PatternError
 from penstock.protocol.errors import InvalidRequest
 
 

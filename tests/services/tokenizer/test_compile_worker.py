@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from penstock.engine_core.grammar.schema import patterns
+from penstock.engine_core.grammar import patterns
 from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer import compile_worker as worker
 from penstock.services.tokenizer import worker_frames as frames
@@ -76,7 +76,7 @@ def test_what_stays_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch) -
     held = iter([0, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 2])
     monkeypatch.setattr(worker, "held", lambda: next(held))
     forgotten: list[bool] = []
-    monkeypatch.setattr(worker.languages, "forget", lambda: forgotten.append(True))
+    monkeypatch.setattr(worker.automata, "forget", lambda: forgotten.append(True))
     remembered = worker.Remembered()
     remembered.trim()
     remembered.trim()

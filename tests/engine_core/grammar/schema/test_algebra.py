@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine_core.grammar.patterns import read
 from penstock.engine_core.grammar.schema import records, rewrite, series, texts
 from penstock.engine_core.grammar.schema.algebra import Algebra, CircularTerm, meet, others
 from penstock.engine_core.grammar.schema.assertions import constant, constants
@@ -39,7 +40,6 @@ from penstock.engine_core.grammar.schema.cells import (
     some,
 )
 from penstock.engine_core.grammar.schema.document import Document
-from penstock.engine_core.grammar.schema.patterns import read
 from penstock.engine_core.grammar.schema.reading import Reader
 from penstock.protocol.errors import UnsupportedSchema
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.grammar.schema import languages
-from penstock.engine_core.grammar.schema.patterns import (
+from penstock.engine_core.grammar import automata
+from penstock.engine_core.grammar.patterns import (
     Ahead,
     Chars,
     Choice,
@@ -141,7 +141,7 @@ def test_written_means_the_same(pattern: str) -> None:
     node = read(pattern)
     again = read(written(node))
     for text in TEXTS:
-        assert languages.matches(node, text) is languages.matches(again, text), text
+        assert automata.matches(node, text) is automata.matches(again, text), text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_read_means_what_python_means(pattern: str) -> None:
     node = read(pattern)
     for text in TEXTS:
         if text != "\n":  # where Python's $ stands before the newline too
-            assert languages.matches(node, text) is (re.search(pattern, text) is not None), text
+            assert automata.matches(node, text) is (re.search(pattern, text) is not None), text
 
 
 def test_sets_are_no_operations() -> None:
@@ -162,8 +162,8 @@ def test_sets_are_no_operations() -> None:
         (r"^[\w-.]$", "a-.", "/"),
     ):
         for text in inside:
-            assert languages.matches(read(written(read(pattern))), text), (pattern, text)
-        assert not languages.matches(read(written(read(pattern))), outside), pattern
+            assert automata.matches(read(written(read(pattern))), text), (pattern, text)
+        assert not automata.matches(read(written(read(pattern))), outside), pattern
 
 
 def test_classes_are_ascii_and_the_dot_stops_at_line_ends() -> None:
@@ -177,8 +177,8 @@ def test_classes_are_ascii_and_the_dot_stops_at_line_ends() -> None:
         (r"^.$", "\t", "\r"),
         (r"^.$", "😀", "\u2028"),
     ):
-        assert languages.matches(read(pattern), inside), pattern
-        assert not languages.matches(read(pattern), outside), pattern
+        assert automata.matches(read(pattern), inside), pattern
+        assert not automata.matches(read(pattern), outside), pattern
 
 
 def test_a_set_without_a_quote_gives_up_nul() -> None:
@@ -234,7 +234,7 @@ def test_a_complement_is_one(points: set[int]) -> None:
 
 @given(st.characters(codec="utf-8"))
 def test_a_character_is_written_as_itself(char: str) -> None:
-    assert languages.matches(read(f"^{plain_char(ord(char))}$"), char)
+    assert automata.matches(read(f"^{plain_char(ord(char))}$"), char)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
@@ -246,7 +246,7 @@ def test_nothing_but_a_pattern_error_is_raised(pattern: str) -> None:
     except PatternError:
         return
     for sample in ("", "a", "ab", "1", "b]"):
-        assert languages.matches(node, sample) is languages.matches(read(text), sample)
+        assert automata.matches(node, sample) is automata.matches(read(text), sample)
 
 
 def test_python_reads_what_is_written() -> None:

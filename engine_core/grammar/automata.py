@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from penstock.engine_core.grammar.schema.patterns import (
+from penstock.engine_core.grammar.patterns import (
     ANY_CHAR,
     LOOKAHEAD,
     Ahead,

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from penstock.engine_core.grammar.schema import languages, patterns
-from penstock.engine_core.grammar.schema.patterns import PatternError, read
+from penstock.engine_core.grammar import automata, patterns
+from penstock.engine_core.grammar.patterns import PatternError, read
 from tests.engine_core.grammar.schema.judging import python_pattern, same
 
 TEXTS = ["".join(found) for size in range(5) for found in itertools.product("abx", repeat=size)]
@@ -17,30 +17,30 @@ TEXTS = ["".join(found) for size in range(5) for found in itertools.product("abx
 @pytest.mark.parametrize("pattern", ["^[ab]{0,3}$", "^[ab]{2,}$", "^[ab]*$", "^[abx]$", "^[ab]{1,2}$", "^.{3}$"])
 @pytest.mark.parametrize("taken", [["a"], ["", "ab", "abab"], ["x", "bx"], ["aaa", "aab", "aa"], ["a", "b"]])
 def test_a_run_without_texts(pattern: str, taken: list[str]) -> None:
-    run = languages.run_of(read(pattern))
+    run = automata.run_of(read(pattern))
     assert run is not None
-    left = languages.run_without(run, taken)
+    left = automata.run_without(run, taken)
     found = re.compile(python_pattern(patterns.written(left)))
     for text in TEXTS:
         wanted = re.search(pattern, text) is not None and text not in taken
-        assert (left != languages.NOTHING and found.search(text) is not None) is wanted, (text, found.pattern)
+        assert (left != automata.NOTHING and found.search(text) is not None) is wanted, (text, found.pattern)
 
 
 def test_only_anchored_patterns_of_one_kind_of_character_are_runs() -> None:
     for pattern in ("[ab]*", "^[ab]*", "^a[ab]*$", r"^\p{L}+$", "^(ab)*$", "^a|b$"):
-        assert languages.run_of(read(pattern)) is None, pattern
+        assert automata.run_of(read(pattern)) is None, pattern
 
 
 def test_runs_in_common() -> None:
-    runs = [languages.run_of(read(pattern)) for pattern in ("^[a-m]{2,9}$", "^[c-z]{0,5}$", "^.+$")]
-    assert languages.common_run([run for run in runs if run]) == (((ord("c"), ord("m")),), 2, 5)
-    apart = languages.common_run([(((97, 98),), 3, None), (((97, 98),), 0, 2)])
-    assert languages.empty(languages.language(languages.pattern_of(apart)))
+    runs = [automata.run_of(read(pattern)) for pattern in ("^[a-m]{2,9}$", "^[c-z]{0,5}$", "^.+$")]
+    assert automata.common_run([run for run in runs if run]) == (((ord("c"), ord("m")),), 2, 5)
+    apart = automata.common_run([(((97, 98),), 3, None), (((97, 98),), 0, 2)])
+    assert automata.empty(automata.language(automata.pattern_of(apart)))
 
 
 def test_texts_too_long_to_be_told_apart() -> None:
     with pytest.raises(PatternError):
-        languages.run_without((((97, 98),), 0, None), ["a" * languages.MAX_APART, "b"])
+        automata.run_without((((97, 98),), 0, None), ["a" * automata.MAX_APART, "b"])
 
 
 @pytest.mark.parametrize("schema", [
@@ -64,6 +64,6 @@ def test_keys_counted_by_the_hundred(schema: dict[str, object]) -> None:
 ])  # fmt: skip
 def test_anchors_anywhere(pattern: str) -> None:
     found = re.compile(pattern)
-    spelled = re.compile(python_pattern(languages.spelled(read(pattern))), re.DOTALL)
+    spelled = re.compile(python_pattern(automata.spelled(read(pattern))), re.DOTALL)
     for text in ["".join(each) for size in range(4) for each in itertools.product("abcx,", repeat=size)]:
         assert (spelled.search(text) is not None) is (found.search(text) is not None), (text, spelled.pattern)
