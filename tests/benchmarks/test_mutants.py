@@ -62,10 +62,9 @@ def outcomes(root: Path, *found: Mutant, jobs: int = 1) -> dict[str, str]:
     return {each.why: each.outcome for each in mutants.judged(root, chosen(found, [], (1, 1)), jobs)}
 
 
-def test_the_list_is_long_and_sorted() -> None:
+def test_the_list_is_long_and_repeats_nothing() -> None:
     found = read()
     assert len(found) >= 120
-    assert [mutant.file for mutant in found] == sorted(mutant.file for mutant in found)
     assert [key for key, count in Counter((mutant.file, mutant.old, mutant.new) for mutant in found).items()
             if count > 1] == []  # fmt: skip
 
