@@ -64,7 +64,6 @@ class Hello(Message, frozen=True, kw_only=True):
     epoch: int = 0
     session: int = 0  # counts the times that the connector gave the binder up
     place: int = 0  # where `pid` is the name of a process; 0: it is not known
-    sent: int = 0  # unix nanoseconds by its sender's own clock, where traces are told
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -79,9 +78,6 @@ class Welcome(Message, frozen=True, kw_only=True):
     session: int = 0  # as in the Hello that it answers
     number: int = 0  # of the session among all that the binder ever began: another one is another beginning
     place: int = 0  # as in Hello
-    sent: int = 0  # as in the Hello that it answers
-    time: int = 0  # unix nanoseconds by the clock that the binder goes by, where traces are told
-    clock: int = 0  # which machine's that is
 
 
 class Refused(Message, frozen=True):

@@ -107,8 +107,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
-    clock = None if tracer is None else tracer.clock
-    me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model), clock=clock)
+    me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
     from penstock.services.executor.crash_report import Reports
     from penstock.services.executor.kernel_compilers import log_compilations
     from penstock.services.executor.steps import Steps

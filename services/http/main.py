@@ -94,8 +94,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     network = network_of(context, config.links)
     incarnation = new_incarnation()
     tracer = tracer_of(config.trace, Role.API, index)
-    clock = None if tracer is None else tracer.clock
-    me = Self(Role.API, index, incarnation, shared_hash(config.model), clock=clock)
+    me = Self(Role.API, index, incarnation, shared_hash(config.model))
     start = OwnStart(tracer, f"{Role.API}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     watches = [

@@ -23,7 +23,6 @@ def hello(me: Self, epoch: int, session: int) -> Hello:
         epoch=epoch,
         session=session,
         place=me.place,
-        sent=0 if me.clock is None else me.clock.local(),
     )
 
 
@@ -39,9 +38,6 @@ def welcome(me: Self, answered: Hello, epoch: int, number: int) -> Welcome:
         session=answered.session,
         number=number,
         place=me.place,
-        sent=answered.sent,
-        time=0 if me.clock is None else me.clock.now(),
-        clock=0 if me.clock is None else me.clock.place,
     )
 
 

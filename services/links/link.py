@@ -42,7 +42,6 @@ from penstock.services.links.authenticator import Door
 from penstock.services.links.pid_namespace import ended, open_pidfd, place
 from penstock.services.links.tcp import Line, Network, open_socket
 from penstock.services.supervisor.run_directory import SocketFile
-from penstock.services.tracing.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,6 @@ class Self(msgspec.Struct, frozen=True):
     incarnation: int
     shared: int
     place: int = msgspec.field(default_factory=place)
-    clock: Clock | None = None  # where traces are told; a connector's goes by that of binder number 0
 
 
 class PortStatistics(msgspec.Struct, frozen=True):
@@ -430,8 +428,6 @@ class Port:
             peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now, welcome.number)
             arrivals.append(Arrival(peer, Joined()))
         peer.epoch = welcome.epoch
-        if self.me.clock is not None and welcome.index == 0:
-            self.me.clock.welcome(welcome.clock, welcome.sent, welcome.time)
 
     def _give_credit(self, peer: Peer) -> None:
         if self._put(peer.name, self._encoder.encode(Credit(peer.taken))):

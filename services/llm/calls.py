@@ -8,7 +8,6 @@ from __future__ import annotations
 from opentelemetry import trace
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.tracing.clock import VARIABLE as CLOCK
 from penstock.services.tracing.context import joined
 from penstock.services.tracing.operation import Operations
 from penstock.services.tracing.request import decided
@@ -21,7 +20,6 @@ class Calls:
 
     def __init__(self, tracer: Tracer, model: str) -> None:
         self._tracer = tracer
-        self.clock = tracer.clock
         self.operations = Operations(tracer, model)
 
     def context(self, own: TraceContext) -> TraceContext:
@@ -30,10 +28,9 @@ class Calls:
         return decided(self._tracer, own if own.traceparent else current()) or TraceContext()
 
     def environment(self) -> dict[str, str]:
-        """What makes the engine's processes go by our clock, and their start a part of what the program does now."""
+        """Makes the start of the engine's processes part of the program's current span."""
         found = current()
-        told = {CLOCK: str(self.clock.offset)}
-        return told | ({PARENT: found.traceparent, STATE: found.tracestate} if found.sampled else {})
+        return {PARENT: found.traceparent, STATE: found.tracestate} if found.sampled else {}
 
     def finish(self) -> None:
         """Nothing more is asked."""

@@ -183,8 +183,7 @@ class Engine:
         self._started = loop.create_future()
         self._started.add_done_callback(retrieve)
         incarnation = new_incarnation()
-        clock = None if self._calls is None else self._calls.clock
-        me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model), clock=clock)
+        me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model))
         network = network_of(self._context, self.config.links)
         self._watches = [
             Watch(Port.connect(self._context, TEXT, me, self.host.directory, number, network))

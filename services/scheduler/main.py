@@ -64,8 +64,7 @@ def run(config: Config, index: int) -> int:
                     config.scheduler.grammar_cache_bytes)  # fmt: skip
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     tracer = tracer_of(config.trace, Role.SCHEDULER, index)
-    clock = None if tracer is None else tracer.clock
-    me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model), clock=clock)
+    me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = Path(config.run.run_dir)
     network = network_of(context, config.links)

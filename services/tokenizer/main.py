@@ -87,8 +87,7 @@ async def serve(config: Config, index: int) -> int:
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
-    clock = None if tracer is None else tracer.clock
-    me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model), clock=clock)
+    me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
     start = OwnStart(tracer, f"{Role.TOKENIZER}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     network = network_of(context, config.links)

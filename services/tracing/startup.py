@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from penstock.protocol.messages import TraceContext
 from penstock.services.supervisor.startup import Stage, Stages
 from penstock.services.tracing import names
-from penstock.services.tracing.clock import VARIABLE as CLOCK
 from penstock.services.tracing.context import TRACEPARENT, beginning, under
 from penstock.services.tracing.span import Attributes, Span
 from penstock.services.tracing.tracer import Tracer
@@ -33,8 +32,8 @@ class Start:
         self.context = under(self._parent, self._id)
 
     def environment(self) -> dict[str, str]:
-        """What makes the starts of children part of this one, by the same clock."""
-        told = {PARENT: self.context.traceparent, STATE: self.context.tracestate, CLOCK: str(self._tracer.clock.offset)}
+        """What makes the starts of children part of this one."""
+        told = {PARENT: self.context.traceparent, STATE: self.context.tracestate}
         return {name: value for name, value in told.items() if value}
 
     def ready(self, process: str, stages: Sequence[Stage], now: float, attributes: Attributes) -> None:

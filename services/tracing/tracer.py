@@ -17,9 +17,8 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.config import TraceConfig
-from penstock.protocol.links import Role
 from penstock.services.supervisor import logs
-from penstock.services.tracing.clock import Clock, clock_of
+from penstock.services.tracing.clock import Clock, wall_offset
 from penstock.services.tracing.context import Ids
 from penstock.services.tracing.settings import Settings, service_attributes, settings
 from penstock.services.tracing.silence import Silence, silence_of
@@ -193,5 +192,4 @@ def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer | None:
     found = settings(config)
     if found is None:
         return None
-    clock = clock_of(leads=role == Role.SCHEDULER)
-    return Tracer(found, service_attributes(found, role, index), clock, silence=silence_of())
+    return Tracer(found, service_attributes(found, role, index), Clock(wall_offset()), silence=silence_of())

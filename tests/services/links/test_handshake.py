@@ -10,7 +10,6 @@ import pytest
 from penstock.protocol.links import PROTOCOL_VERSION, TEXT, TOKENS, Hello, Role, decoder
 from penstock.services.links import handshake as greeting
 from penstock.services.links.link import Self
-from penstock.services.tracing.clock import Clock
 
 API = Self(Role.API, 3, 77, 5, place=9)
 TOKENIZER = Self(Role.TOKENIZER, 1, 88, 5, place=9)
@@ -20,26 +19,16 @@ def test_a_hello_says_who_speaks() -> None:
     hello = greeting.hello(API, epoch=4, session=2)
     assert (hello.role, hello.index, hello.incarnation, hello.pid) == ("api", 3, 77, os.getpid())
     assert (hello.version, hello.config, hello.epoch, hello.session) == (PROTOCOL_VERSION, 5, 4, 2)
-    assert (hello.place, hello.sent) == (9, 0)
+    assert hello.place == 9
     assert decoder(TEXT, at_binder=True).decode(msgspec.msgpack.encode(hello)) == hello
 
 
 def test_a_welcome_answers_one_hello() -> None:
-    hello = msgspec.structs.replace(greeting.hello(API, epoch=0, session=6), sent=123)
+    hello = greeting.hello(API, epoch=0, session=6)
     welcome = greeting.welcome(TOKENIZER, hello, epoch=8, number=4)
     assert (welcome.role, welcome.index, welcome.incarnation) == ("tokenizer", 1, 88)
-    assert (welcome.session, welcome.sent, welcome.number, welcome.epoch) == (6, 123, 4, 8)
-    assert (welcome.time, welcome.clock) == (0, 0)
+    assert (welcome.session, welcome.number, welcome.epoch) == (6, 4, 8)
     assert decoder(TEXT, at_binder=False).decode(msgspec.msgpack.encode(welcome)) == welcome
-
-
-def test_where_traces_are_told_both_say_the_time() -> None:
-    clock = Clock(0, 7, leads=True)
-    hello = greeting.hello(msgspec.structs.replace(API, clock=clock), epoch=0, session=0)
-    welcome = greeting.welcome(msgspec.structs.replace(TOKENIZER, clock=clock), hello, epoch=0, number=1)
-    assert hello.sent > 0
-    assert welcome.time > 0
-    assert welcome.clock == clock.place
 
 
 def said(**other: object) -> Hello:

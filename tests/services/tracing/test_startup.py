@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.protocol.messages import TraceContext
 from penstock.services.supervisor.startup import Stage, Stages
-from penstock.services.tracing.clock import VARIABLE
 from penstock.services.tracing.context import span_of, trace_of
 from penstock.services.tracing.startup import PARENT, STATE, OwnStart, Start
 from tests.services.tracing.tracing import SAMPLED, Bench, child_of
@@ -25,11 +24,10 @@ def test_stages_are_below_their_process() -> None:
     assert {trace_of(span.parent) for span in stages} == {trace_of(whole.parent)}
 
 
-def test_children_are_below_their_launcher_and_go_by_its_clock() -> None:
+def test_children_are_below_their_launcher() -> None:
     bench = Bench()
     launcher = Start(bench.tracer, {PARENT: SAMPLED.traceparent, STATE: SAMPLED.tracestate})
     environ = launcher.environment()
-    assert environ[VARIABLE] == "0"
     child = Start(bench.tracer, environ)
     child.ready("api-0", STAGES, 9.0, {})
     launcher.ready("launcher", STAGES, 9.0, {})
