@@ -20,7 +20,7 @@ endif
 PACKAGES = $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup serve test clean
+.PHONY: setup serve test check clean
 
 setup: $(VENV)/.installed
 
@@ -48,6 +48,14 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# While you work, in a minute or two: ruff, mypy, and the tests beside what differs from BASE (the upstream branch).
+BASE ?=
+check: export CUDA_VISIBLE_DEVICES =
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $$($(BIN)/python -m tests.changed $(BASE))
 
 clean:
 	rm -rf $(VENV) build *.egg-info
