@@ -46,10 +46,20 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TraceContext(Part, frozen=True):
-    """W3C trace context: the client's as it came, or that of a span of ours; empty when there is none."""
+    """W3C trace context: the client's as received, or that of a span of ours; empty when there is none."""
 
     traceparent: str = ""
     tracestate: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits; empty without a context."""
+        return self.traceparent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """The parent of spans recorded under this context, 16 hexadecimal digits; empty at the root of a trace."""
+        return self.traceparent[36:52]
 
     @property
     def sampled(self) -> bool:

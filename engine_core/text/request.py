@@ -27,7 +27,7 @@ from penstock.protocol.messages import (
 
 def named(number: int, trace: TraceContext | None = None, **more: object) -> dict[str, object]:
     """What a line of the log about a request has beside its event, as `extra` of logging's functions."""
-    traced = {} if trace is None else {"trace_id": trace.traceparent[3:35]}
+    traced = {} if trace is None else {"trace_id": trace.trace_id}
     return {"fields": {"request": f"{number:x}", **traced, **more}}
 
 

@@ -30,7 +30,7 @@ from penstock.services.http.accept import Room
 from penstock.services.http.parser import RequestParser, check_head, name_host
 from penstock.services.openai import errors
 from penstock.services.supervisor import logs
-from penstock.services.tracing.context import trace_of, unsampled
+from penstock.services.tracing.context import unsampled
 
 log = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ class Connection(HttpToolsProtocol):
         if self._phase is Phase.BODY and scope is not None and exchange.KEY in scope:
             return exchange.of(scope).id
         name = exchange.new_id()
-        trace = trace_of(unsampled())
+        trace = unsampled().trace_id
         logs.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)
         return name
 

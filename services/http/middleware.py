@@ -34,7 +34,7 @@ from penstock.services.openai.errors import headers, send_error, send_json
 from penstock.services.openai.messages import errors as messages
 from penstock.services.supervisor import logs
 from penstock.services.tracing import names
-from penstock.services.tracing.context import trace_of, unsampled
+from penstock.services.tracing.context import unsampled
 from penstock.services.tracing.propagation import client_context, response_header
 from penstock.services.tracing.request import Served, carried, served
 from penstock.services.tracing.tracer import Tracer
@@ -131,7 +131,7 @@ class Gate:
         except HTTPException as error:
             refusal, extra = routing_error(error, scope)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            trace = trace_of(current.context)
+            trace = current.context.trace_id
             logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             refusal = EngineFailure("the server failed on this request", code="internal_error")
             if current.status:
@@ -175,7 +175,7 @@ class Gate:
         )  # fmt: skip
         write = logs.debug if current.endpoint in QUIET else logs.info
         fields: dict[str, object] = {"id": current.id.decode(), "method": scope["method"], "route": current.endpoint}
-        if trace := trace_of(current.context):
+        if trace := current.context.trace_id:
             fields["trace_id"] = trace
         fields["status"] = status
         if current.prompt_tokens or current.completion_tokens:

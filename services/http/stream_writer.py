@@ -24,7 +24,6 @@ from penstock.services.http.connection import Outlet
 from penstock.services.http.disconnect import ClientLeft, departure
 from penstock.services.http.request_context import Exchange
 from penstock.services.supervisor import logs
-from penstock.services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class Flow:
                 self._outlet.write(body)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             current = self._exchange
-            trace = trace_of(current.context)
+            trace = current.context.trace_id
             logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             reply.fail(EngineFailure("the server failed on this request", code="internal_error"))
         return True

@@ -19,7 +19,6 @@ from penstock.services.http.nesting import Nesting, openings
 from penstock.services.openai import limits as bounds
 from penstock.services.openai.enum_values import words_at
 from penstock.services.supervisor import logs
-from penstock.services.tracing.context import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes
     body = b"".join(pieces)
     if options.log_prompts:
         shown = body[:LOGGED].decode(errors="replace")
-        trace = trace_of(current.context)
+        trace = current.context.trace_id
         logs.info(log, "body", id=current.id.decode(), trace_id=trace, size=len(body), body=shown)
     return body
 

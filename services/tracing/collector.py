@@ -21,7 +21,6 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.version import VERSION
 from penstock.services.tracing.clock import Clock
-from penstock.services.tracing.context import span_of, trace_of
 from penstock.services.tracing.names import Kind
 from penstock.services.tracing.settings import GRPC, GRPC_MODULE, Settings
 from penstock.services.tracing.span import Span, Value
@@ -90,9 +89,9 @@ def exporter_of(settings: Settings) -> SpanExporter:
 
 def readable(span: Span, resource: Resource, scope: InstrumentationScope, clock: Clock) -> ReadableSpan:
     """A span as OpenTelemetry's exporters take it."""
-    trace, sampled = int(trace_of(span.parent), 16), TraceFlags(TraceFlags.SAMPLED)
+    trace, sampled = int(span.parent.trace_id, 16), TraceFlags(TraceFlags.SAMPLED)
     state = TraceState.from_header([span.parent.tracestate]) if span.parent.tracestate else None
-    above = span_of(span.parent)
+    above = span.parent.span_id
     events = [Event(event.name, dict(event.attributes), clock.nanoseconds(event.time)) for event in span.events]
     return ReadableSpan(
         span.name,
@@ -113,4 +112,4 @@ def readable(span: Span, resource: Resource, scope: InstrumentationScope, clock:
 def context_of(context: TraceContext) -> SpanContext:
     """That of a span which one of ours links to."""
     flags = TraceFlags(TraceFlags.SAMPLED)
-    return SpanContext(int(trace_of(context), 16), int(span_of(context), 16), is_remote=True, trace_flags=flags)
+    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), is_remote=True, trace_flags=flags)

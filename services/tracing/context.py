@@ -25,16 +25,6 @@ def given(parent: str, state: str = "") -> TraceContext:
     return TraceContext(parent, state if len(state) <= MAX_TRACESTATE and state.isascii() else "")
 
 
-def trace_of(context: TraceContext) -> str:
-    """The trace's own name, 32 hexadecimal digits; empty without one."""
-    return context.traceparent[3:35]
-
-
-def span_of(context: TraceContext) -> str:
-    """The span that whatever carries the context belongs under, 16 hexadecimal digits; empty without one."""
-    return context.traceparent[36:52]
-
-
 def beginning(trace: str) -> TraceContext:
     """What the first span of a trace stands under: nothing."""
     return TraceContext(f"00-{trace}")
@@ -42,7 +32,7 @@ def beginning(trace: str) -> TraceContext:
 
 def begins(context: TraceContext) -> bool:
     """Whether it is that of a trace which has no span yet."""
-    return bool(context.traceparent) and not span_of(context)
+    return bool(context.traceparent) and not context.span_id
 
 
 def joined(trace: str, span: str, *, sampled: bool, state: str = "") -> TraceContext:
@@ -57,7 +47,7 @@ def unsampled() -> TraceContext:
 
 def under(context: TraceContext, span: str) -> TraceContext:
     """The context of a span of ours below `context`, which is sampled."""
-    return joined(trace_of(context), span, sampled=True, state=context.tracestate)
+    return joined(context.trace_id, span, sampled=True, state=context.tracestate)
 
 
 class Ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.protocol.messages import TraceContext
 from penstock.services.tracing import names
-from penstock.services.tracing.context import beginning, begins, chosen, joined, span_of, trace_of, under
+from penstock.services.tracing.context import beginning, begins, chosen, joined, under
 from penstock.services.tracing.names import Kind
 from penstock.services.tracing.span import Attributes, Span
 from penstock.services.tracing.tracer import Tracer
@@ -37,7 +37,7 @@ def decided(tracer: Tracer, context: TraceContext) -> TraceContext | None:
     Decided here, for every process: by the client where it has decided and we follow, else by the share."""
     sampling = tracer.settings.sampling
     if context.traceparent:
-        wanted = context.sampled if sampling.follow else chosen(trace_of(context), sampling.ratio)
+        wanted = context.sampled if sampling.follow else chosen(context.trace_id, sampling.ratio)
         return context if wanted else None
     trace = tracer.ids.trace()
     return beginning(trace) if chosen(trace, sampling.ratio) else None
@@ -53,4 +53,4 @@ def carried(context: TraceContext, span: Served | None) -> TraceContext:
     """What the requests of an exchange that came with `context` carry on."""
     if span is not None:
         return span.context
-    return joined(trace_of(context), span_of(context), sampled=False) if context.sampled else context
+    return joined(context.trace_id, context.span_id, sampled=False) if context.sampled else context

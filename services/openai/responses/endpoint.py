@@ -36,7 +36,6 @@ from penstock.services.openai.responses.turn import Turn, earlier_messages
 from penstock.services.openai.segments import Segment
 from penstock.services.openai.validation import decode, read_json
 from penstock.services.supervisor import logs
-from penstock.services.tracing.context import trace_of
 from penstock.services.tracing.propagation import trace_context
 
 log = logging.getLogger(__name__)
@@ -152,7 +151,7 @@ class BackgroundWork:
         except RequestError as error:
             turn.failed(told_in(error, turn.terms))
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            trace = trace_of(current.context)
+            trace = current.context.trace_id
             logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
             bug = EngineFailure("the server failed on this request", code="internal_error")
             current.rejection = exchange.reason_of(bug)
@@ -171,7 +170,7 @@ class BackgroundWork:
         reply.told(now)
         self._service.traffic.ended(current.prompt_tokens, current.completion_tokens, current.rejection)
         fields: dict[str, object] = {"id": current.id.decode(), "response": turn.id}
-        if trace := trace_of(current.context):
+        if trace := current.context.trace_id:
             fields["trace_id"] = trace
         fields.update(status=status, prompt_tokens=current.prompt_tokens, completion_tokens=current.completion_tokens)
         if current.rejection:

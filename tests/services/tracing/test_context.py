@@ -16,15 +16,13 @@ from penstock.services.tracing.context import (
     begins,
     chosen,
     joined,
-    span_of,
-    trace_of,
     under,
 )
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, UNSAMPLED
 
 
 def test_a_context_is_taken_apart_and_made() -> None:
-    assert (trace_of(SAMPLED), span_of(SAMPLED)) == (TRACE, PARENT)
+    assert (SAMPLED.trace_id, SAMPLED.span_id) == (TRACE, PARENT)
     assert SAMPLED.sampled
     assert not UNSAMPLED.sampled
     assert joined(TRACE, PARENT, sampled=True, state="a=1") == SAMPLED
@@ -38,7 +36,7 @@ def test_a_span_below_keeps_trace_and_state() -> None:
 
 def test_what_begins_a_trace_has_no_parent() -> None:
     first = beginning(TRACE)
-    assert (trace_of(first), span_of(first)) == (TRACE, "")
+    assert (first.trace_id, first.span_id) == (TRACE, "")
     assert under(first, PARENT).traceparent == SAMPLED.traceparent
     assert begins(first)
     assert not any(map(begins, (SAMPLED, UNSAMPLED, TraceContext())))
@@ -54,7 +52,7 @@ def test_what_comes_from_outside_is_valid_or_nothing() -> None:
 
 def test_no_context_is_sampled_nowhere() -> None:
     assert not TraceContext().sampled
-    assert (trace_of(TraceContext()), span_of(TraceContext())) == ("", "")
+    assert (TraceContext().trace_id, TraceContext().span_id) == ("", "")
 
 
 @given(st.integers(0, 255))

@@ -9,7 +9,7 @@ import pytest
 from penstock.protocol.errors import DeadlineExceeded, Unavailable
 from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitText, TraceContext
 from penstock.services.tracing import names
-from penstock.services.tracing.context import beginning, span_of, trace_of, under
+from penstock.services.tracing.context import beginning, under
 from penstock.services.tracing.operation import MOST_PROMPTS, Operation, Operations, Outcome, operation_of
 from penstock.services.tracing.span import Span
 from tests.services.tracing.tracing import SAMPLED, TRACE, UNSAMPLED, Bench, child_of, events
@@ -138,5 +138,5 @@ def test_one_that_begins_a_trace() -> None:
     (request,) = operation.requests
     operation.end(outcome(), 2.0)
     (root,) = bench.told()
-    assert (span_of(root.parent), trace_of(root.parent)) == ("", TRACE)
-    assert (trace_of(request.trace), span_of(request.trace), request.trace.sampled) == (TRACE, root.id, True)
+    assert (root.parent.span_id, root.parent.trace_id) == ("", TRACE)
+    assert (request.trace.trace_id, request.trace.span_id, request.trace.sampled) == (TRACE, root.id, True)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.protocol.messages import TraceContext
 from penstock.services.tracing import names
-from penstock.services.tracing.context import begins, span_of, trace_of
+from penstock.services.tracing.context import begins
 from penstock.services.tracing.names import Kind
 from penstock.services.tracing.request import carried, decided, served
 from penstock.services.tracing.settings import Sampling
@@ -34,7 +34,7 @@ def test_who_decides(sampling: Sampling, context: TraceContext, traced: bool) ->
     told = carried(context, span)
     assert told.sampled is traced
     if context.traceparent:
-        assert trace_of(told) == TRACE, "the client's trace goes on, told or not"
+        assert told.trace_id == TRACE, "the client's trace goes on, told or not"
     bench.told()
 
 
@@ -45,7 +45,7 @@ def test_what_came_goes_on_and_nothing_begins_a_trace() -> None:
     assert first is not None
     assert second is not None
     assert begins(first)
-    assert trace_of(first) != trace_of(second)
+    assert first.trace_id != second.trace_id
     bench.told()
 
 
@@ -69,7 +69,7 @@ def test_the_span_of_an_exchange() -> None:
     span.end("POST", "/v1/completions", 200, {names.HTTP_REQUEST_ID: "abc"}, (1.0, 2.0))
     (told,) = bench.told()
     assert (told.name, told.kind, told.remote) == ("POST /v1/completions", Kind.SERVER, True)
-    assert (span_of(told.parent), span_of(span.context)) == (PARENT, told.id)
+    assert (told.parent.span_id, span.context.span_id) == (PARENT, told.id)
     assert told.attributes == {
         "http.request.method": "POST", "http.route": "/v1/completions", "http.response.status_code": 200,
         "penstock.http.request_id": "abc",
@@ -84,4 +84,4 @@ def test_an_error_is_the_servers_from_500_on(status: int, kind: str | None, erro
     span.end("GET", "other", status, {}, (1.0, 2.0))
     (told,) = bench.told()
     assert (told.attributes.get(names.ERROR_TYPE), told.error, told.remote) == (kind, error, False)
-    assert span_of(told.parent) == ""
+    assert told.parent.span_id == ""

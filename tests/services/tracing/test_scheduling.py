@@ -8,7 +8,7 @@ from penstock.engine_core.scheduling.history import StepFacts
 from penstock.protocol.messages import Sampling, SubmitTokens, TraceContext
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names
-from penstock.services.tracing.context import Ids, joined, span_of, trace_of
+from penstock.services.tracing.context import Ids, joined
 from penstock.services.tracing.scheduling import LOST, SchedulerTraces
 from penstock.services.tracing.span import MOST_LINKS
 from tests.services.tracing.test_stays import spans as stay_spans
@@ -32,9 +32,9 @@ def test_a_step_is_a_trace_that_goes_on_at_the_executors() -> None:
     traces.applied(result(), 10.5)
     (step,) = bench.told()
     assert plan.trace is not None
-    assert (trace_of(plan.trace), span_of(plan.trace)) == (trace_of(step.parent), step.id)
+    assert (plan.trace.trace_id, plan.trace.span_id) == (step.parent.trace_id, step.id)
     assert plan.trace.sampled
-    assert span_of(step.parent) == ""
+    assert step.parent.span_id == ""
     assert (step.name, step.start, step.end, step.links) == (names.STEP, 10.0, 10.5, (SAMPLED,))
     told = step.attributes
     assert (told[names.BATCH], told[names.STEP_TOKENS], told[names.BLOCKS_USED]) == (3, 100, 40)

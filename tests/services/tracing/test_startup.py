@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.protocol.messages import TraceContext
 from penstock.services.supervisor.startup import Stage, Stages
-from penstock.services.tracing.context import span_of, trace_of
 from penstock.services.tracing.startup import PARENT, STATE, OwnStart, Start
 from tests.services.tracing.tracing import SAMPLED, Bench, child_of
 
@@ -16,12 +15,12 @@ def test_stages_are_below_their_process() -> None:
     Start(bench.tracer, {}).ready("executor-0", STAGES, 9.0, {"a": 1})
     whole, *stages = bench.told()
     assert (whole.name, whole.start, whole.end, whole.attributes) == ("start executor-0", 1.0, 9.0, {"a": 1})
-    assert span_of(whole.parent) == ""
+    assert whole.parent.span_id == ""
     assert [(span.name, span.start, span.end) for span in stages] == [
         ("importing", 1.0, 2.0), ("loading weights", 2.0, 5.0), ("warming up", 5.0, 9.0),
     ]  # fmt: skip
-    assert {span_of(span.parent) for span in stages} == {whole.id}
-    assert {trace_of(span.parent) for span in stages} == {trace_of(whole.parent)}
+    assert {span.parent.span_id for span in stages} == {whole.id}
+    assert {span.parent.trace_id for span in stages} == {whole.parent.trace_id}
 
 
 def test_children_are_below_their_launcher() -> None:
@@ -42,7 +41,7 @@ def test_what_is_no_context_begins_a_trace() -> None:
     bench = Bench()
     for junk in ("", "00-abc", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", SAMPLED.traceparent + "-x"):
         start = Start(bench.tracer, {PARENT: junk})
-        assert trace_of(start.context) != trace_of(TraceContext(junk))
+        assert start.context.trace_id != TraceContext(junk).trace_id
     bench.told()
 
 
