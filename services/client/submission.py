@@ -9,8 +9,14 @@ import msgspec
 
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
-from penstock.services.openai.parameters import SEED_BITS, Lengths, kept_prompt, sampling_of, stop_strings
-from penstock.services.openai.prediction import predicted_text
+from penstock.services.openai.parameters import (
+    SEED_BITS,
+    Lengths,
+    kept_prompt,
+    predicted_text,
+    sampling_of,
+    stop_strings,
+)
 from penstock.services.openai.schema import GenerationRequest
 from penstock.services.openai.structured_output import grammar_of
 

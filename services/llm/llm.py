@@ -33,7 +33,7 @@ from penstock.services.llm.vectors import (
     shaped_outputs,
 )
 from penstock.services.openai.completions import check_ids
-from penstock.services.openai.pooling import Vector
+from penstock.services.openai.embeddings import Vector
 
 T = TypeVar("T")
 

@@ -11,10 +11,9 @@ import msgspec
 from penstock.engine_core.text.columns import unpack
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
-from penstock.services.client.output_collector import Choice, Reply
+from penstock.services.client.output_collector import Choice, Reply, Segment
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.openai.answers import finish_reason
-from penstock.services.openai.segments import Segment
 
 
 class Logprob(msgspec.Struct, frozen=True):

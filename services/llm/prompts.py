@@ -15,9 +15,8 @@ from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.client.submission import submission, with_own_seed
 from penstock.services.llm.params import SamplingParams, chat_request, completion_request, encoded
-from penstock.services.openai.chat import chat_submission
+from penstock.services.openai.chat import chat_submission, tools_of
 from penstock.services.openai.completions import check_ids, lengths, prompt_submission
-from penstock.services.openai.conversation import tools_of
 from penstock.services.openai.parameters import choices
 from penstock.services.openai.schema import TokenId
 from penstock.services.openai.tools import as_functions

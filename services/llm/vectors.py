@@ -15,8 +15,17 @@ from penstock.services.llm.batch import share_out
 from penstock.services.llm.engine import Engine
 from penstock.services.llm.params import SamplingParams, encoded
 from penstock.services.llm.prompts import Order, PromptForm, listed
-from penstock.services.openai.embeddings import REQUEST, EmbeddingRequest, check_pooler, text_submission, vectors
-from penstock.services.openai.pooling import Vector, check_dimensions, texts_of, vectors_of
+from penstock.services.openai.embeddings import (
+    REQUEST,
+    EmbeddingRequest,
+    Vector,
+    check_dimensions,
+    check_pooler,
+    text_submission,
+    texts_of,
+    vectors,
+    vectors_of,
+)
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
 from penstock.services.openai.validation import decode
 from penstock.services.tracing import context

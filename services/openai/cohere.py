@@ -18,17 +18,19 @@ from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.openai.app_state import Service
-from penstock.services.openai.embeddings import PAUSE, check_pooler, text_submission
-from penstock.services.openai.errors import send_json
-from penstock.services.openai.pooling import (
+from penstock.services.openai.embeddings import (
+    PAUSE,
     Vector,
     VectorRequest,
     check_count,
     check_dimensions,
     check_fields,
+    check_pooler,
     pooled,
     shaped,
+    text_submission,
 )
+from penstock.services.openai.errors import send_json
 from penstock.services.openai.schema import Count
 from penstock.services.openai.validation import decode, read_json
 from penstock.services.tracing.propagation import trace_context

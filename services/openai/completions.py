@@ -21,16 +21,21 @@ from penstock.services.http import request_context as exchange
 from penstock.services.http.connection import outlet_of
 from penstock.services.http.query import with_query
 from penstock.services.http.stream_writer import attended, stream, whole
-from penstock.services.openai import limits as bounds
-from penstock.services.openai import unsupported as refusals
 from penstock.services.openai.answers import Identity, Told, completion_answer
 from penstock.services.openai.app_state import Service
 from penstock.services.openai.errors import send_json
-from penstock.services.openai.parameters import Lengths, choices, prompt_logprobs, wants_usage
-from penstock.services.openai.raw_fields import members_of
+from penstock.services.openai.parameters import (
+    UNSUPPORTED_IN_COMPLETIONS,
+    Lengths,
+    check_limits,
+    check_unsupported,
+    choices,
+    prompt_logprobs,
+    wants_usage,
+)
 from penstock.services.openai.schema import CompletionRequest
 from penstock.services.openai.sse import Frames
-from penstock.services.openai.validation import read_json
+from penstock.services.openai.validation import read_fields, read_json
 from penstock.services.tracing.propagation import trace_context
 
 REQUEST = msgspec.json.Decoder(CompletionRequest)
@@ -47,16 +52,16 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        members = await members_of(await read_json(scope, receive, service.config.api))
+        members = await read_fields(await read_json(scope, receive, service.config.api))
         request = with_query(members.decode(REQUEST), scope)
         service.model.check_name(request.model)
         exchange.of(scope).bound(request.timeout, "timeout")
-        bounds.check(request, service.config.api)
+        check_limits(request, service.config.api)
         first = request.truncation_side == "right"
         cut = bool(request.truncate_prompt_tokens)
         prompts = prompts_of(request.prompt, service.model, any_length=cut, keep_first=first)
         n = choices(request, len(prompts))
-        refusals.check(members.fields, refusals.REFUSED_IN_COMPLETIONS, n)
+        check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, n)
         usage = wants_usage(request)
         clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
         length = msgspec.structs.replace(lengths(request), clamp=clamp)

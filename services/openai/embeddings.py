@@ -1,38 +1,216 @@
-"""POST /v1/embeddings. Source: OpenAI API reference, "Create embeddings"."""
+"""Texts to vectors: what requests for vectors have in common, over HTTP and in the Python API."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+import math
+import struct
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
-from penstock.protocol.errors import NotBuilt
-from penstock.protocol.messages import Pooling, SubmitText, TraceContext
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
+from penstock.services.client.output_collector import Reply
+from penstock.services.client.session import client_of
+from penstock.services.http import request_context as exchange
+from penstock.services.http.stream_writer import attended, whole
+from penstock.services.openai import validation as decoding
 from penstock.services.openai.app_state import Service
+from penstock.services.openai.completions import check_ids, part_of, span
 from penstock.services.openai.errors import send_json
-from penstock.services.openai.pooling import (
-    Pooled,
-    Text,
-    Texts,
-    Vector,
-    VectorRequest,
-    VectorUsage,
-    check_dimensions,
-    check_fields,
-    pooled,
-    shaped,
-    texts_of,
-    vector_submission,
-)
-from penstock.services.openai.validation import decode, read_json
+from penstock.services.openai.schema import Side, Timeout, TokenId
+from penstock.services.openai.validation import FIELDS, decode, read_json
 from penstock.services.tracing.propagation import trace_context
+
+Vector = NDArray[np.float32]
+Text = str | list[int]
+Texts = str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)]
+
+SLICE = 512  # texts of one request that are open at once: half of what a link takes
+TRUNCATE = "keep so many of the first tokens of each text; -1: as many as the model's context holds"
+TRUNCATION_SIDE = "where truncate_prompt_tokens cuts: right, the default, keeps a text's first tokens, left its last"
+
+# What clients of other servers may send, and why it is refused unless it is null.
+REFUSED: Mapping[str, str] = {
+    "messages": "vectors are made of texts and token ids",
+    "chat_template": "vectors are made of texts and token ids",
+    "images": "only text and token ids are read",
+    "inputs": "only text and token ids are read: give texts, or input",
+    "input_type": "put the model's instruction before the text; /v1/rerank does so by itself",
+    "task": "put the model's instruction before the text; /v1/rerank does so by itself",
+    "prompt_name": "put the model's instruction before the text; /v1/rerank does so by itself",
+    "late_chunking": "each text has a vector of its own",
+    "embedding_types": "give encoding_format: float or base64",
+    "embed_dtype": "vectors are float32",
+    "endianness": "vectors are little-endian",
+    "rank_fields": "documents are texts, or objects with text",
+    "max_chunks_per_doc": "a document is one text; give truncate_prompt_tokens",
+    "max_tokens_per_doc": "give truncate_prompt_tokens",
+    "mm_processor_kwargs": "only text and token ids are read",
+}
+
+
+class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request for vectors or scores may say."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID, description=TRUNCATE)] | None = None
+    truncation_side: Annotated[Side, Meta(description=TRUNCATION_SIDE)] | None = None
+    priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=limits.MAX_CACHE_SALT)] | None = None
+    timeout: Timeout | None = None
+
+    @property
+    def keep_first(self) -> bool:
+        """Which of a text's tokens stay where it is truncated: encoders are trained on beginnings."""
+        return self.truncation_side != "left"
+
+
+class VectorUsage(msgspec.Struct, frozen=True):
+    """`usage`: nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Pooled(msgspec.Struct, frozen=True):
+    """The vectors of a request's texts, in their order, as the engine gave them."""
+
+    vectors: list[Vector]
+    prompt_tokens: int
+
+    @property
+    def usage(self) -> VectorUsage:
+        return VectorUsage(self.prompt_tokens, self.prompt_tokens)
+
+
+def check_fields(body: bytes, served: Collection[str] = ()) -> None:
+    """Raise NotBuilt for a field that is refused, unless it is one of `served`, and asks for something. `body` is a
+    JSON object."""
+    for name, raw in decoding.decode(body, FIELDS).items():
+        if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
+            raise NotBuilt(f"{name} is not built: {REFUSED[name]}", param=name)
+
+
+def texts_of(
+    given: str | Sequence[int | str | list[int]], param: str, model: ServedModel, request: VectorRequest
+) -> list[Text]:
+    """The texts of a field: one text, texts, one list of token ids, or lists of them, yet to be truncated as `request`
+    says. Raises InvalidRequest naming the one that is wrong."""
+    cut = bool(request.truncate_prompt_tokens)
+    if isinstance(given, str):
+        return [given]
+    if cut:
+        given = part_of(list(given), span(model.max_model_len, keep_first=request.keep_first))
+    kinds = {type(item) for item in given}
+    if len(kinds) != 1:
+        message = f"{param} mixes texts, token ids and lists of token ids" if kinds else f"{param} is empty"
+        raise InvalidRequest(message, param=param, code="invalid_type")
+    found: list[Text] = [list(given)] if kinds == {int} else list(given)  # type: ignore[arg-type]
+    check_count(len(found), param)
+    for number, ids in enumerate(found):
+        if not isinstance(ids, str):
+            check_ids(ids, param if kinds == {int} else f"{param}[{number}]", model, any_length=cut)
+    return found
+
+
+def check_count(count: int, param: str) -> None:
+    if count > limits.MAX_INPUTS:
+        message = f"{param} holds {count} texts; at most {limits.MAX_INPUTS} are taken at once"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+
+
+def vector_submission(
+    request: VectorRequest, text: Text, pooling: Pooling, trace: TraceContext, *, special: bool = True
+) -> SubmitText:
+    """One text as a message that has no id yet. `special`: with what the tokenizer puts around texts."""
+    return SubmitText(
+        id=0,
+        prompt=text if isinstance(text, str) else None,
+        prompt_ids=None if isinstance(text, str) else struct.pack(f"<{len(text)}i", *text),
+        add_special_tokens=special,
+        sampling=Sampling(max_tokens=1),
+        pooling=pooling,
+        speculate=False,
+        detokenize=False,
+        priority=request.priority or 0,
+        truncate=request.truncate_prompt_tokens or 0,
+        keep_first=request.keep_first,
+        cache_salt=request.cache_salt or "",
+        trace=trace,
+        arrival=time.time(),
+    )
+
+
+async def pooled(
+    service: Service, scope: Scope, receive: Receive, request: VectorRequest, submits: Sequence[SubmitText]
+) -> Pooled:
+    """Send a request's messages and wait for their vectors, so many at a time that others have room beside them.
+
+    Raises the first error of any of them, which ends the others, and ClientLeft.
+    """
+    pipeline, noted = service.pipeline, exchange.of(scope)
+    noted.bound(request.timeout, "timeout")
+    most = min(SLICE, service.config.api.max_queued_requests)
+    client = client_of(scope, request.user)
+    vectors: list[Vector] = []
+    tokens = 0
+    for low in range(0, len(submits), most):
+        part = [msgspec.structs.replace(submit, id=pipeline.new_id()) for submit in submits[low : low + most]]
+        now = time.monotonic()
+        reply = Reply(len(part), 1, stream=False, timings=service.traffic.timings, now=now)
+        pipeline.submit(part, reply, now, client)
+        async with attended(reply, pipeline, receive, noted):
+            await whole(reply)
+        vectors += vectors_of(reply)
+        tokens += reply.usage.prompt_tokens
+    noted.prompt_tokens = tokens
+    return Pooled(vectors, tokens)
+
+
+def vectors_of(reply: Reply) -> list[Vector]:
+    """Of a reply that has ended without an error."""
+    found = []
+    for choice in reply.choices:
+        assert choice.vector is not None, "a request that pools ends with its vector"
+        found.append(np.frombuffer(choice.vector, "<f4"))
+    return found
+
+
+def shaped(vector: Vector, dimensions: int | None, *, normalize: bool) -> Vector:
+    """Its first `dimensions` numbers (Matryoshka representations, Kusupati et al., 2022), scaled to length 1."""
+    cut = vector if dimensions is None else vector[:dimensions]
+    length = math.sqrt(float(np.square(cut, dtype=np.float64).sum()))
+    return (cut / length).astype(np.float32) if normalize and length > 0.0 else cut
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel, param: str = "dimensions") -> None:
+    """Raise InvalidRequest unless a vector of the model can be cut to so many numbers."""
+    if dimensions is not None and dimensions > model.hidden:
+        message = f"{param} is {dimensions}; the model's vectors have {model.hidden}"
+        raise InvalidRequest(message, param=param, code="invalid_value")
+
+
+def cosines(pairs: Iterable[tuple[Vector, Vector]]) -> list[float]:
+    """Of each pair, in fp64; 0 where one has no length."""
+    found = []
+    for one, other in pairs:
+        first, second = one.astype(np.float64), other.astype(np.float64)
+        lengths = math.sqrt(float(first @ first) * float(second @ second))
+        found.append(max(-1.0, min(1.0, float(first @ second) / lengths)) if lengths > 0.0 else 0.0)
+    return found
+
 
 NORMALIZE = "scale vectors to length 1; left out: as the model's makers do"
 DIMENSIONS = "keep so many of each vector's first numbers; only models trained for it (Matryoshka) lose little by that"

@@ -11,9 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.http import request_context as exchange
-from penstock.services.openai import unsupported as refusals
 from penstock.services.openai.app_state import Service
-from penstock.services.openai.validation import read_json
+from penstock.services.openai.validation import raw_fields, read_json
 
 # Fields of a body → the path whose body has them; the first that fits.
 PATHS: tuple[tuple[frozenset[str], str], ...] = (
@@ -34,7 +33,7 @@ class Invocations:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._service.config.api)
-        names = refusals.fields_of(body).keys()
+        names = raw_fields(body).keys()
         path = next((path for fields, path in PATHS if fields <= names), None)
         if path is None:
             known = "; ".join(" and ".join(sorted(fields)) for fields, _ in PATHS)

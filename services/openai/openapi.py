@@ -17,8 +17,6 @@ from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.version import VERSION
 from penstock.services.http import query
-from penstock.services.openai import limits as bounds
-from penstock.services.openai import unsupported as refusals
 from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
 from penstock.services.openai.app_state import Service
 from penstock.services.openai.cohere import EmbedAnswer, EmbedRequest
@@ -31,11 +29,11 @@ from penstock.services.openai.messages.request import REFUSALS as MESSAGE_REFUSA
 from penstock.services.openai.messages.request import WITHOUT_EFFECT as MESSAGE_WITHOUT_EFFECT
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.models import ModelAnswer, ModelList
+from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT, limit_of
 from penstock.services.openai.responses.endpoint import MAX_PAGE, PAGE
 from penstock.services.openai.responses.output import Deleted, ItemList, ResponseAnswer
 from penstock.services.openai.responses.request import REFUSALS as RESPONSE_REFUSALS
-from penstock.services.openai.responses.request import WITHOUT_EFFECT as RESPONSE_WITHOUT_EFFECT
-from penstock.services.openai.responses.request import ResponseRequest
+from penstock.services.openai.responses.request import RESPONSE_WITHOUT_EFFECT, ResponseRequest
 from penstock.services.openai.schema import (
     ChatMessage,
     ChatRequest,
@@ -47,6 +45,7 @@ from penstock.services.openai.scoring import RerankAnswer, RerankRequest, ScoreA
 from penstock.services.openai.structured_output import ResponseFormat, StructuredOutputs
 from penstock.services.openai.tokenization import DetokenizeAnswer, TokenizeAnswer, TokenizerInfoAnswer
 from penstock.services.openai.tools import Tool, ToolChoice
+from penstock.services.openai.validation import LIMIT_OPTIONS
 
 JSON = "application/json"
 STREAM = "text/event-stream"
@@ -139,8 +138,8 @@ OPERATIONS = (
 
 # Request → what it may hold without effect, and what it is refused for.
 DESCRIBED = (
-    (ChatRequest, refusals.WITHOUT_EFFECT, tuple(refusals.REFUSED)),
-    (CompletionRequest, refusals.WITHOUT_EFFECT, tuple(refusals.REFUSED)),
+    (ChatRequest, WITHOUT_EFFECT, tuple(UNSUPPORTED)),
+    (CompletionRequest, WITHOUT_EFFECT, tuple(UNSUPPORTED)),
     (ResponseRequest, RESPONSE_WITHOUT_EFFECT, tuple(RESPONSE_REFUSALS)),
     (MessageRequest, MESSAGE_WITHOUT_EFFECT, tuple(MESSAGE_REFUSALS)),
 )
@@ -244,8 +243,8 @@ def schemas(options: ApiConfig) -> dict[str, Any]:
         schema = components[kind.__name__]
         for name, form in (("response_format", ResponseFormat), ("structured_outputs", StructuredOutputs)):
             schema["properties"][name] = {"anyOf": [reference(form), {"type": "null"}], "default": None}
-        for name in bounds.OPTIONS.keys() & schema["properties"].keys():
-            bound(schema["properties"][name], bounds.limit(name, options))
+        for name in LIMIT_OPTIONS.keys() & schema["properties"].keys():
+            bound(schema["properties"][name], limit_of(name, options))
     return components
 
 

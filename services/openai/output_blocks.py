@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.protocol.messages import PieceKind
-from penstock.services.openai.segments import Segment
+from penstock.services.client.output_collector import Segment
 
 
 class Block:

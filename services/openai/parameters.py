@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
 from penstock.protocol import limits
+from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Sampling
 from penstock.services.client.model_info import ServedModel
-from penstock.services.openai.schema import GenerationRequest
+from penstock.services.openai import validation as decoding
+from penstock.services.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from penstock.services.openai.validation import LIMIT_OPTIONS
 
 T = TypeVar("T")
 
@@ -169,3 +173,161 @@ def prompt_logprobs(request: GenerationRequest) -> int:
     if request.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
     return request.prompt_logprobs
+
+
+def check_limits(request: ChatRequest | CompletionRequest, options: ApiConfig) -> None:
+    """Raise InvalidRequest for the first parameter that asks for more than its option allows."""
+    for param, asked in requested_amounts(request).items():
+        most = limit_of(param, options)
+        if asked > most:
+            message = f"{param} asks for {asked}; at most {most} are allowed ({LIMIT_OPTIONS[param]})"
+            raise InvalidRequest(message, param=param, code="limit_exceeded")
+
+
+def requested_amounts(request: ChatRequest | CompletionRequest) -> dict[str, int]:
+    """How much the request asks for of everything that an option bounds."""
+    found = common_amounts(request)
+    if isinstance(request, ChatRequest):
+        found["top_logprobs"] = request.top_logprobs or 0
+    else:
+        found["logprobs"] = request.logprobs or 0
+    return found
+
+
+def common_amounts(request: GenerationRequest) -> dict[str, int]:
+    return {
+        "n": request.n or 1,
+        "prompt_logprobs": request.prompt_logprobs or 0,
+        "stop": len(request.stop) if isinstance(request.stop, list) else int(request.stop is not None),
+        "logit_bias": len(request.logit_bias or ()),
+    }
+
+
+def limit_of(param: str, options: ApiConfig) -> int:
+    """What the option of `param` says."""
+    found = getattr(options, LIMIT_OPTIONS[param].removeprefix("--").replace("-", "_"))
+    assert isinstance(found, int)
+    return found
+
+
+VALUE = msgspec.json.Decoder()
+LONGEST_NEUTRAL = 256  # bytes of JSON; longer values ask for something
+
+# Name → values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    # tools, in OpenAI's old form
+    "functions": ([],),
+    "function_call": ("none",),
+    # structured output
+    "stop_regex": (),
+    # reasoning
+    "reasoning": (),
+    "stream_reasoning": (True,),
+    "verbosity": ("medium",),
+    # other kinds of input and output
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "moderation": (),
+    "documents": ([],),
+    "mm_processor_kwargs": (),
+    "media_io_kwargs": (),
+    "prompt_embeds": (),
+    # other ways to decode
+    "best_of": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "suffix": ("",),
+    "spaces_between_special_tokens": (True,),
+    "return_hidden_states": (False,),
+    "logprob_token_ids": ([],),
+    "no_stop_trim": (False,),
+    "typical_p": (1, 1.0),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "lora_path": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
+    "repetition_detection": (),
+}
+
+# Refused for one endpoint alone, where another serves it.
+UNSUPPORTED_IN_CHAT: Mapping[str, tuple[object, ...]] = {"echo": (False,), "prompt": (), "suffix": ("",)}
+UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
+    "top_logprobs": (),
+    # of chats alone
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "max_thinking_tokens": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (False,),
+    "chat_template": (),
+}
+
+# Why, and what to do, where there is more to say.
+REASONS: Mapping[str, str] = {
+    "functions": "functions is OpenAI's deprecated form of tools and not built; give tools instead",
+    "function_call": "function_call is OpenAI's deprecated form of tool_choice and not built; give that instead",
+}
+
+WITHOUT_EFFECT: tuple[str, ...] = (
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "guided_decoding_backend",  # there is one
+    "request_id",  # X-Request-Id is the way to name a request
+)
+
+
+def check_unsupported(fields: Mapping[str, msgspec.Raw], also: Mapping[str, tuple[object, ...]], n: int) -> None:
+    """Raise NotBuilt for the first refused parameter that asks for something.
+
+    `also` is refused for this endpoint; `best_of` passes when it equals `n`.
+    """
+    check_unsupported_in(fields, {**also, **UNSUPPORTED}, REASONS, n)
+
+
+def check_unsupported_in(
+    fields: Mapping[str, msgspec.Raw],
+    table: Mapping[str, tuple[object, ...]],
+    reasons: Mapping[str, str],
+    n: int = 1,
+) -> None:
+    """The same for the parameters of `table`, with what `reasons` says of them."""
+    for name, raw in fields.items():
+        neutral = table.get(name)
+        if neutral is None:
+            continue
+        if len(raw) > LONGEST_NEUTRAL or not is_neutral(decoding.decode(raw, VALUE, name), name, neutral, n):
+            raise NotBuilt(reasons.get(name, f"{name} is not built yet"), param=name)
+
+
+def is_neutral(value: object, name: str, neutral: tuple[object, ...], n: int) -> bool:
+    if value is None or (name == "best_of" and type(value) is int and value == n):
+        return True
+    return any(type(value) is type(other) and value == other for other in neutral)
+
+
+def predicted_text(request: GenerationRequest) -> str:
+    """The text, its parts put together; empty where there is none. Raises InvalidRequest naming the part."""
+    if request.prediction is None:
+        return ""
+    content = request.prediction.content
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        place = f"prediction.content[{number}]"
+        if part.type != "text":
+            message = f"{place}.type: {part.type!r} is not 'text', which a prediction is made of"
+            raise InvalidRequest(message, param=f"{place}.type", code="invalid_value")
+        if part.text is None:
+            message = f"{place}.text is missing"
+            raise InvalidRequest(message, param=f"{place}.text", code="missing_required_parameter")
+    return "".join(part.text or "" for part in content)

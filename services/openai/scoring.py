@@ -21,9 +21,7 @@ from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.openai.app_state import Service
-from penstock.services.openai.embeddings import text_submission
-from penstock.services.openai.errors import send_json
-from penstock.services.openai.pooling import (
+from penstock.services.openai.embeddings import (
     Vector,
     VectorRequest,
     VectorUsage,
@@ -31,8 +29,10 @@ from penstock.services.openai.pooling import (
     check_fields,
     cosines,
     pooled,
+    text_submission,
     vector_submission,
 )
+from penstock.services.openai.errors import send_json
 from penstock.services.openai.validation import decode, read_json
 from penstock.services.tracing.propagation import trace_context
 

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import PieceKind
-from penstock.services.client.output_collector import Choice, PromptFacts, Reply
+from penstock.services.client.output_collector import Choice, PromptFacts, Reply, Segment
 from penstock.services.openai import errors
 from penstock.services.openai.answers import (
     COMPLETE,
@@ -19,13 +19,14 @@ from penstock.services.openai.answers import (
     Remarks,
     Told,
     UsageAnswer,
+    chat_logprobs,
+    completion_logprobs,
     finish_reason,
     first_id,
     unpacked,
+    with_prompt,
 )
-from penstock.services.openai.logprobs import chat_logprobs, completion_logprobs, with_prompt
 from penstock.services.openai.parameters import UsageWanted
-from penstock.services.openai.segments import Segment
 
 ENCODE = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"

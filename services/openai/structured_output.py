@@ -19,11 +19,10 @@ from msgspec import Meta
 
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Grammar
-from penstock.services.openai.schema import GenerationRequest, OptionalJson
+from penstock.services.openai.schema import UNREAD, GenerationRequest, OptionalJson
 from penstock.services.openai.validation import decode, given
 
 LONGEST_NAME = 64
-UNREAD = 16 << 10  # bytes of JSON; what is longer is not looked into here
 TEXT = msgspec.json.Decoder(str)
 FLAG = msgspec.json.Decoder(bool)
 CHOICES = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1)])

@@ -11,8 +11,8 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
 from penstock.services.http.stream_writer import answered
 from penstock.services.openai.app_state import Service
+from penstock.services.openai.chat import conversation, tools_of
 from penstock.services.openai.completions import check_ids
-from penstock.services.openai.conversation import conversation, tools_of
 from penstock.services.openai.errors import send_json
 from penstock.services.openai.schema import DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.validation import decode, given, read_json

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
-from typing import TypeGuard, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
+from msgspec import inspect
 from starlette.types import Receive, Scope
 
 from penstock.protocol import limits
@@ -16,8 +19,7 @@ from penstock.protocol.errors import InvalidRequest, PayloadTooLarge, Unsupporte
 from penstock.services.http import request_context as exchange
 from penstock.services.http.disconnect import ClientLeft
 from penstock.services.http.nesting import Nesting, openings
-from penstock.services.openai import limits as bounds
-from penstock.services.openai.enum_values import words_at
+from penstock.services.openai.schema import GRAMMAR_FIELDS, UNREAD
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,17 @@ PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+\Z")  # msgspec's words for a number or a length beyond its bound
 WORD = re.compile(r"Invalid enum value|Invalid value '")  # msgspec's, for a word that is none of a field's
 MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+# Parameter → the option that bounds it, for every message about its limit.
+LIMIT_OPTIONS: Mapping[str, str] = {
+    "n": "--max-n",
+    "logprobs": "--max-logprobs",
+    "top_logprobs": "--max-logprobs",
+    "prompt_logprobs": "--max-logprobs",
+    "stop": "--max-stop-strings",
+    "logit_bias": "--max-logit-bias",
+}
 
 
 async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes:
@@ -132,9 +145,9 @@ def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
         return InvalidRequest(f"the body: {reason}", code="invalid_type")
     code = "invalid_type" if ", got `" in reason else "invalid_value"
     message = f"{param}: {reason[:1].lower()}{reason[1:]}"
-    if BOUND.search(reason) and param in bounds.OPTIONS:
-        message = f"{param}: more than {bounds.OPTIONS[param]} allows"
-    elif WORD.match(reason) and (words := words_at(kind, place)):
+    if BOUND.search(reason) and param in LIMIT_OPTIONS:
+        message = f"{param}: more than {LIMIT_OPTIONS[param]} allows"
+    elif WORD.match(reason) and (words := enum_values(kind, place)):
         message += f"; it may be {', '.join(words)}"
     return InvalidRequest(message, param=param, code=code)
 
@@ -164,3 +177,89 @@ def check_depth(value: object, path: str) -> None:
 def given(raw: msgspec.Raw | msgspec.UnsetType) -> TypeGuard[msgspec.Raw]:
     """Whether an optional raw field holds something other than null."""
     return raw is not msgspec.UNSET and (len(raw) != len(NULL) or bytes(raw) != NULL)
+
+
+STEP = re.compile(r"\.(\w+)|\[\]")
+INDEX = re.compile(r"\[(?:\d+|\.\.\.)\]")
+
+
+def enum_values(kind: Any, place: str) -> tuple[str, ...]:
+    """Of a field of `kind`, a type that msgspec decodes. `place` is its path in msgspec's errors: `.tools[3].type`."""
+    return enum_values_at(kind, INDEX.sub("[]", place))
+
+
+@functools.lru_cache(maxsize=256)  # looking at a type takes as long as forty tokens, and anybody can ask for it
+def enum_values_at(kind: Any, place: str) -> tuple[str, ...]:
+    """Of a field, whichever item of a list it is in."""
+    types = list(plain_types([inspect.type_info(kind)]))
+    for step in STEP.finditer(place):
+        types = list(plain_types(found for each in types for found in child_types(each, step[1])))
+    return tuple(
+        dict.fromkeys(
+            str(word) for each in types if isinstance(each, inspect.LiteralType) for word in each.values
+        )
+    )  # fmt: skip
+
+
+def child_types(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    """The types of a struct's field `name`; without a name those of a list's items or a dict's values."""
+    match kind:
+        case inspect.StructType(fields=fields) if name:
+            yield from (field.type for field in fields if field.encode_name == name)
+        case inspect.ListType(item_type=item) if not name:
+            yield item
+        case inspect.DictType(value_type=value) if not name:
+            yield value
+
+
+def plain_types(kinds: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    """The types without what stands around them: unions and descriptions."""
+    for kind in kinds:
+        match kind:
+            case inspect.UnionType(types=types):
+                yield from plain_types(types)
+            case inspect.Metadata(type=inner):
+                yield from plain_types([inner])
+            case _:
+                yield kind
+
+
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+LONG = 64 << 10  # bytes of a body
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class RawFields(msgspec.Struct, frozen=True):
+    """`text` is the body with null in place of what stands in `deferred`."""
+
+    text: bytes
+    deferred: Mapping[str, msgspec.Raw]
+    known: Mapping[str, msgspec.Raw] | None = None
+
+    @property
+    def fields(self) -> Mapping[str, msgspec.Raw]:
+        """All of them by name. Raises InvalidRequest for what is no JSON object."""
+        return raw_fields(self.text) if self.known is None else self.known
+
+    def decode(self, decoder: msgspec.json.Decoder[S]) -> S:
+        """The object as the decoder's type. Raises InvalidRequest naming the parameter."""
+        found = decode(self.text, decoder)
+        return msgspec.structs.replace(found, **self.deferred) if self.deferred else found
+
+
+async def read_fields(body: bytes) -> RawFields:
+    """Raises InvalidRequest for a long body that is no JSON object. Streams go on before the look at one and behind."""
+    if len(body) <= LONG:
+        return RawFields(body, {})
+    await asyncio.sleep(0)
+    fields = raw_fields(body)
+    await asyncio.sleep(0)
+    deferred = {name: fields[name] for name in GRAMMAR_FIELDS if name in fields and len(fields[name]) > UNREAD}
+    text = msgspec.json.encode({**fields, **dict.fromkeys(deferred)}) if deferred else body
+    return RawFields(text, deferred, fields)
+
+
+def raw_fields(body: bytes) -> Mapping[str, msgspec.Raw]:
+    """A body's members by name. Raises InvalidRequest for what is no JSON object."""
+    return decode(body, FIELDS)

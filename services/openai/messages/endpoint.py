@@ -20,21 +20,17 @@ from penstock.services.http.connection import outlet_of
 from penstock.services.http.query import with_query
 from penstock.services.http.request_context import Exchange
 from penstock.services.http.stream_writer import answered, attended, stream, whole
-from penstock.services.openai import limits as bounds
-from penstock.services.openai import unsupported as refusals
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import Service
-from penstock.services.openai.chat import chat_submission, reasoning_of
-from penstock.services.openai.conversation import conversation
+from penstock.services.openai.chat import chat_submission, conversation, reasoning_of
 from penstock.services.openai.errors import send_json
 from penstock.services.openai.messages import errors
-from penstock.services.openai.messages.context import HEADER, ignored
-from penstock.services.openai.messages.events import MessageEvents
-from penstock.services.openai.messages.output import TokenCount, Told, Uncleared, message_answer
-from penstock.services.openai.messages.request import REASONS, REFUSALS, CountRequest, MessageRequest
+from penstock.services.openai.messages.output import MessageEvents, TokenCount, Told, Uncleared, message_answer
+from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
 from penstock.services.openai.messages.turns import chat_request
+from penstock.services.openai.parameters import check_limits, check_unsupported_in
 from penstock.services.openai.tools import tools_asked
-from penstock.services.openai.validation import decode, read_json
+from penstock.services.openai.validation import decode, raw_fields, read_json
 from penstock.services.tracing.propagation import trace_context
 
 REQUEST = msgspec.json.Decoder(MessageRequest)
@@ -53,7 +49,7 @@ class Messages:
         request = with_query(decode(body, REQUEST), scope)
         service.model.check_name(request.model)
         exchange.of(scope).bound(request.timeout, "timeout")
-        refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
+        check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
         identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), service.model.name)
         now, timings = time.monotonic(), service.traffic.timings
         reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=identity.id)
@@ -62,7 +58,7 @@ class Messages:
         try:
             remark_ignored(request, service.model, current)
             chat = chat_request(request)
-            bounds.check(chat, service.config.api)
+            check_limits(chat, service.config.api)
             number = service.pipeline.new_id()
             user = request.metadata.user_id if request.metadata else None
             submit = chat_submission(
@@ -92,7 +88,7 @@ class MessageTokens:
         body = await read_json(scope, receive, service.config.api)
         request = decode(body, COUNT)
         service.model.check_name(request.model)
-        refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
+        check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
         try:
             remark_ignored(request, service.model, exchange.of(scope))
             question = count_question(request, service.pipeline.new_id())

@@ -1,22 +1,48 @@
 """The body of POST /v1/messages as types. Source: Anthropic API reference, "Create a Message".
 
-Fields that are not of Anthropic's are those of `services.openai.extensions`.
+Fields that are not of Anthropic's are those of `services.openai.schema`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.services.openai.extensions import Extras
-from penstock.services.openai.messages.blocks import InputBlock, InputMessage, Word
-from penstock.services.openai.messages.context import ContextManagement
-from penstock.services.openai.schema import Count, OptionalJson, Share, StopString
-from penstock.services.openai.unsupported import REFUSED
+from penstock.services.openai.parameters import UNSUPPORTED
+from penstock.services.openai.schema import Count, Extras, OptionalJson, Share, StopString
+from penstock.services.openai.validation import decode, given
+
+Word = Annotated[str, Meta(max_length=64)]
+ROLES = ("user", "assistant", "system")
+
+
+class InputBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of a content: text, thinking, tool_use, tool_result, search_result and documents of plain text are
+    read."""
+
+    type: Word
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[InputBlock] | None = None
+    is_error: bool | None = None
+    source: dict[str, Any] | str | None = None
+    title: str | None = None
+    context: str | None = None
+
+
+class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of the conversation."""
+
+    role: Annotated[str, Meta(max_length=64, extra_json_schema={"enum": list(ROLES)})]
+    content: str | list[InputBlock]
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +124,7 @@ class MessageRequest(Extras, frozen=True, kw_only=True):
     metadata: Metadata | None = None
 
 
-# Name → values that ask for nothing, as in `services.openai.unsupported`.
+# Name → values that ask for nothing, as in `services.openai.parameters`.
 OWN_REFUSALS: Mapping[str, tuple[object, ...]] = {
     "container": (),
     "mcp_servers": ([],),
@@ -113,7 +139,7 @@ CHAT_NAMES: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "logprobs": (False,),
 }
-REFUSALS: Mapping[str, tuple[object, ...]] = {**REFUSED, **OWN_REFUSALS, **CHAT_NAMES}
+REFUSALS: Mapping[str, tuple[object, ...]] = {**UNSUPPORTED, **OWN_REFUSALS, **CHAT_NAMES}
 REASONS: Mapping[str, str] = {
     "container": "container names a machine of Anthropic's; this server has no such tools",
     "mcp_servers": "mcp_servers is not built; this server connects to no others",
@@ -127,3 +153,91 @@ REASONS: Mapping[str, str] = {
     "logprobs": "logprobs is a parameter of chats and responses; a message has no place for them",
 }
 WITHOUT_EFFECT = ("service_tier", "cache_control", "inference_geo", "betas")
+
+
+HEADER = b"x-penstock-ignored"
+MOST_EDITS = 64
+THINKING_TURNS = 1  # kept where an edit leaves it open
+TOOL_USES = 3
+TRIGGER_TOKENS = 100_000
+Number = Annotated[int, Meta(ge=0)]
+
+
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `edits`; its other fields depend on its type."""
+
+    type: Word
+    keep: OptionalJson = msgspec.UNSET
+    trigger: OptionalJson = msgspec.UNSET
+
+
+class ContextManagement(msgspec.Struct, frozen=True, kw_only=True):
+    """`context_management`."""
+
+    edits: Annotated[list[Edit], Meta(max_length=MOST_EDITS)] | None = None
+
+
+class AppliedEdits(msgspec.Struct, frozen=True):
+    """`context_management` of an answer."""
+
+    applied_edits: tuple[()] = ()
+
+
+class KeptThinking(msgspec.Struct, frozen=True):
+    """`keep` of clear_thinking."""
+
+    type: Literal["all", "thinking_turns"]
+    value: Number = THINKING_TURNS
+
+
+class KeptTools(msgspec.Struct, frozen=True):
+    """`keep` of clear_tool_uses."""
+
+    type: Literal["tool_uses"]
+    value: Number
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """`trigger` of clear_tool_uses."""
+
+    type: Literal["input_tokens", "tool_uses"]
+    value: Number
+
+
+THINKING = msgspec.json.Decoder(Literal["all"] | KeptThinking)
+TOOLS = msgspec.json.Decoder(KeptTools)
+TRIGGER = msgspec.json.Decoder(Trigger)
+
+
+def ignored(management: ContextManagement, messages: Sequence[InputMessage], max_model_len: int) -> list[str]:
+    """The edits that could change something. Raises InvalidRequest for one that is not as its type has it."""
+    found = []
+    for number, edit in enumerate(management.edits or ()):
+        path = f"context_management.edits[{number}]"
+        if not changes_nothing(edit, path, messages, max_model_len):
+            found.append(path)
+    return found
+
+
+def changes_nothing(edit: Edit, path: str, messages: Sequence[InputMessage], max_model_len: int) -> bool:
+    match edit.type:
+        case "clear_thinking_20251015":
+            keep = decode(edit.keep, THINKING, f"{path}.keep") if given(edit.keep) else KeptThinking("thinking_turns")
+            if isinstance(keep, str) or keep.type == "all":
+                return True
+            thought = sum(any("thinking" in block.type for block in blocks_of(message)) for message in messages)
+            return thought <= keep.value
+        case "clear_tool_uses_20250919":
+            kept = decode(edit.keep, TOOLS, f"{path}.keep").value if given(edit.keep) else TOOL_USES
+            trigger = Trigger("input_tokens", TRIGGER_TOKENS)
+            if given(edit.trigger):
+                trigger = decode(edit.trigger, TRIGGER, f"{path}.trigger")
+            used = sum(block.type == "tool_use" for message in messages for block in blocks_of(message))
+            below = max_model_len if trigger.type == "input_tokens" else used
+            return used <= kept or below <= trigger.value
+        case _:
+            return False
+
+
+def blocks_of(message: InputMessage) -> Sequence[InputBlock]:
+    return () if isinstance(message.content, str) else message.content

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import EngineFailure, InvalidRequest, NotBuilt, RequestError
 from penstock.protocol.messages import PieceKind, SubmitText
-from penstock.services.client.output_collector import Choice, Reply
+from penstock.services.client.output_collector import Choice, Reply, Segment
 from penstock.services.client.session import client_of, session_of
 from penstock.services.http import request_context as exchange
 from penstock.services.http.connection import outlet_of
@@ -22,19 +22,17 @@ from penstock.services.http.disconnect import ClientLeft
 from penstock.services.http.query import stream_asked, with_query
 from penstock.services.http.request_context import Exchange
 from penstock.services.http.stream_writer import attended, stream, timed, whole
-from penstock.services.openai import limits as bounds
-from penstock.services.openai import unsupported as refusals
 from penstock.services.openai.app_state import Service
 from penstock.services.openai.chat import chat_submission
 from penstock.services.openai.errors import send_json
 from penstock.services.openai.field_aliases import told_in
 from penstock.services.openai.output_blocks import Block, Blocks
+from penstock.services.openai.parameters import check_limits, check_unsupported_in
 from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.output import Deleted, ItemList, ResponseAnswer, shaped
 from penstock.services.openai.responses.request import REASONS, REFUSALS, ResponseRequest
 from penstock.services.openai.responses.turn import Turn, earlier_messages
-from penstock.services.openai.segments import Segment
-from penstock.services.openai.validation import decode, read_json
+from penstock.services.openai.validation import decode, raw_fields, read_json
 from penstock.services.supervisor import logs
 from penstock.services.tracing.propagation import trace_context
 
@@ -60,7 +58,7 @@ class Responses:
         service.model.check_name(request.model)
         current = exchange.of(scope)
         current.bound(request.timeout, "timeout")
-        refusals.check_table(refusals.fields_of(body), REFUSALS, REASONS)
+        check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
         earlier = await earlier_messages(request.previous_response_id, service.responses)
         turn = Turn(request, service.responses, service.model.name, earlier)
         now, timings = time.monotonic(), service.traffic.timings
@@ -87,7 +85,7 @@ class Responses:
     def _submit(self, turn: Turn, reply: Reply, scope: Scope) -> None:
         service, user = self._service, turn.request.user
         trace, session = trace_context(scope), session_of(scope, user)
-        bounds.check(turn.chat, service.config.api)
+        check_limits(turn.chat, service.config.api)
         number = service.pipeline.new_id()
         clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
         submit: SubmitText = chat_submission(turn.chat, number, service.model, 1, trace, session, clamp=clamp)

@@ -12,9 +12,9 @@ import msgspec
 
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import PieceKind
-from penstock.services.client.output_collector import Choice, Reply
+from penstock.services.client.output_collector import Choice, Reply, Segment
+from penstock.services.openai.answers import ChatTokenLogprob
 from penstock.services.openai.field_aliases import told_in
-from penstock.services.openai.logprobs import ChatTokenLogprob
 from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening
 from penstock.services.openai.responses.output import (
     OutputText,
@@ -27,7 +27,6 @@ from penstock.services.openai.responses.output import (
     shaped,
 )
 from penstock.services.openai.responses.turn import Turn
-from penstock.services.openai.segments import Segment
 from penstock.services.openai.sse import escaped
 
 ENCODE = msgspec.json.Encoder()

@@ -12,10 +12,9 @@ import msgspec
 
 from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
 from penstock.services.client.output_collector import Usage
-from penstock.services.openai.answers import Remarks
-from penstock.services.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from penstock.services.openai.answers import ChatTokenLogprob, Remarks, chat_logprobs
 from penstock.services.openai.output_blocks import Block
-from penstock.services.openai.responses.history import sealed
+from penstock.services.openai.responses.items import sealed
 from penstock.services.openai.responses.request import Metadata, ResponseToolChoice
 from penstock.services.openai.responses.tools import Shown, ToolName
 from penstock.services.openai.schema import Effort

@@ -1,6 +1,6 @@
 """The body of POST /v1/responses as types. Source: OpenAI API reference, "Create a model response".
 
-Fields that are not of OpenAI's are those of `services.openai.extensions`, and `stop`.
+Fields that are not of OpenAI's are those of `services.openai.schema`, and `stop`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.services.openai import unsupported as refusals
-from penstock.services.openai.extensions import Extras
-from penstock.services.openai.schema import Count, Effort, OptionalJson, Share, StopString, TopCount
+from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
+from penstock.services.openai.schema import Count, Effort, Extras, OptionalJson, Share, StopString, TopCount
 
 Word = Annotated[str, Meta(max_length=64)]
 ROLES = ("user", "assistant", "system", "developer")
@@ -172,7 +171,7 @@ class ResponseRequest(Extras, frozen=True, kw_only=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=limits.MOST_STOP_STRINGS)] | None = None
 
 
-# Name → values that ask for nothing, as in `services.openai.unsupported`.
+# Name → values that ask for nothing, as in `services.openai.parameters`.
 CHAT_NAMES: Mapping[str, tuple[object, ...]] = {
     "messages": (),
     "max_tokens": (),
@@ -190,11 +189,11 @@ OWN_REFUSALS: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
 }
 REFUSALS: Mapping[str, tuple[object, ...]] = {
-    **{name: values for name, values in refusals.REFUSED.items() if name != "reasoning"},
+    **{name: values for name, values in UNSUPPORTED.items() if name != "reasoning"},
     **OWN_REFUSALS,
     **CHAT_NAMES,
 }
-WITHOUT_EFFECT = tuple(name for name in refusals.WITHOUT_EFFECT if name not in ("metadata", "store"))
+RESPONSE_WITHOUT_EFFECT = tuple(name for name in WITHOUT_EFFECT if name not in ("metadata", "store"))
 REASONS: Mapping[str, str] = {
     "conversation": "conversation is not built; previous_response_id goes on from a response that is kept",
     "prompt": "prompt names a template that OpenAI keeps; this server keeps none",

@@ -15,10 +15,8 @@ import msgspec
 from penstock.protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
 from penstock.protocol.messages import Finish, Sampling
 from penstock.services.client.output_collector import Reply
-from penstock.services.openai.answers import Remarks
-from penstock.services.openai.extensions import extras_of
+from penstock.services.openai.answers import ChatTokenLogprob, Remarks
 from penstock.services.openai.field_aliases import Term, Terms
-from penstock.services.openai.logprobs import ChatTokenLogprob
 from penstock.services.openai.output_blocks import Block
 from penstock.services.openai.responses.items import History, Messages, encoded, items_of, listed, tools_within
 from penstock.services.openai.responses.output import (
@@ -37,7 +35,7 @@ from penstock.services.openai.responses.output import (
 from penstock.services.openai.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
 from penstock.services.openai.responses.store import ResponseStore, Stored
 from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, raw, toolbox
-from penstock.services.openai.schema import ChatRequest
+from penstock.services.openai.schema import ChatRequest, extras_of
 from penstock.services.openai.validation import given
 
 TERMS = (

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.protocol import limits
 from penstock.protocol.messages import SubmitText
-from penstock.services.openai import unsupported as refusals
+from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import DESCRIPTION, check_error
@@ -172,7 +172,7 @@ async def test_wrong(path: str, body: dict[str, Any], name: str, value: Any, par
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-@pytest.mark.parametrize("name", refusals.REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 async def test_not_built(path: str, body: dict[str, Any], name: str) -> None:
     port = FakePort(silent)
     for value in ({"type": "other"}, [{"a": 1}], "x" * 500, 3.5):
@@ -186,11 +186,11 @@ async def test_not_built(path: str, body: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_refused_parameters_that_ask_for_nothing(path: str, body: dict[str, Any]) -> None:
-    neutral = {name: values[0] if values else None for name, values in refusals.REFUSED.items()}
+    neutral = {name: values[0] if values else None for name, values in UNSUPPORTED.items()}
     port = FakePort(answering(words("ok")))
     code, text = await post(port, path, body | neutral)
     assert code == 200, text
-    code, text = await post(port, path, body | dict.fromkeys(refusals.REFUSED))
+    code, text = await post(port, path, body | dict.fromkeys(UNSUPPORTED))
     assert code == 200, text
     code, text = await post(port, path, body | {"n": 3, "best_of": 3})
     assert code == 200, text
@@ -200,7 +200,7 @@ async def test_refused_parameters_that_ask_for_nothing(path: str, body: dict[str
 async def test_accepted_without_effect(path: str, body: dict[str, Any]) -> None:
     plain, told = FakePort(answering(words("ok"))), FakePort(answering(words("ok")))
     await post(plain, path, body | {"seed": 1})
-    code, text = await post(told, path, body | {"seed": 1} | dict.fromkeys(refusals.WITHOUT_EFFECT, "auto"))
+    code, text = await post(told, path, body | {"seed": 1} | dict.fromkeys(WITHOUT_EFFECT, "auto"))
     assert code == 200, text
     first, second = plain.of(SubmitText)[0], told.of(SubmitText)[0]
     ignored = ("id", "arrival", "trace")
@@ -247,7 +247,7 @@ async def test_a_seed_is_made_where_none_is_given() -> None:
 
 def known(kind: type[GenerationRequest]) -> set[str]:
     """Parameters that are served, refused, or said to be without effect."""
-    return {*kind.__struct_fields__, *refusals.REFUSED, *refusals.WITHOUT_EFFECT}
+    return {*kind.__struct_fields__, *UNSUPPORTED, *WITHOUT_EFFECT}
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_every_parameter_of_openais_description_is_known() -> None:
 
 def test_no_parameter_is_both_served_and_refused() -> None:
     served = {name for kind in (GenerationRequest, ChatRequest, CompletionRequest) for name in kind.__struct_fields__}
-    assert served.isdisjoint(refusals.REFUSED)
-    assert set(refusals.REFUSED).isdisjoint(refusals.WITHOUT_EFFECT)
+    assert served.isdisjoint(UNSUPPORTED)
+    assert set(UNSUPPORTED).isdisjoint(WITHOUT_EFFECT)
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

@@ -18,7 +18,7 @@ from penstock.engine_core.models.pooler import Pooler
 from penstock.protocol import limits
 from penstock.protocol.messages import Abort, Finish, SubmitText
 from penstock.services.client.model_info import ServedModel
-from penstock.services.openai import pooling
+from penstock.services.openai import embeddings
 from tests.services.client.pipe import MODEL, FakePort, Row, answering, client, service, silent
 from tests.services.openai.shapes import check, check_error
 
@@ -154,7 +154,7 @@ async def test_an_unknown_model_is_not_found_and_one_without_vectors_says_so() -
 
 
 async def test_as_many_texts_as_are_taken_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooling, "SLICE", 50)
+    monkeypatch.setattr(embeddings, "SLICE", 50)
     port = FakePort(answering(pooled))
     texts = [f"text {number}" for number in range(220)]
     code, answer = await post({"input": texts}, port)

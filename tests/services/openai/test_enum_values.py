@@ -9,11 +9,10 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.openai.embeddings import EmbeddingRequest
-from penstock.services.openai.enum_values import words_at
 from penstock.services.openai.messages.request import MessageRequest
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.schema import ChatRequest
-from penstock.services.openai.validation import decode
+from penstock.services.openai.validation import decode, enum_values
 
 Colour = Literal["red", "blue"]
 
@@ -44,7 +43,7 @@ class Outer(msgspec.Struct):
     ],
 )  # fmt: skip
 def test_words_of_a_place(place: str, expected: set[str]) -> None:
-    assert set(words_at(Outer, place)) == expected
+    assert set(enum_values(Outer, place)) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from penstock.protocol import limits
 from penstock.protocol.config import fields
 from penstock.protocol.messages import SubmitText
-from penstock.services.openai import limits as bounds
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
+from penstock.services.openai.validation import LIMIT_OPTIONS
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
@@ -47,15 +47,15 @@ async def test_each_limit_names_itself_and_its_option(
             assert answer.status_code == status, answer.text
             if status == 400:
                 check_error(answer.json(), "invalid_request_error", param)
-                assert bounds.OPTIONS[param] in answer.json()["error"]["message"]
+                assert LIMIT_OPTIONS[param] in answer.json()["error"]["message"]
     assert len(port.of(SubmitText)) == 1
 
 
 def test_every_option_named_exists() -> None:
     flags = {field.flag for field in fields()}
-    assert set(bounds.OPTIONS.values()) <= flags
+    assert set(LIMIT_OPTIONS.values()) <= flags
     served = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-    assert set(bounds.OPTIONS) <= served
+    assert set(LIMIT_OPTIONS) <= served
 
 
 async def test_the_length_of_a_prompt_and_of_an_output_name_the_option() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.protocol.messages import PositionLogprobs, TokenLogprob
-from penstock.services.openai.logprobs import (
+from penstock.services.openai.answers import (
     LEAST,
     CompletionLogprobs,
     chat_logprobs,

@@ -9,10 +9,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
-from penstock.services.openai import unsupported as refusals
 from penstock.services.openai.messages.request import REFUSALS as MESSAGE_REFUSALS
 from penstock.services.openai.messages.request import MessageRequest
 from penstock.services.openai.openapi import OPERATIONS, document
+from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
 from penstock.services.openai.responses.request import REFUSALS as RESPONSE_REFUSALS
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.schema import ChatRequest
@@ -57,7 +57,7 @@ def test_the_description_is_made_of_the_types_that_decode() -> None:
     assert set(chat["properties"]) == set(ChatRequest.__struct_fields__)
     assert chat["required"] == ["messages"]
     assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
-    assert all(name in chat["description"] for name in (*refusals.REFUSED, *refusals.WITHOUT_EFFECT))
+    assert all(name in chat["description"] for name in (*UNSUPPORTED, *WITHOUT_EFFECT))
 
 
 @pytest.mark.parametrize("locked", [False, True])

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.messages import Piece, PieceKind
+from penstock.services.client.output_collector import Segment, Segments
 from penstock.services.openai.output_blocks import Block, Blocks, Happening, blocks_of
-from penstock.services.openai.segments import Segment, Segments
 
 TEXT = st.text(min_size=1, max_size=6)
 PIECES = st.lists(

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import SubmitText
-from penstock.services.openai import unsupported as refusals
-from penstock.services.openai.raw_fields import LONG, Members, members_of
+from penstock.services.openai.parameters import UNSUPPORTED_IN_COMPLETIONS, check_unsupported
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.structured_output import FORMS, UNREAD, grammar_of
+from penstock.services.openai.validation import LONG, RawFields, read_fields
 from tests.services.client.pipe import FakePort, answering, client, service, words
 
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
@@ -27,8 +27,8 @@ LONG_TEXT = "é\n" * LONG
 NUMBERS = list(range(LONG))  # no regex, no grammar, no choices
 
 
-async def of(body: dict[str, Any]) -> Members:
-    return await members_of(json.dumps({"prompt": "x", "messages": [], **body}).encode())
+async def of(body: dict[str, Any]) -> RawFields:
+    return await read_fields(json.dumps({"prompt": "x", "messages": [], **body}).encode())
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -36,7 +36,7 @@ async def of(body: dict[str, Any]) -> Members:
 async def test_a_long_grammar_is_set_aside_as_it_came(name: str, value: object) -> None:
     members = await of({name: value, "n": 3})
     assert len(members.text) < 100
-    assert set(members.aside) == {name}
+    assert set(members.deferred) == {name}
     for decoder in (COMPLETION, CHAT):
         request = members.decode(decoder)
         assert bytes(getattr(request, name)) == json.dumps(value).encode()
@@ -79,7 +79,7 @@ async def test_fields_are_those_of_the_body() -> None:
         members = await of(body)
         assert set(members.fields) == {"prompt", "messages", *body}
         with pytest.raises(NotBuilt, match="top_logprobs"):
-            refusals.check(members.fields, refusals.REFUSED_IN_COMPLETIONS, 1)
+            check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, 1)
 
 
 async def test_of_two_members_with_one_name_the_last_counts() -> None:
@@ -88,14 +88,14 @@ async def test_of_two_members_with_one_name_the_last_counts() -> None:
         (f'{{"prompt":"x","regex":{long},"regex":"b"}}', b'"b"'),
         (f'{{"prompt":"x","regex":"b","regex":{long}}}', long.encode()),
     ):
-        assert bytes((await members_of(text.encode())).decode(COMPLETION).regex) == expected
+        assert bytes((await read_fields(text.encode())).decode(COMPLETION).regex) == expected
 
 
 async def test_a_long_body_without_a_long_grammar_stays_as_it_is() -> None:
     for body in ({"prompt": LONG_TEXT}, {"metadata": LONG_TEXT, "regex": "a"}):
         text = json.dumps({"prompt": "", **body}).encode()
-        members = await members_of(text)
-        assert (members.text, members.aside) == (text, {})
+        members = await read_fields(text)
+        assert (members.text, members.deferred) == (text, {})
         assert members.decode(COMPLETION).prompt == body.get("prompt", "")
 
 
@@ -107,7 +107,7 @@ async def test_a_long_body_without_a_long_grammar_stays_as_it_is() -> None:
 async def test_long_bodies_that_are_no_object(text: str, told: str) -> None:
     body = (text % json.dumps(LONG_TEXT)).encode()
     with pytest.raises(InvalidRequest, match=told):
-        await members_of(body)
+        await read_fields(body)
 
 
 async def test_a_long_grammar_reaches_the_tokenizer_unread() -> None:

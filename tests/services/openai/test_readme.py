@@ -1,4 +1,4 @@
-"""The README's tables of endpoints and parameters say what the code does (app.py, requests.py, refusals.py)."""
+"""The README's tables of endpoints and parameters say what the code does (routes.py, schema.py, parameters.py)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from starlette.routing import Route
 
 from penstock.protocol.config import ApiConfig, SchedulerConfig, fields
 from penstock.protocol.option import Field
-from penstock.services.openai import pooling
-from penstock.services.openai import unsupported as refusals
+from penstock.services.openai import embeddings
 from penstock.services.openai.cohere import EmbedRequest
-from penstock.services.openai.embeddings import EmbeddingRequest
-from penstock.services.openai.extensions import Extras
+from penstock.services.openai.embeddings import EmbeddingRequest, VectorRequest
 from penstock.services.openai.messages import request as messages
 from penstock.services.openai.messages.request import MessageRequest
-from penstock.services.openai.pooling import VectorRequest
+from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
 from penstock.services.openai.responses import request as responses
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.routes import Routes
-from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Extras, TokenizeRequest
 from penstock.services.openai.scoring import RerankRequest, ScoreRequest
 from tests.rules.source import ROOT
 from tests.services.client.pipe import FakePort, service, silent
@@ -81,7 +79,7 @@ def test_every_parameter_that_is_served_stands_in_its_row() -> None:
 def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
     extras, head = set(Extras.__struct_fields__), "Of the two"
     assert row("of both, beyond their APIs", head) == extras
-    for label, kind, without in (("of responses", ResponseRequest, responses.WITHOUT_EFFECT),
+    for label, kind, without in (("of responses", ResponseRequest, responses.RESPONSE_WITHOUT_EFFECT),
                                  ("of messages", MessageRequest, messages.WITHOUT_EFFECT)):  # fmt: skip
         told, true = row(label, head), set(kind.__struct_fields__) - extras - set(without)
         if label == "of responses":
@@ -116,18 +114,18 @@ def test_every_parameter_of_vectors_stands_in_its_row() -> None:
 
 def test_every_refused_parameter_of_vectors_has_a_reason() -> None:
     told = {name for cells in table("Refused by requests for vectors") for name in names(cells[0])}
-    assert told == set(pooling.REFUSED), difference(told, set(pooling.REFUSED))
+    assert told == set(embeddings.REFUSED), difference(told, set(embeddings.REFUSED))
 
 
 def test_every_parameter_without_effect_is_listed() -> None:
-    told, true = row("accepted without effect"), set(refusals.WITHOUT_EFFECT)
+    told, true = row("accepted without effect"), set(WITHOUT_EFFECT)
     assert told == true, difference(told, true)
 
 
 def test_every_refused_parameter_has_a_reason() -> None:
     rows = table(REFUSED)
     told = {name for cells in rows for name in names(cells[0])}
-    true = set(refusals.REFUSED)
+    true = set(UNSUPPORTED)
     assert told == true, difference(told, true)
     assert all(len(cells[1]) >= 8 for cells in rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.protocol.messages import Piece, PieceKind
-from penstock.services.openai.segments import Segment, Segments, output_of
+from penstock.services.client.output_collector import Segment, Segments, output_of
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS
 

@@ -18,9 +18,9 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.services.http import request_context as exchange
 from penstock.services.http.nesting import Nesting
 from penstock.services.openai import validation as decoding
+from penstock.services.openai.parameters import UNSUPPORTED
 from penstock.services.openai.routes import application
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
-from penstock.services.openai.unsupported import REFUSED
 from penstock.services.openai.validation import check_depth, read_json
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
@@ -124,7 +124,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED, "tokens", "x"})
+NAMES = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *UNSUPPORTED, "tokens", "x"})
 BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
 GOOD: tuple[dict[str, Any], ...] = ({"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}, {"tokens": [1]})
 

@@ -18,8 +18,7 @@ from penstock.protocol.messages import Finish, Piece, PieceKind
 from penstock.services.client.output_collector import Reply
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.answers import Identity
-from penstock.services.openai.messages.events import MessageEvents
-from penstock.services.openai.messages.output import UNPARSED, Told, arguments, message_answer
+from penstock.services.openai.messages.output import UNPARSED, MessageEvents, Told, arguments, message_answer
 from tests.services.openai.shapes import strangers
 from tests.services.openai.written import FINISHES, events, outputs, replay
 

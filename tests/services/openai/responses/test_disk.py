@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.errors import ConfigError
-from penstock.services.openai.responses import disk
-from penstock.services.openai.responses.disk import Disk, found, interrupted, sweep, written
+from penstock.services.openai.responses.store import CACHE, STALE, Disk, found, interrupted, sweep, written
 
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.delenv(disk.CACHE, raising=False)
+    monkeypatch.delenv(CACHE, raising=False)
     (tmp_path / "temporary").mkdir()
     return tmp_path / "temporary"
 
@@ -63,7 +62,7 @@ async def test_the_last_process_removes_a_temporary_directory(tmp_path: Path) ->
 
 def test_systemd_says_where_units_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").mkdir()
-    monkeypatch.setenv(disk.CACHE, f"{tmp_path / 'cache'}:/elsewhere")
+    monkeypatch.setenv(CACHE, f"{tmp_path / 'cache'}:/elsewhere")
     kept = Disk.open("", tmp_path / "run")
     assert kept.folder.parent == tmp_path / "cache"
     kept.close([])
@@ -72,7 +71,7 @@ def test_systemd_says_where_units_share_a_directory(tmp_path: Path, monkeypatch:
 def test_directories_of_servers_that_are_gone_are_swept(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "run").mkdir()
     alive, gone, young = (Disk.open("", tmp_path / name) for name in ("run", "gone", "young"))
-    old = time.time() - 10 * disk.STALE
+    old = time.time() - 10 * STALE
     for each in (alive, gone):
         os.utime(each.folder, (old, old))
     (temporary / "other").mkdir()

@@ -22,7 +22,7 @@ from penstock.services.client.output_collector import Reply
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.responses.endpoint import REQUEST, completed
 from penstock.services.openai.responses.events import ResponseEvents
-from penstock.services.openai.responses.history import unsealed
+from penstock.services.openai.responses.items import unsealed
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.responses.turn import Turn, said
 from tests.services.openai.shapes import strangers

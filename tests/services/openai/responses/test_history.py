@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.openai.responses.history import REASONS, refusal, sealed, unsealed
+from penstock.services.openai.responses.items import REASONS, refusal, sealed, unsealed
 
 
 @pytest.mark.parametrize("text", ["", "hm", "ü\n😀"])

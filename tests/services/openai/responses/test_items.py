@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.openai.responses.history import IMAGE, sealed
-from penstock.services.openai.responses.items import History, items_of, listed, tools_within
+from penstock.services.openai.responses.items import IMAGE, History, items_of, listed, sealed, tools_within
 from penstock.services.openai.responses.request import Item
 
 ITEMS = msgspec.json.Decoder(list[Item])

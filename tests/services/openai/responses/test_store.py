@@ -12,8 +12,8 @@ import pytest
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError, NotFound
-from penstock.services.openai.responses import disk
-from penstock.services.openai.responses.store import ID, ResponseStore, Stored
+from penstock.services.openai.responses import store as store_module
+from penstock.services.openai.responses.store import CACHE, ID, ResponseStore, Stored
 
 LIMIT = 20.0
 
@@ -21,7 +21,7 @@ LIMIT = 20.0
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.delenv(disk.CACHE, raising=False)
+    monkeypatch.delenv(CACHE, raising=False)
     (tmp_path / "temporary").mkdir()
     (tmp_path / "run").mkdir()
     return tmp_path / "temporary"
@@ -95,7 +95,7 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
         path.with_name(path.name + ".new").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "write", full)
+    monkeypatch.setattr(store_module, "write", full)
     await put(found, name, stored())
     with pytest.raises(NotFound):
         await found.get(name)
@@ -107,7 +107,7 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
 
 
 async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, write = threading.Semaphore(0), disk.write
+    slow, write = threading.Semaphore(0), store_module.write
     order: list[bytes] = []
 
     def waiting(path: Path, data: bytes) -> None:
@@ -116,7 +116,7 @@ async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, mon
         write(path, data)
 
     found = store(tmp_path, 0, 2, max_stored_bytes=2000)
-    monkeypatch.setattr(disk, "write", waiting)
+    monkeypatch.setattr(store_module, "write", waiting)
     name, other = found.new_id(), found.new_id()
     writes = [found.put(name, stored(text * 500)) for text in (b"a", b"b", b"c")]
     assert (await found.get(name)).answer == b"c" * 500  # it is there before it is written
