@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bomb_cases import cases, texts
-from benchmarks.serve import commit
+from benchmarks.report import commit
 from benchmarks.server import serving
 from benchmarks.shapes import SHAPES, make_folder
 

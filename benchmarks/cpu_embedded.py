@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.generate_baseline import Figures
-from benchmarks.serve import HEADING, Result, commit, length, line, machine, measure, served_model
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import serving
 from penstock.engine_core import folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.services.bench.client import target
-from penstock.services.bench.run import ROOT
+from penstock.services.bench.serve import HEADING, Result, length, line, measure, served_model
 from penstock.services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_embedded.json"
@@ -60,7 +60,7 @@ def generate(model: Path, workloads: Sequence[Workload], threads: int, dtype: st
 
 async def serve_all(url: str, workloads: Sequence[Workload]) -> list[Result]:
     where = target(url)
-    model = served_model(where)
+    model = served_model(url)
     results = []
     for workload in workloads:
         results.append(await measure(where, workload, model=model))

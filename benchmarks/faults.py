@@ -36,12 +36,11 @@ from benchmarks.blows import EMBEDDED_GOAL, NOBODY, ROLES, Blow, Report, Strike
 from benchmarks.h200 import VOCAB_MARGIN, device, versions
 from benchmarks.leftovers import REST_LIMIT, device_memory, grown, processes, remains, rests, soon
 from benchmarks.load.streams import Answer, play
-from benchmarks.serve import commit, machine
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from benchmarks.soak import below, memory_of
 from penstock.services.bench.client import target
-from penstock.services.bench.run import ROOT
 from penstock.services.supervisor.restart_policy import DELAYS, LIMIT, WINDOW
 
 RESULTS = ROOT / "benchmarks" / "results"

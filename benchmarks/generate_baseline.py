@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.serve import length
+from penstock.services.bench.serve import length
 from penstock.services.bench.workload import Workload, requests
 
 Batch = list[tuple[list[int], int]]  # token ids and how many to generate

@@ -29,13 +29,13 @@ from typing import Any
 import msgspec
 
 from benchmarks import limits, offline, rows
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.rows import ALL, FEATURES, OFFLINE, SERVING, STARTS, WARMUP_OUTPUT, WORKLOADS, Record, Row
-from benchmarks.serve import HEADING, Result, commit, line, machine, measure
 from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import SHAPES, Shape, make_folder
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.services.bench.client import target
-from penstock.services.bench.run import ROOT, ClientDied
+from penstock.services.bench.serve import HEADING, ClientDied, Result, line, measure
 from penstock.services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200"

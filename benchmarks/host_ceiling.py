@@ -22,14 +22,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.serve import commit, machine
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import end
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.protocol.config import ApiConfig
 from penstock.services.bench.client import target
-from penstock.services.bench.processes import cpu_seconds
-from penstock.services.bench.run import ROOT, run
-from penstock.services.bench.summary import Summary, summarize
+from penstock.services.bench.offline import cpu_seconds
+from penstock.services.bench.serve import Summary, run, summarize
 from penstock.services.bench.workload import Workload
 from penstock.services.supervisor.address import hold
 from penstock.services.supervisor.sd_notify import NoticeSocket

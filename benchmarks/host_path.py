@@ -28,7 +28,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from benchmarks.load.executor import BLOCKS, STEP_TOKENS, Device
-from benchmarks.serve import commit, machine
+from benchmarks.report import commit, machine
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.text.vocabulary import read_vocabulary

@@ -29,8 +29,7 @@ from queue import SimpleQueue
 
 import msgspec
 
-from benchmarks.serve import commit, machine
-from penstock.services.bench.run import ROOT
+from benchmarks.report import ROOT, commit, machine
 
 LIST = ROOT / "benchmarks" / "mutants.json"
 KILLED, BY_TIME, SURVIVED, STALE, UNJUDGED = "killed", "killed by time", "SURVIVED", "stale", "not judged"

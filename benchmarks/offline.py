@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from benchmarks.load.workload import ROWS
+from benchmarks.report import ROOT
 from benchmarks.shapes import SHAPES, make_folder
 from penstock import LLM
 from penstock.protocol.config import fields
 from penstock.services.bench.offline import Offline, measure
-from penstock.services.bench.run import ROOT
 from penstock.services.bench.workload import Workload
 from penstock.services.supervisor import options
 

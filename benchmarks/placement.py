@@ -26,12 +26,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from benchmarks.serve import commit, machine
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import serving
 from penstock.engine_core import folder
 from penstock.engine_core.execution.capacity import block_bytes
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.services.bench.run import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "placement_cpu.json"
 BLOCK = 16

@@ -20,8 +20,7 @@ from torch import Tensor
 from triton import language as tl
 
 from benchmarks.kernels import timed
-from benchmarks.serve import commit, machine
-from penstock.services.bench.run import ROOT
+from benchmarks.report import ROOT, commit, machine
 
 RESULTS = ROOT / "benchmarks" / "results" / "read_bandwidth.json"
 SIZES = ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (16384, 8))  # numbers of a piece, warps

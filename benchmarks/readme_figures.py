@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.readme_tables import BLOCKS, result
 from benchmarks.rendered import Mistake, Sentence, rendered
-from penstock.services.bench.run import ROOT
+from benchmarks.report import ROOT
 
 README = ROOT / "README.md"
 

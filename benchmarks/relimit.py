@@ -19,11 +19,11 @@ import msgspec
 
 from benchmarks import limits, rows
 from benchmarks.limits import CHIPS, Chip
+from benchmarks.report import ROOT
 from benchmarks.rows import ALL, Record
 from benchmarks.scaling import CASES, sized
 from benchmarks.shapes import SHAPES, Shape, make_folder
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.services.bench.run import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 KERNELS = ("kernels_h200.json", "expert_kernels_h200.json", "expert_kernels_sweep_h200.json")

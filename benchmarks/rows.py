@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.load.workload import ROWS
-from benchmarks.serve import Result
 from benchmarks.shapes import SHAPES
-from penstock.services.bench.summary import Summary
+from penstock.services.bench.serve import Result, Summary
 from penstock.services.bench.workload import Workload
 
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in ROWS}
@@ -119,8 +118,8 @@ def figure(row: Row, result: Result) -> float | None:
     summary = result.variants.get(row.variant, result.summary)
     if row.figure == TOKENS:
         return summary.output_tokens_per_second or None
-    spread = summary.tpot_ms if row.figure == "tpot_ms" else summary.ttft_ms
-    return spread.p50 if spread is not None else None
+    times = summary.tpot_ms if row.figure == "tpot_ms" else summary.ttft_ms
+    return times.p50 if times is not None else None
 
 
 def lower_is_better(row: Row) -> bool:

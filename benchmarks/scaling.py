@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import h200, rows
+from benchmarks.report import ROOT
 from benchmarks.rows import ALL, UNITS, Record, Row, lower_is_better
 from benchmarks.shapes import EIGHT, HALF_SEVENTY, SEVENTY, SMOKE, Shape
-from penstock.services.bench.run import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling"
 SERVED = ("lat_bs1", "ttft_1024", "ttft_8192", "bs8", "bs64", "thr_c256", "decode_c256", "prefix4k")

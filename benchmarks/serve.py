@@ -9,24 +9,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from benchmarks.load.workload import ROWS
+from benchmarks.report import commit, machine
+from penstock.protocol.errors import PenstockError
 from penstock.services.bench.client import target
-from penstock.services.bench.run import ROOT
 from penstock.services.bench.serve import (
     HEADING,
-    Result,
     add_load,
-    length,
     line,
     measure,
     served_model,
@@ -34,29 +29,6 @@ from penstock.services.bench.serve import (
     workload_of,
 )
 from penstock.services.bench.workload import Workload
-
-WRITTEN = (":(exclude)benchmarks/results", ":(exclude)README.md", ":(exclude)docs")
-__all__ = ["HEADING", "Result", "commit", "length", "line", "machine", "measure", "parser", "served_model", "workloads"]
-
-
-def commit() -> str:
-    """The commit of this tree, with a plus if it was changed since; empty in an export.
-
-    What is written from results counts as no change, so that one measurement does not mark the next.
-    """
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "-uno", "--", ".", *WRITTEN)
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on, as far as this side knows."""
-    return {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version(),
-            "cores": len(os.sched_getaffinity(0))}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         where, rows = target(options.base_url, options.api_key), workloads(options)
-        model = options.model or served_model(where)
-    except (ValueError, OSError) as error:
+        model = options.model or served_model(options.base_url, options.api_key)
+    except (ValueError, PenstockError) as error:
         print(f"{options.base_url}: {error}", file=sys.stderr)
         return 2
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

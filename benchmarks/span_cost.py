@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.serve import commit, machine
+from benchmarks.report import commit, machine
 from benchmarks.tracing import collecting
 from penstock.engine_core.scheduling.history import PrefillChunk, Stay, StepFacts
 from penstock.engine_core.text.prompts import Prepared

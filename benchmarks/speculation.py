@@ -28,10 +28,9 @@ import msgspec
 from benchmarks.cpu_embedded import cpu_model, write
 from benchmarks.demo_model.lexicon import pseudo_word
 from benchmarks.h200 import device, versions
-from benchmarks.serve import commit, machine
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import serving
 from penstock.engine_core.folder import EMBEDDED_DRAFT, EMBEDDED_EAGLE
-from penstock.services.bench.run import ROOT
 
 RESULTS = Path(__file__).parent / "results"
 OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "speculation_cpu.json",

@@ -26,11 +26,12 @@ import msgspec
 
 from benchmarks.h200 import RESULTS as H200_RESULTS
 from benchmarks.h200 import VOCAB_MARGIN, device, versions
+from benchmarks.report import commit, machine
 from benchmarks.samples import scrape, total
-from benchmarks.serve import commit, machine, measure
 from benchmarks.server import Server, serving
 from benchmarks.shapes import EIGHT, SMOKE, Shape, make_folder
 from penstock.services.bench.client import target
+from penstock.services.bench.serve import measure
 from penstock.services.bench.workload import Variant, Workload
 
 RESULTS = H200_RESULTS / "speculation"

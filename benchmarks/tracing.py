@@ -33,12 +33,11 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.host_ceiling import pipeline
-from benchmarks.serve import commit, machine
+from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import serving
 from penstock.services.bench.client import target
-from penstock.services.bench.processes import cpu_seconds
-from penstock.services.bench.run import ROOT, run
-from penstock.services.bench.summary import summarize
+from penstock.services.bench.offline import cpu_seconds
+from penstock.services.bench.serve import run, summarize
 from penstock.services.bench.workload import Workload
 
 SETTINGS: Mapping[str, float | None] = {"off": None, "1 %": 0.01, "100 %": 1.0}

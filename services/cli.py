@@ -6,8 +6,9 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -43,7 +44,8 @@ COMMANDS: Mapping[str, str] = {
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "chat", "complete", "run-batch", *BENCHES)
-# Commands with arguments of their own, and the module of each.
+# Commands with arguments of their own, and the module of each, which has `add_arguments` and `command`. For a module's
+# second command, named after a colon, these are `add_NAME_arguments` and `NAME_command`.
 MODULES: Mapping[str, str] = {
     "keys": "penstock.services.commands.keys",
     "chat": "penstock.services.commands.chat",
@@ -51,7 +53,7 @@ MODULES: Mapping[str, str] = {
     "run-batch": "penstock.services.commands.run_batch",
     "bench serve": "penstock.services.bench.serve",
     "bench offline": "penstock.services.bench.offline",
-    "bench start": "penstock.services.bench.start",
+    "bench start": "penstock.services.bench.offline:start",
     "plan": "penstock.services.commands.plan",
     "top": "penstock.services.commands.top",
     "collect-env": "penstock.services.commands.collect_env",
@@ -110,7 +112,7 @@ def run(words: list[str]) -> int:
 
         return engine(effective.config)
     if command in MODULES:
-        code: int = importlib.import_module(MODULES[command]).command(namespace, effective)
+        code: int = function_of(command, "{}command")(namespace, effective)
         return code
     role = Role(command)
     return run_role(role, index_of(role, namespace, effective.config), effective.config)
@@ -139,9 +141,16 @@ def parser_of(command: str) -> options.Parser:
             "--local-index", metavar="N", default="", help="number among this host's executors, in place of --index"
         )
     if command in MODULES:
-        importlib.import_module(MODULES[command]).add_arguments(parser)
+        function_of(command, "add_{}arguments")(parser)
     options.add_options(parser)
     return parser
+
+
+def function_of(command: str, name: str) -> Callable[..., Any]:
+    """A function of the command's module."""
+    module, _, second = MODULES[command].partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name.format(second and f"{second}_"))
+    return function
 
 
 def usage(command: str) -> str:

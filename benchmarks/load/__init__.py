@@ -1,1 +1,1 @@
-"""The load generator: workloads as data, a light HTTP client, the arithmetic of the results."""
+"""Published loads, fake peers and recorded streams around the load generator of `penstock bench`."""

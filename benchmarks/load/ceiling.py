@@ -16,8 +16,7 @@ import msgspec
 
 from benchmarks.load.fake import Behaviour, Fake
 from penstock.services.bench.client import target
-from penstock.services.bench.run import run
-from penstock.services.bench.summary import summarize
+from penstock.services.bench.serve import run, summarize
 from penstock.services.bench.workload import Workload
 
 

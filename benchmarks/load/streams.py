@@ -6,26 +6,12 @@ Nothing is retried here and nothing buffered: what a server loses or says twice 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import msgspec
 
-from penstock.services.bench.client import Target
-from penstock.services.bench.response import Malformed, Response
-
-
-class Choice(msgspec.Struct, frozen=True, gc=False):
-    token_ids: tuple[int, ...] | None = None
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """What matters of a completion chunk."""
-
-    choices: tuple[Choice, ...] = ()
-    error: msgspec.Raw = msgspec.Raw()
+from penstock.services.bench.client import Chunk, Connection, Tally, Target
+from penstock.services.bench.workload import Record
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,79 +60,43 @@ class Progress:
             self._over.set_result(None)
 
 
-class Stream(asyncio.Protocol):
-    """One request on a connection of its own. `answer` is what came so far; `over` is done with the end of it."""
+class Stream(Connection):
+    """One request on a connection of its own, whose tokens are kept."""
 
     def __init__(self, request: bytes, progress: Progress) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request, self._progress = request, progress
-        self._response, self._decoder = Response(), msgspec.json.Decoder(Chunk)
-        self._transport: asyncio.Transport | None = None
+        super().__init__(Tally())
+        self._encoded, self._progress = request, progress
         self._tokens: list[int] = []
         self._ends: list[str] = []
-        self._error, self._done = "", False
+        self._record = Record(0, 0)
         self._last = self._pause = 0.0
+        self._finished = asyncio.get_running_loop().create_future()
+        self._finished.add_done_callback(lambda _: progress.ended())
+        self.over = self._finished
 
     @property
     def answer(self) -> Answer:
-        return Answer(tokens=tuple(self._tokens), ends=tuple(self._ends), error=self._error, pause=self._pause)
-
-    def fail(self, error: str) -> None:
-        """The stream is over, with an error unless it had its end before."""
-        if self.over.done():
-            return
-        self._error = self._error or error
-        self._end()
+        assert self._record is not None
+        error, detail = self._record.error, self._record.detail
+        return Answer(
+            tokens=tuple(self._tokens), ends=tuple(self._ends), pause=self._pause,
+            error=f"{error}{' ' if error.startswith('http') else ': '}{detail}" if detail else error,
+        )  # fmt: skip
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._transport.write(self._request)
+        super().connection_made(transport)
+        assert self._transport is not None
+        self._transport.write(self._encoded)
 
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        try:
-            for event in self._response.feed(data):
-                if event == b"[DONE]":
-                    self._done = True
-                else:
-                    self._take(self._decoder.decode(event), now)
-        except (Malformed, msgspec.DecodeError) as error:
-            self.fail(f"malformed: {error}")
-        if self._response.complete:
-            self._complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._response.close()
-        if self._response.complete:
-            self._complete()
-        self.fail(f"disconnected: {exc or 'the server closed the connection'}")
-
-    def _take(self, chunk: Chunk, now: float) -> None:
+    def take_chunk(self, chunk: Chunk, now: float) -> None:
+        super().take_chunk(chunk, now)
         self._pause = max(self._pause, now - self._last if self._last else 0.0)
         self._last = now
-        if bytes(chunk.error) not in (b"", b"null"):
-            self._error = bytes(chunk.error).decode(errors="replace")[:300]
         for choice in chunk.choices:
             self._tokens += choice.token_ids or ()
             if choice.finish_reason:
                 self._ends.append(choice.finish_reason)
             self._progress.add(len(choice.token_ids or ()))
-
-    def _complete(self) -> None:
-        if self.over.done():
-            return
-        if self._response.status != 200:
-            told = bytes(self._response.body[:200]).decode(errors="replace")
-            self._error = f"http {self._response.status} {told}"
-        elif not (self._done or self._error):
-            self._error = "ended without [DONE]"
-        self._end()
-
-    def _end(self) -> None:
-        self.over.set_result(None)
-        self._progress.ended()
-        if self._transport is not None:
-            self._transport.abort()
 
 
 async def play(
@@ -165,12 +115,14 @@ async def play(
         try:
             await loop.create_connection(lambda: stream, where.host, where.port)
         except OSError as error:
-            stream.fail(f"no connection: {error}")
+            stream.fail("no connection", str(error))
 
     blow = asyncio.create_task(struck())
     await asyncio.gather(*map(open_stream, streams))
     await asyncio.wait([stream.over for stream in streams], timeout=limit)
     for stream in streams:
-        stream.fail(f"no end after {limit:g} s")
+        if not stream.over.done():
+            stream.fail(f"no end after {limit:g} s")
+        stream.close()
     await blow
     return [stream.answer for stream in streams]

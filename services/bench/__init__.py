@@ -1,1 +1,1 @@
-"""Measuring a server, the Python API and a start: what `penstock bench` runs and benchmarks/ is made with."""
+"""`penstock bench`: the load generator, the Python API under load, and start times."""

@@ -1,22 +1,28 @@
-"""The client of the load generator: connections on raw asyncio transports and the loops that keep them busy.
+"""One client process of the load generator: `python -m penstock.services.bench.client`, started by serve.py.
 
-One coroutine per request at most; a token costs one callback, one parse and one list append.
+Connections are raw asyncio transports, because the client must cost little beside the server it measures: a general
+client library spends more on each event than the server does. A token costs one callback, one decode and one append.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
+import httptools
 import msgspec
+import uvloop
 
-from penstock.services.bench.response import Malformed, Response
-from penstock.services.bench.workload import Request
+from penstock.services.bench.workload import Record, Request, Workload, requests
+
+INTERVAL = 0.25  # seconds between two progress reports
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +34,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
-    token_ids: tuple[int, ...] | None = None  # where the server was asked for them
+    token_ids: tuple[int, ...] | None = None  # with return_token_ids
 
 
 class PromptDetails(msgspec.Struct, frozen=True, gc=False):
@@ -42,29 +48,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """What matters of a completion chunk, of either endpoint."""
+    """The fields that matter of a completion chunk, of either endpoint."""
 
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
     error: msgspec.Raw = msgspec.Raw()
-
-
-class Record(msgspec.Struct, gc=False):
-    """What became of one request. Times are seconds of the system's monotonic clock, the same in every process."""
-
-    index: int
-    variant: int
-    start: float = 0.0
-    first: float = 0.0  # first token
-    last: float = 0.0  # last token
-    end: float = 0.0
-    events: int = 0  # chunks that brought tokens
-    tokens: int = 0  # by the server's usage
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    error: str = ""  # kind; empty for a request that went well
-    detail: str = ""
-    gaps: bytes = b""  # float64 seconds between consecutive events
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -92,8 +80,65 @@ def target(base_url: str, api_key: str = "") -> Target:
     return Target(parts.hostname, parts.port or 80, parts.path.rstrip("/").removesuffix("/v1"), api_key)
 
 
+class Malformed(Exception):
+    """The server's bytes are not an HTTP response."""
+
+
+class Response:
+    """One HTTP response, reduced to the events it streams, whatever the cuts between the bytes fed to it."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.started = False
+        self.complete = False  # the whole body has been read
+        self.keep_alive = True
+        self.body = bytearray()  # of a response other than 200
+        self._parser = httptools.HttpResponseParser(self)
+        self._framed = False  # by a length or chunks; else the body ends with the connection
+        self._events: list[bytes] = []
+        self._text = b""  # the beginning of the next event
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of the events that these bytes complete. Raises Malformed."""
+        self.started = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self.complete:  # bytes after the response do not matter
+                raise Malformed(str(error)) from error
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """The connection ended, which completes a response without a length."""
+        self.complete = self.complete or bool(self.status and not self._framed)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._framed = self._framed or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.status, self.keep_alive = self._parser.get_status_code(), self._parser.should_keep_alive()
+
+    def on_body(self, payload: bytes) -> None:
+        if self.status != 200:
+            self.body += payload
+            return
+        text = self._text + payload if self._text else payload
+        if b"\r" in text:
+            text = text.replace(b"\r\n", b"\n")  # a CR at the end waits for its LF in `_text`
+        *blocks, self._text = text.split(b"\n\n")
+        for block in blocks:
+            if block.startswith(b"data: ") and b"\n" not in block:  # the usual form
+                self._events.append(block[6:])
+            elif lines := [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]:
+                self._events.append(b"\n".join(lines))
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
 class Tally:
-    """Chunks that brought tokens, of all connections of a load."""
+    """Chunks with tokens, over all connections of a load."""
 
     __slots__ = ("events",)
 
@@ -117,7 +162,7 @@ class Connection(asyncio.Protocol):
         self._finished: asyncio.Future[None] | None = None
 
     def ask(self, request: Request, encoded: bytes, start: float) -> asyncio.Future[None]:
-        """Send a request; the future is done when `record` holds what became of it."""
+        """Send a request; the future is done when `take` has its outcome."""
         assert self._transport is not None
         assert self._finished is None
         self._response, self._gaps, self._ids, self._done = Response(), array("d"), 0, False
@@ -128,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def unanswered(self) -> bool:
-        """Not a byte came back for the latest request."""
+        """Not a byte of the latest request's response has arrived."""
         return not self._response.started
 
     def take(self) -> Record:
@@ -142,7 +187,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def fail(self, error: str, detail: str = "") -> None:
-        """End the request under way with an error, and the connection with it: its stream cannot be trusted."""
+        """End the current request with an error, and with it the connection: its stream cannot be trusted."""
         if self._record is not None and not self._record.error:
             self._record.error, self._record.detail = error, detail[:200]
         self._finish(time.monotonic())
@@ -159,7 +204,7 @@ class Connection(asyncio.Protocol):
                 if event == b"[DONE]":
                     self._done = True
                 else:
-                    self._chunk(self._decoder.decode(event), now)
+                    self.take_chunk(self._decoder.decode(event), now)
         except (Malformed, msgspec.DecodeError) as error:
             self.fail("malformed", str(error))
             return
@@ -176,7 +221,7 @@ class Connection(asyncio.Protocol):
         else:
             self.fail("disconnected", str(exc or "the server closed the connection"))
 
-    def _chunk(self, chunk: Chunk, now: float) -> None:
+    def take_chunk(self, chunk: Chunk, now: float) -> None:
         record = self._record
         if record is None:
             return
@@ -185,7 +230,8 @@ class Connection(asyncio.Protocol):
         for choice in chunk.choices:
             delta = choice.delta
             text = choice.text if delta is None else delta.content or delta.reasoning_content
-            # A completion's empty text without an end is a token that decodes to nothing yet; a chat's is its role.
+            # An empty text without a finish reason is a token of an incomplete character in a completion, and the role
+            # in a chat.
             if text or choice.token_ids or (text == "" and delta is None and choice.finish_reason is None):
                 if record.events:
                     self._gaps.append(now - record.last)
@@ -210,7 +256,7 @@ class Connection(asyncio.Protocol):
                 record.detail = bytes(response.body[:200]).decode(errors="replace")
             elif not self._done:
                 record.error = "ended without [DONE]"
-            elif self._ids and self._ids != record.tokens:
+            elif self._ids and record.tokens and self._ids != record.tokens:
                 record.error, record.detail = "token count", f"{self._ids} ids streamed, usage says {record.tokens}"
         self._finish(now)
         if not response.keep_alive:
@@ -226,7 +272,7 @@ class Connection(asyncio.Protocol):
 
 
 def judge(record: Record, request: Request) -> None:
-    """Mark a request whose stream went well but whose counts contradict each other."""
+    """Fail a request whose stream went well but whose counts contradict each other."""
     if record.error:
         return
     if not record.tokens:
@@ -240,7 +286,7 @@ def judge(record: Record, request: Request) -> None:
 
 
 class Load:
-    """Drives one process's share of a workload: a closed loop of `concurrency` requests, or arrivals on time."""
+    """Drives one process's share of a workload: a closed loop of `concurrency` requests, or timed arrivals."""
 
     def __init__(self, where: Target, endpoint: str, timeout: float) -> None:
         self.records: list[Record] = []
@@ -250,12 +296,12 @@ class Load:
         self._idle: deque[Connection] = deque()
 
     async def connect(self, count: int) -> None:
-        """Open connections ahead of the load, as far as the server lets us."""
+        """Open connections before the load starts, as far as the server allows."""
         found = await asyncio.gather(*(self._connection() for _ in range(count)), return_exceptions=True)
         self._idle.extend(one for one in found if isinstance(one, Connection))
 
     async def run(self, load: Iterable[Request], concurrency: int, start: float) -> None:
-        """Send every request once `start` (monotonic seconds) has come; return when each has its record."""
+        """Send every request from `start` (monotonic seconds) on; return when each has its record."""
         # Encoded before the start, so that the load's own work is only what the wire makes it do.
         waiting = deque((request, self._where.encode(request.body, self._endpoint)) for request in load)
         await asyncio.sleep(max(0.0, start - time.monotonic()))
@@ -292,7 +338,7 @@ class Load:
                 break
             if connection.open:
                 record = await self._ask(connection, request, encoded, start)
-                # RFC 9112, 9.3.1: a server may close a kept connection just when it is used; that is no failure.
+                # RFC 9112, 9.3.1: a server may close a kept connection just as it is used; that is no failure.
                 if reused and connection.unanswered and record.error == "disconnected":
                     record = None
         self.open -= 1
@@ -313,3 +359,76 @@ class Load:
         loop, where = asyncio.get_running_loop(), self._where
         _, connection = await loop.create_connection(lambda: Connection(self.tally), where.host, where.port)
         return connection
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A client process's share of a workload: the first line of its standard input."""
+
+    target: Target
+    workload: Workload
+    model: str
+    extra: dict[str, Any]
+    timeout: float
+    worker: int
+    workers: int
+    warmup: bool
+
+    @property
+    def concurrency(self) -> int:
+        """This process's share of the open requests; 0 means no limit."""
+        total = self.workload.concurrency
+        if self.workload.rate and not total:
+            return 0
+        return (total or 1) // self.workers + (self.worker < (total or 1) % self.workers)
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """A line of standard output: the first when the process is ready, then one every INTERVAL."""
+
+    finished: int = 0
+    failed: int = 0
+    events: int = 0
+    open: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The last line of standard output."""
+
+    records: tuple[Record, ...]
+    cpu_seconds: float
+
+
+def report(message: Progress | Finished) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def report_progress(load: Load) -> None:
+    while True:
+        await asyncio.sleep(INTERVAL)
+        failed = sum(bool(record.error) for record in load.records)
+        report(Progress(len(load.records), failed, load.tally.events, load.open))
+
+
+async def work(job: Job) -> None:
+    """Do the job, from the time (monotonic seconds) on the second line of standard input."""
+    load = Load(job.target, job.workload.endpoint, job.timeout)
+    share = list(requests(job.workload, job.model, warmup=job.warmup, extra=job.extra, worker=job.worker,
+                          workers=job.workers))  # fmt: skip
+    await load.connect(min(job.concurrency, len(share)))
+    report(Progress())
+    start = float(await asyncio.to_thread(sys.stdin.buffer.readline))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    cpu = time.process_time()
+    reporter = asyncio.create_task(report_progress(load))
+    await load.run(share, job.concurrency, start)
+    cpu = time.process_time() - cpu
+    reporter.cancel()
+    load.close()
+    report(Finished(tuple(load.records), cpu))
+
+
+if __name__ == "__main__":
+    uvloop.run(work(msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)))

@@ -1,36 +1,93 @@
-"""`penstock bench serve`: a load for any OpenAI-compatible server, and what became of it.
+"""`penstock bench serve`: a load for any OpenAI-compatible server, and its figures.
 
-A server that runs is measured as it stands; else one is started for the measurement.
+A running server is measured as it is; without one, a server is started for the measurement.
+
+- ttft: from sending a request (including a new connection where none was free) to its first token.
+- tpot: (last token − first token) / (tokens − 1), one value per request.
+- itl: time between consecutive chunks with tokens, over all requests; a server that merges tokens sends several in one
+  chunk, see `tokens_per_chunk`.
+- e2e: from sending a request to the end of its response.
+- Rates are over the wall time from the first request sent to the last response ended. Failed requests only count as
+  errors.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from penstock.protocol.errors import ConfigError, LinkError
-from penstock.services.bench.client import Target, target
-from penstock.services.bench.run import ClientDied, run
-from penstock.services.bench.summary import Spread, Summary, summarize
-from penstock.services.bench.worker import Progress
-from penstock.services.bench.workload import FREE, Variant, Workload
+from penstock.protocol.errors import ConfigError, LinkError, RequestError
+from penstock.services.bench.client import Finished, Job, Progress, Target, target
+from penstock.services.bench.workload import FREE, Record, Variant, Workload
 from penstock.services.commands import target as server
+from penstock.services.commands.client import Client
 from penstock.services.commands.progress import Meter
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
+ROOT = Path(__file__).absolute().parents[3]  # the folder of the package
+HEAD_START = 0.2  # seconds between the last process being ready and the first request
+LINE = 1 << 30  # bytes of the longest line that a client process may send
+Report = Progress | Finished
+REPORT = msgspec.json.Decoder(Report)
+Watch = Callable[[Progress], None]
+
+
+class ClientDied(Exception):
+    """A client process of the load generator ended without its results."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The results of all client processes."""
+
+    records: tuple[Record, ...]
+    client_cpu_seconds: float  # of all processes together, during the load
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    requests: int
+    completed: int
+    failed: int
+    errors: dict[str, int]  # count by kind
+    error_examples: dict[str, str]
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    tokens_per_chunk: float
+    ttft_ms: Distribution | None
+    tpot_ms: Distribution | None
+    itl_ms: Distribution | None
+    e2e_ms: Distribution | None
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload's figures: of all requests, and of each variant where there are several."""
+    """The figures of one workload: over all requests, and per variant where there are several."""
 
     workload: Workload
     summary: Summary
@@ -47,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_load(parser: argparse.ArgumentParser, seed: str = "--load-seed") -> None:
-    """The options of a load and of its client. `seed` is what that of its prompts is called."""
+    """The options of a load and its client. `seed` names the option for the seed of the prompts."""
     load = parser.add_argument_group("workload")
     load.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help="chat takes text")
     load.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="further fields of requests")
@@ -73,13 +130,22 @@ def add_load(parser: argparse.ArgumentParser, seed: str = "--load-seed") -> None
     client.add_argument("--timeout", type=float, default=600.0, metavar="X", help="seconds that a request may take")
 
 
+def length(text: str) -> tuple[int, int]:
+    """`128`, or a range such as `100:1024`."""
+    low, _, high = text.partition(":")
+    ends = int(low), int(high or low)
+    if not 0 < ends[0] <= ends[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length or range LOW:HIGH")
+    return ends
+
+
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Measure once; 1 if a request failed. Raises ConfigError, LinkError and what a server failed to start with."""
+    """Measure once; 1 if a request failed. Raises ConfigError, LinkError, and the error of a server's failed start."""
     workload = workload_of(namespace)
     with server.reached(namespace, effective) as found:
         try:
             where = target(found.url, found.api_key)
-            model = namespace.name or served_model(where)
+            model = namespace.name or served_model(found.url, found.api_key)
             print(HEADING, flush=True)
             result = asyncio.run(
                 measure(where, workload, model=model, extra=namespace.extra_body, processes=namespace.processes,
@@ -89,10 +155,10 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
             raise ConfigError("--url", found.url, str(error)) from error
         except (OSError, ClientDied) as error:
             raise LinkError(f"{found.url}: {error}") from error
-    return told(result, namespace.output)
+    return conclude(result, namespace.output)
 
 
-def told(result: Result, output: Path | None) -> int:
+def conclude(result: Result, output: Path | None) -> int:
     """Print a result and write it; the exit code."""
     print(line(result), flush=True)
     for kind, count in result.summary.errors.items():
@@ -113,11 +179,20 @@ def workload_of(namespace: argparse.Namespace) -> Workload:
 
 
 def shared(namespace: argparse.Namespace) -> dict[str, Any]:
-    """What options say of any load, a published row's too."""
+    """The options that hold for any load, including a published row."""
     return {
         "endpoint": namespace.endpoint, "text": namespace.text, "vocab": namespace.vocab, "seed": namespace.load_seed,
         "ignore_eos": not namespace.respect_eos, "temperature": namespace.temperature,
     }  # fmt: skip
+
+
+def served_model(base_url: str, api_key: str = "") -> str:
+    """The first model that the server lists; empty if it lists none, for servers that need no name."""
+    try:
+        with Client(base_url, api_key) as client:
+            return client.model()
+    except RequestError:
+        return ""
 
 
 async def measure(where: Target, workload: Workload, *, model: str = "", extra: Mapping[str, Any] | None = None,
@@ -129,7 +204,7 @@ async def measure(where: Target, workload: Workload, *, model: str = "", extra: 
     with Meter(workload.name, workload.requests) as meter:
 
         def watch(report: Progress) -> None:
-            meter.show(report.finished, said(report, time.monotonic() - meter.start))
+            meter.show(report.finished, described(report, time.monotonic() - meter.start))
 
         outcome = await run(where, workload, model=model, extra=extra, processes=processes, timeout=timeout,
                             watch=watch)  # fmt: skip
@@ -144,29 +219,126 @@ async def measure(where: Target, workload: Workload, *, model: str = "", extra: 
     )
 
 
-def said(report: Progress, seconds: float) -> str:
-    """How far a run is, in words."""
+async def run(where: Target, workload: Workload, *, model: str = "", extra: Mapping[str, Any] | None = None,
+              processes: int = 1, timeout: float = 600.0, warmup: bool = False,
+              watch: Watch | None = None) -> Outcome:  # fmt: skip
+    """Give the workload to the server from `processes` client processes. Raises ClientDied."""
+    workers = min(processes, workload.concurrency or processes, max(1, workload.requests))
+    async with AsyncExitStack() as stack:
+        clients = []
+        for worker in range(workers):
+            job = Job(target=where, workload=workload, model=model, extra=dict(extra or {}), timeout=timeout,
+                      worker=worker, workers=workers, warmup=warmup)  # fmt: skip
+            clients.append(await start(stack))
+            await send(clients[-1], msgspec.json.encode(job))
+        latest = [Progress()] * workers
+        for client in clients:
+            await receive(client)
+        go = b"%r" % (time.monotonic() + HEAD_START)
+        for client in clients:
+            await send(client, go)
+
+        async def follow(worker: int) -> Finished:
+            while not isinstance(report := await receive(clients[worker]), Finished):
+                latest[worker] = report
+                if watch is not None:
+                    watch(total(latest))
+            return report
+
+        done = await asyncio.gather(*map(follow, range(workers)))
+    records = sorted((record for finished in done for record in finished.records), key=lambda r: r.index)
+    return Outcome(tuple(records), sum(finished.cpu_seconds for finished in done))
+
+
+async def start(stack: AsyncExitStack) -> asyncio.subprocess.Process:
+    """A client process, which ends with the stack at the latest."""
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.services.bench.client", cwd=ROOT, limit=LINE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+    async def end() -> None:
+        if client.returncode is None:
+            client.terminate()
+        await client.wait()
+
+    stack.push_async_callback(end)
+    return client
+
+
+async def send(client: asyncio.subprocess.Process, text: bytes) -> None:
+    assert client.stdin is not None
+    client.stdin.write(text + b"\n")
+    await client.stdin.drain()
+
+
+async def receive(client: asyncio.subprocess.Process) -> Report:
+    assert client.stdout is not None
+    text = await client.stdout.readline()
+    if not text.endswith(b"\n"):
+        raise ClientDied("a client process died; its error is above")
+    report: Report = REPORT.decode(text)
+    return report
+
+
+def total(reports: Sequence[Progress]) -> Progress:
+    return Progress(
+        finished=sum(r.finished for r in reports),
+        failed=sum(r.failed for r in reports),
+        events=sum(r.events for r in reports),
+        open=sum(r.open for r in reports),
+    )
+
+
+def described(report: Progress, seconds: float) -> str:
+    """The progress in words."""
     failed = f", {report.failed} failed" if report.failed else ""
     return f"{report.open} open{failed}, {report.events / max(seconds, 1e-9):,.0f} tok/s so far"
 
 
-def served_model(where: Target) -> str:
-    """The first model that the server lists; empty if it lists none, for servers that need no name."""
-    connection = http.client.HTTPConnection(where.host, where.port, timeout=30)
-    try:
-        headers = {"Authorization": f"Bearer {where.api_key}"} if where.api_key else {}
-        connection.request("GET", f"{where.path}/v1/models", headers=headers)
-        answer = connection.getresponse()
-        found = json.loads(answer.read()).get("data") if answer.status == 200 else None
-    finally:
-        connection.close()
-    return str(found[0]["id"]) if found else ""
+def distribution(seconds: npt.NDArray[np.float64]) -> Distribution | None:
+    """Durations in milliseconds; None without any."""
+    if not seconds.size:
+        return None
+    figures = seconds.mean(), *np.percentile(seconds, (50, 90, 99)), seconds.max()
+    return Distribution(*(round(float(figure) * 1000, 4) for figure in figures))
+
+
+def summarize(records: Sequence[Record]) -> Summary:
+    """The published figures of these requests."""
+    good = [record for record in records if not record.error]
+    bad = [record for record in records if record.error]
+    seconds = max((r.end for r in records), default=0.0) - min((r.start for r in records), default=0.0)
+    output, prompt = sum(r.tokens for r in good), sum(r.prompt_tokens for r in good)
+    streamed = [r for r in good if r.events]
+    long = [r for r in streamed if r.tokens > 1 and r.events > 1]
+    per_second = 1 / seconds if seconds > 0 else 0.0
+    return Summary(
+        requests=len(records),
+        completed=len(good),
+        failed=len(bad),
+        errors=dict(Counter(r.error for r in bad).most_common()),
+        error_examples={r.error: r.detail for r in reversed(bad) if r.detail},
+        seconds=round(seconds, 4),
+        prompt_tokens=prompt,
+        cached_tokens=sum(r.cached_tokens for r in good),
+        output_tokens=output,
+        requests_per_second=round(len(good) * per_second, 3),
+        output_tokens_per_second=round(output * per_second, 2),
+        total_tokens_per_second=round((output + prompt) * per_second, 2),
+        tokens_per_chunk=round(output / max(1, sum(r.events for r in good)), 3),
+        ttft_ms=distribution(np.array([r.first - r.start for r in streamed])),
+        tpot_ms=distribution(np.array([(r.last - r.first) / (r.tokens - 1) for r in long])),
+        itl_ms=distribution(np.frombuffer(b"".join(r.gaps for r in good), dtype=np.float64)),
+        e2e_ms=distribution(np.array([r.end - r.start for r in good])),
+    )
 
 
 def line(result: Result) -> str:
     """One row of the table."""
-    def cell(spread: Spread | None) -> str:
-        return f"{spread.p50:8.2f} {spread.p99:8.2f}" if spread else f"{'-':>8} {'-':>8}"
+
+    def cell(times: Distribution | None) -> str:
+        return f"{times.p50:8.2f} {times.p99:8.2f}" if times else f"{'-':>8} {'-':>8}"
 
     s = result.summary
     return (f"{result.workload.name:16} {s.completed:5} {s.failed:5} {s.output_tokens_per_second:10,.0f}"
@@ -178,12 +350,3 @@ HEADING = (
     f"{'':16} {'done':>5} {'fail':>5} {'out tok/s':>10} {'all tok/s':>10} {'ttft p50':>8} {'p99':>8} {'tpot p50':>8}"
     f" {'p99':>8} {'itl p50':>8} {'p99':>8} {'e2e p50':>8} {'p99':>8}   (ms)"
 )
-
-
-def length(text: str) -> tuple[int, int]:
-    """`128`, or a range such as `100:1024`."""
-    low, _, high = text.partition(":")
-    ends = int(low), int(high or low)
-    if not 0 < ends[0] <= ends[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length or range LOW:HIGH")
-    return ends

@@ -15,10 +15,8 @@ import pytest
 from benchmarks import cpu_embedded
 from benchmarks.cpu_embedded import Comparison, compare, plan, table, versions, write
 from benchmarks.generate_baseline import Figures
-from benchmarks.serve import Result
-from penstock.services.bench.client import Record
-from penstock.services.bench.summary import summarize
-from penstock.services.bench.workload import Workload, requests
+from penstock.services.bench.serve import Result, summarize
+from penstock.services.bench.workload import Record, Workload, requests
 
 
 def comparison() -> Comparison:

@@ -12,12 +12,11 @@ import pytest
 from benchmarks import h200, rows
 from benchmarks.h200 import ROW_LIMIT, Run, main, parser, per_token, prepared, recorded
 from benchmarks.rows import ALL, WORKLOADS
-from benchmarks.serve import Result
 from benchmarks.server import Server
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from penstock.engine_core.models.spec import read_spec
-from penstock.services.bench.client import Record as Sent
-from penstock.services.bench.summary import summarize
+from penstock.services.bench.serve import Result, summarize
+from penstock.services.bench.workload import Record as Sent
 from penstock.services.bench.workload import Workload
 
 

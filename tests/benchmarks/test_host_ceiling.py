@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.host_ceiling import ROLES, Load, main, ready, text
-from penstock.services.bench.client import Record
-from penstock.services.bench.summary import summarize
+from penstock.services.bench.serve import summarize
+from penstock.services.bench.workload import Record
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 

@@ -34,7 +34,7 @@ def test_the_row_is_mixed_256_with_sampling_and_prompts_of_its_own() -> None:
 
 def test_what_is_asked_for_is_the_load() -> None:
     load = list(requests(TINY))
-    prompts, params = measured.asked(load)
+    prompts, params = measured.arguments(load)
     assert [len(prompt) for prompt in prompts] == [request.prompt_tokens for request in load]
     assert [one.max_tokens for one in params] == [request.output_tokens for request in load]
     assert all(one.temperature == 0.6 and one.ignore_eos for one in params)

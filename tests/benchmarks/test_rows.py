@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks import rows
 from benchmarks.rows import ALL, FEATURES, SERVING, STARTS, TOKENS, VLLM, WORKLOADS, Record, Row, Target
-from benchmarks.serve import Result
-from penstock.services.bench.client import Record as Sent
-from penstock.services.bench.summary import Summary, summarize
+from penstock.services.bench.serve import Result, Summary, summarize
+from penstock.services.bench.workload import Record as Sent
 from penstock.services.bench.workload import Workload
 
 MODELS = [("8b", "8B"), ("0.6b", "0.6B")]

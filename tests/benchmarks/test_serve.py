@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.load.fake import Behaviour, Fake
 from benchmarks.load.workload import JSON, ROWS
-from benchmarks.serve import length, main, measure, parser, workloads
+from benchmarks.serve import main, parser, workloads
 from penstock.services.bench.client import target
-from penstock.services.bench.run import ClientDied, run
+from penstock.services.bench.serve import ClientDied, length, measure, run
 from penstock.services.bench.workload import FREE, Workload
 
 

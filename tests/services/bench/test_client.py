@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from benchmarks.load.fake import Behaviour, Fake
-from penstock.services.bench.client import Connection, Load, Record, Tally, Target, judge, target
-from penstock.services.bench.workload import Request, Workload, requests
+from penstock.services.bench.client import Connection, Load, Tally, Target, judge, target
+from penstock.services.bench.workload import Record, Request, Workload, requests
 
 SMALL = Workload(requests=12, concurrency=3, input=(4, 9), output=(2, 20), warmup=0)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.bench.response import Malformed, Response
+from penstock.services.bench.client import Malformed, Response
 
 EVENTS = [b'{"a": 1}', b'{"text": "\\n\\n"}', "{'t': 'dér'}".encode(), b"[DONE]"]
 

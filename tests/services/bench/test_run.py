@@ -1,4 +1,4 @@
-"""Client processes of a load (run.py, worker.py): a load in several of them, progress, and one that dies."""
+"""Client processes of a load (serve.py, client.py): a load in several of them, progress, and one that dies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import sys
 import pytest
 
 from benchmarks.load.fake import Behaviour, Fake
-from penstock.services.bench import run as running
-from penstock.services.bench.client import Target, target
-from penstock.services.bench.run import ClientDied, run, total
-from penstock.services.bench.worker import Progress
+from penstock.services.bench import serve
+from penstock.services.bench.client import Progress, Target, target
+from penstock.services.bench.serve import ClientDied, run, total
 from penstock.services.bench.workload import Workload
 
 LOAD = Workload(requests=12, concurrency=4, input=(4, 4), output=(3, 3), warmup=3)
@@ -39,4 +38,4 @@ async def test_a_client_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_reports_add_up() -> None:
     one, two = Progress(1, 2, 3, 4), Progress(10, 20, 30, 40)
     assert total([one, two]) == Progress(11, 22, 33, 44)
-    assert running.HEAD_START < 1
+    assert serve.HEAD_START < 1

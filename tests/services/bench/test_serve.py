@@ -1,4 +1,4 @@
-"""`penstock bench` (serve.py, offline.py, start.py, processes.py): each once with the embedded model, and mistakes."""
+"""`penstock bench` (serve.py, offline.py): each once with the embedded model, and mistakes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.bench.processes import children, cpu_seconds
-from penstock.services.bench.serve import length, said
-from penstock.services.bench.worker import Progress
+from penstock.services.bench.client import Progress
+from penstock.services.bench.offline import children, cpu_seconds
+from penstock.services.bench.serve import described, length
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
 
@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line(words: tuple[str, ...], code: int, said: str) -> 
 
 def test_lengths_and_words() -> None:
     assert (length("8"), length("8:16")) == ((8, 8), (8, 16))
-    assert said(Progress(finished=1, failed=2, events=30, open=3), 2.0) == "3 open, 2 failed, 15 tok/s so far"
+    assert described(Progress(finished=1, failed=2, events=30, open=3), 2.0) == "3 open, 2 failed, 15 tok/s so far"
 
 
 def test_without_a_word_it_says_what_there_is() -> None:

@@ -7,8 +7,8 @@ from array import array
 import numpy as np
 import pytest
 
-from penstock.services.bench.client import Record
-from penstock.services.bench.summary import spread, summarize
+from penstock.services.bench.serve import distribution, summarize
+from penstock.services.bench.workload import Record
 
 
 def record(index: int, start: float, first: float, step: float, tokens: int, events: int = 0) -> Record:
@@ -63,6 +63,6 @@ def test_nothing_gives_nothing() -> None:
 
 def test_percentiles_are_numpys() -> None:
     values = np.random.default_rng(0).exponential(size=1000)
-    found = spread(values)
+    found = distribution(values)
     assert found is not None
     assert (found.p90, found.p99) == tuple(pytest.approx(np.percentile(values, p) * 1000) for p in (90, 99))
