@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 import llguidance
 
-from penstock.engine_core.grammar.schema import rewrite, writing_lark
+from penstock.engine_core.grammar.schema import lark
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 
 MAX_TEXTS = 64  # orders tried for one instance
@@ -74,7 +75,7 @@ def automaton(tokenizer: llguidance.LLTokenizer, schema: object) -> tuple[llguid
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
     if isinstance(schema, dict):
         try:
-            grammar = writing_lark.grammar(schema, {**overrides}) or grammar
+            grammar = lark.grammar(schema, {**overrides}) or grammar
         except UnsupportedSchema as error:
             return None, error.message
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)

@@ -238,6 +238,14 @@ def common(one: Language, two: Language) -> Language:
     return _paired(one, two, lambda a, b: a and b)
 
 
+def combined(wanted: Iterable[Node], unwanted: Iterable[Node], *among: Language) -> Language:
+    """Texts of the languages in which all wanted patterns are found and no unwanted one. Raises PatternError."""
+    parts = [language(node) for node in wanted]
+    parts.extend(inverted(language(node)) for node in unwanted)
+    parts.extend(among)
+    return functools.reduce(common, parts) if parts else inverted(of_texts(()))
+
+
 def either(one: Language, two: Language) -> Language:
     """Texts of at least one."""
     return _paired(one, two, lambda a, b: a or b)

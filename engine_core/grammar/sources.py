@@ -12,10 +12,10 @@ from penstock.engine_core.grammar import ebnf
 from penstock.engine_core.grammar.fields import read_json, text_of
 from penstock.engine_core.grammar.regexes import any_of, check_ends, lark_regex
 from penstock.engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
-from penstock.engine_core.grammar.schema import Rewritten, rewrite, writing_lark
+from penstock.engine_core.grammar.schema import compile_schema
 from penstock.engine_core.grammar.tags import TagGrammar
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.protocol.errors import InvalidRequest, UnsupportedSchema
+from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
 
 # At one place: a space, or a line break and its indentation. A model that could idle would idle to the token limit.
@@ -58,26 +58,11 @@ class SchemaForm:
     def form(self, schema: object, *, lenient: bool = False) -> dict[str, Any]:
         """A grammar for llguidance, by its kind: `json_schema` or `lark_grammar`.
 
-        Raises UnsupportedSchema, and InvalidRequest for a schema that nothing satisfies.
+        Raises UnsupportedSchema.
         """
-        lenient |= self._lenient
-        try:
-            return self._form(rewrite(schema, lenient=lenient))
-        except UnsupportedSchema:
-            if not lenient:
-                raise
-        return self._form(rewrite(schema, lenient=True, plain=True))
-
-    def _form(self, found: Rewritten) -> dict[str, Any]:
-        if found.schema is False:
-            raise InvalidRequest("no value satisfies this schema", code="invalid_grammar")
-        rewritten = {} if found.schema is True else dict(found.schema)
-        check_schema(rewritten)
-        lark = writing_lark.grammar(rewritten, self._options)
+        found = compile_schema(schema, self._options, lenient=lenient or self._lenient, check=check_schema)
         self._approximations += found.approximations
-        if lark is not None:
-            return {"lark_grammar": lark}
-        return {"json_schema": rewritten | {writing_lark.OPTIONS: self._options}}
+        return {"json_schema": found.json} if found.lark is None else {"lark_grammar": found.lark}
 
 
 def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:

@@ -113,6 +113,22 @@ def test_the_brain_names_no_torch() -> None:
     none(found for source in tree for found in forbidden(source, {"torch", "triton", "transformers"}))
 
 
+def test_the_schema_compiler_stands_alone() -> None:
+    """It imports nothing of the engine but regular expressions, which import nothing, and has one public function."""
+    compiler = "engine_core.grammar.schema"
+    expressions = ("engine_core.grammar.patterns", "engine_core.grammar.automata")
+    allowed = {compiler: (compiler, *expressions, "protocol.errors"), **dict.fromkeys(expressions, expressions)}
+    for package, names in allowed.items():
+        tree = [source for source in product() if inside(source.module, [package])]
+        found = [(source.at(node), name) for source in tree for name, node in source.imports]
+        ours = [(at, name) for at, name in found if name.partition(".")[0] in PRODUCT and not inside(name, names)]
+        none(f"{at} {name}" for at, name in ours if not any(inside(each, [name]) for each in names))
+    outside = [source for source in product() if not inside(source.module, [compiler])]
+    found = [(source.at(node), name) for source in outside for name, node in source.imports if inside(name, [compiler])]
+    assert found, "somebody uses it"
+    none(f"{at} {name}" for at, name in found if name not in (compiler, f"{compiler}.compile_schema"))
+
+
 def test_the_product_uses_no_model_of_transformers() -> None:
     tree = [source for source in product() if source.top != "penstock"]
     names = [(s.at(node), name) for s in tree for name, node in s.imports if name.startswith("transformers.")]

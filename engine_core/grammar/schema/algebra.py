@@ -1,38 +1,40 @@
-"""Terms and what they come to: unions of cells, found only as deep as somebody asks.
+"""Terms and the unions of cells that they come to, found only as deep as needed; and how large a schema, and what is
+made of it, may grow. Beyond a limit it is refused, never slow.
 
 This is the algebra of set-theoretic types over JSON (compare Frisch, Castagna and Benzaken, Semantic Subtyping, 2008,
 and Habib et al., Finding Data Compatibility Bugs with JSON Subschema Checks, 2021): conjunction distributes over cells,
 negation goes through them by De Morgan, and whether a term is empty is a least fixed point, since JSON values are
-finite. Emptiness is said only where it is certain."""
+finite. Emptiness is claimed only where it is certain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from penstock.engine_core.grammar.patterns import PatternError
-from penstock.engine_core.grammar.schema import numbers, records, series, texts
-from penstock.engine_core.grammar.schema.bounds import MAX_INPLACE, MAX_TOGETHER, Allowance
 from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
+    AllOf,
+    AnyOf,
+    Array,
     Cell,
-    Every,
-    Inverse,
-    Number,
+    Not,
+    Object,
     Other,
     Place,
-    Record,
-    Series,
-    Some,
     Term,
-    Text,
-    Truth,
     Union,
-    every,
-    inverse,
+    all_of,
+    negation,
 )
+from penstock.engine_core.grammar.schema.scalars import Boolean, Number, String
 from penstock.protocol.errors import UnsupportedSchema
 
+MAX_DEPTH = 256  # JSON levels of a schema
+MAX_NODES = 200_000  # JSON values of a schema
+MAX_STEPS = 20_000  # cells made while a schema is rewritten
+MAX_TOGETHER = 64  # alternatives of one product in a loose reading
+MAX_INPLACE = 48  # $ref, allOf, anyOf, oneOf, not, if inside one another, all for the same value
 MAX_EMPTINESS = 24  # levels of required children that are searched for one that cannot be
 
 
@@ -44,44 +46,63 @@ Cells = tuple[Cell, ...]
 Read = Callable[["Algebra", Place], Cells]
 
 
+class Allowance:
+    """What is left of MAX_STEPS for one schema."""
+
+    def __init__(self, *, hard: bool = True) -> None:
+        self.hard = hard
+        self.left = MAX_STEPS
+
+    def spend(self, steps: int = 1) -> bool:
+        """Whether the schema is within its limit. If that is hard, raise UnsupportedSchema where it is not."""
+        self.left -= steps
+        if self.left < 0 and self.hard:
+            raise UnsupportedSchema("schema", "", f"it expands to more than {MAX_STEPS} alternatives")
+        return self.left >= 0
+
+
+def check_size(schema: object) -> None:
+    """Raise UnsupportedSchema for a schema that is too deep or too large. No recursion, whatever the depth."""
+    level: list[object] = [schema]
+    depth = nodes = 0
+    while level:
+        depth += 1
+        nodes += len(level)
+        if depth > MAX_DEPTH:
+            raise UnsupportedSchema("schema", "", f"it is nested deeper than {MAX_DEPTH} levels")
+        if nodes > MAX_NODES:
+            raise UnsupportedSchema("schema", "", f"it has more than {MAX_NODES} values")
+        level = [child for node in level for child in children(node)]
+
+
+def children(node: object) -> list[object]:
+    """JSON values right inside a value."""
+    if isinstance(node, dict):
+        return list(node.values())
+    return list(node) if isinstance(node, list) else []
+
+
 def meet(a: Cell, b: Cell) -> Cell | None:
     """The conjunction of two cells of one type."""
     if a == b:
         return a
     match a, b:
-        case Truth(), Truth():
-            values = tuple(v for v in a.values if v in b.values)
-            return Truth(values) if values else None
+        case Boolean(), Boolean():
+            return a.meet(b)
         case Number(), Number():
-            return numbers.intersect(a, b)
-        case Text(), Text():
-            return texts.intersect(a, b)
-        case Series(), Series():
-            return series.intersect(a, b)
-        case Record(), Record():
-            return records.intersect(a, b)
+            return a.meet(b)
+        case String(), String():
+            return a.meet(b)
+        case Array(), Array():
+            return a.meet(b)
+        case Object(), Object():
+            return a.meet(b)
     return None
-
-
-def others(cell: Cell) -> Cells:
-    """Everything of the cell's own type that is not in it."""
-    match cell:
-        case Truth(values):
-            return (Truth((not values[0],)),) if len(values) == 1 else ()
-        case Number():
-            return tuple(numbers.complement(cell))
-        case Text():
-            return tuple(texts.complement(cell))
-        case Series():
-            return tuple(series.complement(cell))
-        case Record():
-            return tuple(records.complement(cell))
-    return ()
 
 
 def weight(cell: Cell) -> int:
     """What a step with a cell costs, in steps."""
-    return 1 + len(cell.layers) + len(cell.required) // 4 if isinstance(cell, Record) else 1
+    return 1 + len(cell.layers) + len(cell.required) // 4 if isinstance(cell, Object) else 1
 
 
 class Algebra:
@@ -95,7 +116,7 @@ class Algebra:
         self.allowance = Allowance(hard=not loose)
         self.found: dict[Term, Cells] = {}
         self.active: set[Term] = set()  # terms being found
-        self.barren: dict[Term, bool] = {}  # terms known to be empty, or not
+        self.known: dict[Term, bool] = {}  # terms known to be empty, or not
         self.asked: set[Term] = set()  # terms whose emptiness is being decided, and assumed
         self.level = 0
         self.assumptions = 0  # answers so far that rest on a term whose emptiness is still being decided
@@ -124,14 +145,14 @@ class Algebra:
                 return self.read(self, term)
             case Union(cells):
                 return cells
-            case Every(parts):
+            case AllOf(parts):
                 cells = FULL
                 for part in parts:
                     cells = self.product(cells, self.cells(part))
                 return cells
-            case Some(parts):
+            case AnyOf(parts):
                 return tuple(dict.fromkeys(cell for part in parts for cell in self.cells(part)))
-            case Inverse(part):
+            case Not(part):
                 return self.rest(self.cells(part))
 
     def product(self, one: Cells, two: Cells) -> Cells:
@@ -164,7 +185,7 @@ class Algebra:
             left: Cells = (full,)
             for cell in cells:
                 if type(cell) is type(full):
-                    left = () if cell == full else self.product(left, others(cell))
+                    left = () if cell == full else self.product(left, tuple(cell.complement()))
             out.extend(left)
         return tuple(out)
 
@@ -172,7 +193,7 @@ class Algebra:
         """Whether no finite JSON value matches. False where that is not certain."""
         if term == ANY:
             return False
-        known = self.barren.get(term)
+        known = self.known.get(term)
         if known is not None:
             return known
         if term in self.asked:
@@ -184,46 +205,43 @@ class Algebra:
         self.asked.add(term)
         self.level += 1
         try:
-            barren = all(self.hollow(cell) for cell in self.cells(term))
+            empty = all(self.hollow(cell) for cell in self.cells(term))
         except CircularTerm:
             self.circles += 1
-            barren = False
+            empty = False
         finally:
             self.level -= 1
             self.asked.discard(term)
-        certain = not self.asked or self.assumptions == assumptions if barren else self.circles == circles
+        certain = not self.asked or self.assumptions == assumptions if empty else self.circles == circles
         if certain:
-            self.barren[term] = barren
-        return barren
+            self.known[term] = empty
+        return empty
 
     def disjoint(self, one: Term, two: Term) -> bool:
         """Whether no value matches both. False where that is not certain."""
-        return self.empty(every(one, two))
+        return self.empty(all_of(one, two))
 
     def covers(self, wide: Term, narrow: Term) -> bool:
         """Whether every value of `narrow` is one of `wide`. False where that is not certain."""
-        return wide in (ANY, narrow) or self.empty(every(narrow, inverse(wide)))
+        return wide in (ANY, narrow) or self.empty(all_of(narrow, negation(wide)))
 
     def hollow(self, cell: Cell) -> bool:
         """Whether a cell is empty, read as deep as its required children."""
         match cell:
-            case Number():
-                return numbers.empty(cell)
-            case Text():
-                return texts.empty(cell)
-            case Series():
-                return self._hollow_series(cell)
-            case Record():
-                return self._hollow_record(cell)
+            case Number() | String():
+                return cell.empty()
+            case Array():
+                return self._hollow_array(cell)
+            case Object():
+                return self._hollow_object(cell)
         return False
 
-    def _hollow_series(self, cell: Series) -> bool:
-        if cell.most is not None and cell.fewest > cell.most:
+    def _hollow_array(self, cell: Array) -> bool:
+        if cell.max_items is not None and cell.min_items > cell.max_items:
             return True
-        places: Iterable[Term] = cell.prefix[: cell.fewest]
-        if any(self.empty(term) for term in places):
+        if any(self.empty(term) for term in cell.prefix[: cell.min_items]):
             return True
-        if cell.fewest > len(cell.prefix) and self.empty(cell.items):
+        if cell.min_items > len(cell.prefix) and self.empty(cell.items):
             return True
         for count in cell.counts:
             if count.most is not None and count.least > count.most:
@@ -232,34 +250,28 @@ class Algebra:
                 return True
         return False
 
-    def _hollow_record(self, cell: Record) -> bool:
+    def _hollow_object(self, cell: Object) -> bool:
         try:
-            if any(map(self.empty, records.terms_of(cell, cell.required).values())):
+            if any(map(self.empty, cell.terms_of(cell.required).values())):
                 return True
-            if cell.names and any(self.empty(named(cell, name)) for name in cell.required):
+            if cell.names and any(self.empty(cell.key_term(name)) for name in cell.required):
                 return True
-            if cell.fewest > len(cell.required) and self.closed(cell):
-                known = records.terms_of(cell, records.known_names(cell))
-                if sum(not self.empty(term) for term in known.values()) < cell.fewest:
+            if cell.min_properties > len(cell.required) and self.closed(cell):
+                known = cell.terms_of(cell.known_names())
+                if sum(not self.empty(term) for term in known.values()) < cell.min_properties:
                     return True
             return any(self._lacking(cell, other) for other in cell.others)
         except PatternError:
             return False
-        return False
 
-    def _lacking(self, cell: Record, other: Other) -> bool:
+    def _lacking(self, cell: Object, other: Other) -> bool:
         """Whether no key can be the other that the cell must have."""
         if not self.closed(cell):
             return False
-        known = records.terms_of(cell, records.meant(other, records.known_names(cell)))
+        known = cell.terms_of(other.candidates(cell.known_names()))
         return all(self.disjoint(term, other.term) for term in known.values())
 
-    def closed(self, cell: Record) -> bool:
+    def closed(self, cell: Object) -> bool:
         """Whether no key that the cell does not name can have a value."""
         patterns = [term for layer in cell.layers for _, term in layer.patterns]
-        return self.empty(every(*(layer.rest for layer in cell.layers))) and all(map(self.empty, patterns))
-
-
-def named(cell: Record, name: str) -> Term:
-    """What must hold for a key of that name to be allowed at all."""
-    return every(Union((Text(among=(name,)),)), *cell.names)
+        return self.empty(cell.rest()) and all(map(self.empty, patterns))

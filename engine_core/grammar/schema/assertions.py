@@ -9,26 +9,21 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.engine_core.grammar import automata, patterns
-from penstock.engine_core.grammar.schema import numbers, records, series, texts
 from penstock.engine_core.grammar.schema.algebra import meet
 from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     NEVER,
+    Array,
     Cell,
     Count,
     Layer,
-    Null,
-    Number,
+    Object,
     Place,
-    Record,
-    Series,
     Term,
-    Text,
-    Truth,
     Union,
 )
-from penstock.engine_core.grammar.schema.formats import FORMATS
+from penstock.engine_core.grammar.schema.scalars import FORMATS, Boolean, Null, Number, String, fraction
 from penstock.protocol.errors import UnsupportedSchema
 
 if TYPE_CHECKING:
@@ -58,18 +53,18 @@ def read(reader: Reader, place: Place, node: Keywords) -> tuple[Cell, ...]:
     if "null" in types:
         out.append(Null())
     if "boolean" in types:
-        out.append(Truth())
+        out.append(Boolean())
     if "number" in types or "integer" in types:
         number = _number(node, path, whole=True if "number" not in types else None)
-        out.extend(() if numbers.empty(number) else (number,))
+        out.extend(() if number.empty() else (number,))
     if "string" in types:
-        text = _text(reader, node, path)
-        out.extend(() if texts.empty(text) else (text,))
+        text = _string(reader, node, path)
+        out.extend(() if text.empty() else (text,))
     if "array" in types:
-        array = _series(reader, place, node, path)
-        out.extend(() if array.most is not None and array.fewest > array.most else (array,))
+        array = _array(reader, place, node, path)
+        out.extend(() if array.max_items is not None and array.min_items > array.max_items else (array,))
     if "object" in types:
-        made = records.intersect(Record(), _record(reader, place, node, path))
+        made = Object().meet(_object(reader, place, node, path))
         out.extend(() if made is None else (made,))
     cells = FULL if len(out) == len(FULL) and tuple(out) == FULL else tuple(out)
     for values in _listed(node, path):
@@ -111,24 +106,24 @@ def constant(value: object) -> Cell:
         case None:
             return Null()
         case bool():
-            return Truth((value,))
+            return Boolean((value,))
         case int() | float():
-            number = numbers.fraction(value)
+            number = fraction(value)
             return Number(number, False, number, False)
         case str():
-            return Text(among=(value,))
+            return String(among=(value,))
         case list():
             items = tuple(Union((constant(item),)) for item in value)
-            return Series(items, NEVER, len(items), len(items))
+            return Array(items, NEVER, len(items), len(items))
     assert isinstance(value, dict), "a schema is made of JSON values"
     properties = tuple((name, Union((constant(child),))) for name, child in value.items())
-    return Record((Layer(properties, (), NEVER, annotates=False),), tuple(value))
+    return Object((Layer(properties, (), NEVER, annotates=False),), tuple(value))
 
 
 def constants(values: list[object]) -> tuple[Cell, ...]:
     """The cells of a list of values; its strings share one."""
     strings = dict.fromkeys(value for value in values if isinstance(value, str))
-    out: dict[Cell, None] = {Text(among=tuple(strings)): None} if strings else {}
+    out: dict[Cell, None] = {String(among=tuple(strings)): None} if strings else {}
     out.update(dict.fromkeys(constant(value) for value in values if not isinstance(value, str)))
     return tuple(out)
 
@@ -184,17 +179,17 @@ def _number(node: Keywords, path: str, whole: bool | None) -> Number:
             if bound is None:
                 continue
             is_open = keyword == exclusive or node.get(exclusive) is True
-            value = numbers.fraction(bound)
+            value = fraction(bound)
             side = Number(low=value, low_open=is_open) if name == "low" else Number(high=value, high_open=is_open)
-            narrower = numbers.intersect(cell, side)
+            narrower = cell.meet(side)
             if narrower is None:
-                return Number(low=numbers.fraction(1), high=numbers.fraction(0))
+                return Number(low=fraction(1), high=fraction(0))
             cell = narrower
     multiple = _bound(node, "multipleOf", path)
     if multiple is not None:
         if multiple <= 0:
             raise UnsupportedSchema("multipleOf", path, "it must be more than 0")
-        cell = dataclasses.replace(cell, multiples=(numbers.fraction(multiple),))
+        cell = dataclasses.replace(cell, multiples=(fraction(multiple),))
     return cell
 
 
@@ -216,25 +211,20 @@ def key_pattern(reader: Reader, text: str, path: str) -> patterns.Node:
     if len(wanted) == 1 and not unwanted:
         return wanted[0]
     try:
-        found = automata.language(wanted[0])
-        for node in wanted[1:]:
-            found = automata.common(found, automata.language(node))
-        for node in unwanted:
-            found = automata.common(found, automata.inverted(automata.language(node)))
-        return automata.pattern(found)
+        return automata.pattern(automata.combined(wanted, unwanted))
     except patterns.PatternError as error:
         return patterns.Opaque(text, f"the lookahead in it: {error}")
 
 
-def _text(reader: Reader, node: Keywords, path: str) -> Text:
+def _string(reader: Reader, node: Keywords, path: str) -> String:
     if TEXTS.isdisjoint(node):
-        return Text()
+        return String()
     wanted: tuple[patterns.Node, ...] = ()
     unwanted: tuple[patterns.Node, ...] = ()
     if "pattern" in node:
         wanted, unwanted = patterns.split(read_pattern(reader, node["pattern"], "pattern", path))
     name = node.get("format")
-    return Text(
+    return String(
         _count(node, "minLength", path) or 0,
         _count(node, "maxLength", path),
         wanted,
@@ -243,9 +233,9 @@ def _text(reader: Reader, node: Keywords, path: str) -> Text:
     )
 
 
-def _series(reader: Reader, place: Place, node: Keywords, path: str) -> Series:
+def _array(reader: Reader, place: Place, node: Keywords, path: str) -> Array:
     if ARRAYS.isdisjoint(node):
-        return Series()
+        return Array()
     prefix: tuple[Term, ...] = ()
     rest: Term = ANY
     evaluated: int | None = 0
@@ -270,12 +260,12 @@ def _series(reader: Reader, place: Place, node: Keywords, path: str) -> Series:
     if not isinstance(unique, bool):
         raise UnsupportedSchema("uniqueItems", path, "it must be a boolean")
     fewest, most = _count(node, "minItems", path) or 0, _count(node, "maxItems", path)
-    return series.shortened(Series(prefix, rest, fewest, most, counts, unique, evaluated))
+    return Array(prefix, rest, fewest, most, counts, unique, evaluated).shortened()
 
 
-def _record(reader: Reader, place: Place, node: Keywords, path: str) -> Record:
+def _object(reader: Reader, place: Place, node: Keywords, path: str) -> Object:
     if OBJECTS.isdisjoint(node):
-        return Record()
+        return Object()
     properties: tuple[tuple[str, Term], ...] = ()
     matched: tuple[tuple[patterns.Node, Term], ...] = ()
     if "properties" in node:
@@ -300,4 +290,4 @@ def _record(reader: Reader, place: Place, node: Keywords, path: str) -> Record:
         keys = (reader.child(place, node["propertyNames"], "propertyNames"),)
     required = names(node["required"], "required", path) if "required" in node else ()
     fewest = _count(node, "minProperties", path) or 0
-    return Record(layers, required, fewest, _count(node, "maxProperties", path), keys)
+    return Object(layers, required, fewest, _count(node, "maxProperties", path), keys)

@@ -1,14 +1,15 @@
 """The schema as it was written: its draft, its subschemas by number, and what each local reference points at.
 
-References resolve as RFC 3986 and the drafts say (2020-12 core, section 8 and 9): JSON pointers, `$anchor`, `$id` as
-base, draft 7's `$id: "#name"`. Nothing is ever fetched."""
+References resolve as RFC 3986 (sections 5.2 and 5.3) and the drafts say (2020-12 core, sections 8 and 9): JSON
+pointers, `$anchor`, `$id` as base, draft 7's `$id: "#name"`. Nothing is ever fetched. The
+standard library joins URIs in a module that can fetch, and engine_core has no network."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Place, Term
-from penstock.engine_core.grammar.schema.uris import defragmented, joined, unescaped
 from penstock.protocol.errors import UnsupportedSchema
 
 # keywords whose value is a schema, a list of them, or a map of them
@@ -21,6 +22,8 @@ NAMED = frozenset((
     *("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"),
 ))  # fmt: skip
 IDENTIFIERS = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
+PARTS = re.compile(r"^(([^:/?#]+):)?(//([^/?#]*))?([^?#]*)(\?([^#]*))?(#(.*))?\Z", re.DOTALL)  # appendix B
+ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 
 
@@ -197,3 +200,56 @@ class Document:
                 self.anchors.setdefault((base, name), []).append(number)
                 if keyword == "$dynamicAnchor":
                     self.dynamic.setdefault(name, []).append(number)
+
+
+def defragmented(uri: str) -> tuple[str, str]:
+    """A URI without its fragment, and the fragment."""
+    bare, _, fragment = uri.partition("#")
+    return bare, fragment
+
+
+def unescaped(text: str) -> str:
+    """Percent escapes decoded; what is no UTF-8 becomes a replacement character."""
+    return ESCAPES.sub(lambda found: bytes.fromhex(found[0].replace("%", "")).decode(errors="replace"), text)
+
+
+def joined(base: str, reference: str) -> str:
+    """The URI that a reference means where `base` is in force."""
+    scheme, authority, path, query, fragment = _split(reference)
+    outer_scheme, outer_authority, outer_path, outer_query, _ = _split(base)
+    if scheme or not base:
+        return reference if not base else _whole(scheme, authority, _flat(path), query, fragment)
+    if authority:
+        return _whole(outer_scheme, authority, _flat(path), query, fragment)
+    if not path:
+        return _whole(outer_scheme, outer_authority, outer_path, query or outer_query, fragment)
+    if not path.startswith("/"):
+        cut = outer_path.rfind("/") + 1
+        path = outer_path[:cut] + path if cut or not outer_authority else "/" + path
+    return _whole(outer_scheme, outer_authority, _flat(path), query, fragment)
+
+
+def _split(uri: str) -> tuple[str, str, str, str, str]:
+    """Scheme, authority, path, query and fragment, the marks that set them off included."""
+    found = PARTS.match(uri)
+    assert found is not None, "the expression matches any text"
+    return found[1] or "", found[3] or "", found[5], found[6] or "", found[8] or ""
+
+
+def _whole(scheme: str, authority: str, path: str, query: str, fragment: str) -> str:
+    return scheme + authority + path + query + fragment
+
+
+def _flat(path: str) -> str:
+    """A path without its dot segments."""
+    out: list[str] = []
+    segments = path.split("/")
+    for at, segment in enumerate(segments):
+        if segment == "..":
+            if len(out) > 1 or (out and out[0]):
+                out.pop()
+        elif segment != ".":
+            out.append(segment)
+        if segment in (".", "..") and at == len(segments) - 1:
+            out.append("")
+    return "/".join(out)

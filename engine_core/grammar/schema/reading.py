@@ -12,33 +12,34 @@ import dataclasses
 import itertools
 
 from penstock.engine_core.grammar.patterns import PatternError
-from penstock.engine_core.grammar.schema import assertions, records, series
+from penstock.engine_core.grammar.schema import assertions
 from penstock.engine_core.grammar.schema.algebra import Algebra, Cells, CircularTerm
-from penstock.engine_core.grammar.schema.bounds import MAX_BRANCHES
 from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     NEVER,
+    AnyOf,
+    Array,
     Cell,
     Layer,
-    Number,
+    Object,
     Obstacle,
     Place,
-    Record,
-    Series,
-    Some,
     Term,
-    Text,
     Union,
-    every,
-    inverse,
-    some,
+    all_of,
+    any_of,
+    negation,
+    unannotated,
+    without,
 )
 from penstock.engine_core.grammar.schema.document import Document, pointer
+from penstock.engine_core.grammar.schema.scalars import Number, String
 from penstock.protocol.errors import UnsupportedSchema
 
+MAX_BRANCHES = 6  # alternatives of an anyOf whose annotations matter to unevaluatedProperties or unevaluatedItems
 WHOLE = Union(FULL)
-NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Record))
+NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Object))
 
 
 class Reader:
@@ -110,13 +111,13 @@ class Reader:
             case "$ref" | "$dynamicRef" | "$recursiveRef":
                 return self.document.target(place, keyword)
             case "allOf":
-                return every(*self.branches(place, node, keyword))
+                return all_of(*self.branches(place, node, keyword))
             case "anyOf":
                 return self.any_of(place, self.branches(place, node, keyword))
             case "oneOf":
                 branches = self.branches(place, node, keyword)
                 if len(branches) > 1 and self.drops(place, keyword, "taken for anyOf"):
-                    return some(*branches)
+                    return any_of(*branches)
                 return self.one_of(algebra, branches, Union(own))
             case "not" | "if" | "dependentRequired" | "dependentSchemas" | "dependencies" if self.drops(
                 place, keyword, "left out"
@@ -133,17 +134,17 @@ class Reader:
     def any_of(self, place: Place, branches: list[Term]) -> Term:
         """With annotations in play a value that matches several branches is evaluated by all of them."""
         if not self.document.tracks_evaluation or self.document.loose:
-            return some(*branches)
+            return any_of(*branches)
         if len(branches) > MAX_BRANCHES:
             raise UnsupportedSchema("anyOf", self.path(place), "too many branches beside unevaluated keywords")
         sizes = range(1, len(branches) + 1)
-        chosen = (every(*some_of) for size in sizes for some_of in itertools.combinations(branches, size))
-        return Some(tuple(dict.fromkeys(chosen)))
+        chosen = (all_of(*some_of) for size in sizes for some_of in itertools.combinations(branches, size))
+        return AnyOf(tuple(dict.fromkeys(chosen)))
 
     def one_of(self, algebra: Algebra, branches: list[Term], own: Term) -> Term:
         """Each branch without those others that it has, or may have, values in common with among its own cells."""
         shared: list[list[Term]] = [[] for _ in branches]
-        inside = [every(own, branch) for branch in branches] if own != WHOLE else branches
+        inside = [all_of(own, branch) for branch in branches] if own != WHOLE else branches
         tags = [tags_of(algebra, branch) for branch in inside] if len(branches) > 2 else [{}] * len(branches)
         for (i, a), (j, b) in itertools.combinations(enumerate(inside), 2):
             if any(tags[i][name].isdisjoint(tags[j][name]) for name in tags[i].keys() & tags[j].keys()):
@@ -154,13 +155,13 @@ class Reader:
                 shared[j].append(branches[i])
         options = []
         for branch, rivals in zip(branches, shared, strict=True):
-            options.append(every(branch, *(self.negated(algebra, rival) for rival in rivals)))
-        return some(*options)
+            options.append(all_of(branch, *(self.negated(algebra, rival) for rival in rivals)))
+        return any_of(*options)
 
     def negated(self, algebra: Algebra, term: Term) -> Term:
         """The negation, which evaluates nothing."""
         if not self.document.tracks_evaluation or term in (ANY, NEVER):
-            return inverse(term)
+            return negation(term)
         return Union(tuple(unannotated(cell) for cell in algebra.rest(algebra.cells(term))))
 
     def conditional(self, algebra: Algebra, place: Place, node: dict[str, object]) -> Term | None:
@@ -172,8 +173,8 @@ class Reader:
         then = self.child(place, node["then"], "then") if "then" in node else ANY
         other = self.child(place, node["else"], "else") if "else" in node else ANY
         if other == ANY and not tracked:
-            return some(inverse(test), every(test, then))
-        return some(every(test, then), every(self.negated(algebra, test), other))
+            return any_of(negation(test), all_of(test, then))
+        return any_of(all_of(test, then), all_of(self.negated(algebra, test), other))
 
     def dependent(self, place: Place, node: dict[str, object], keyword: str) -> Term:
         """Each key that is absent, or present with what it asks for."""
@@ -183,14 +184,14 @@ class Reader:
                 names = assertions.names(wanted, keyword, self.path(place))
                 if not names:
                     continue
-                consequence: Term = Union((*NOT_OBJECTS, Record(required=names)))
+                consequence: Term = Union((*NOT_OBJECTS, Object(required=names)))
             else:
                 consequence = self.child(place, wanted, keyword, name)
                 if consequence == ANY:
                     continue
-            missing = Union((*NOT_OBJECTS, records.absent(name)))
-            out.append(some(missing, every(Union((Record(required=(name,)),)), consequence)))
-        return every(*out)
+            missing = Union((*NOT_OBJECTS, without(name)))
+            out.append(any_of(missing, all_of(Union((Object(required=(name,)),)), consequence)))
+        return all_of(*out)
 
     def unevaluated(self, algebra: Algebra, place: Place, node: dict[str, object], cells: Cells) -> Cells:
         """The cells with unevaluatedProperties and unevaluatedItems applied to what nothing else has looked at."""
@@ -199,9 +200,9 @@ class Reader:
         out = []
         for cell in cells:
             found: Cell | None
-            if isinstance(cell, Record) and "unevaluatedProperties" in node:
-                found = records.intersect(cell, Record((remaining_keys(cell, keys),)))
-            elif isinstance(cell, Series) and "unevaluatedItems" in node:
+            if isinstance(cell, Object) and "unevaluatedProperties" in node:
+                found = cell.meet(Object((remaining_keys(cell, keys),)))
+            elif isinstance(cell, Array) and "unevaluatedItems" in node:
                 found = self.remaining_items(place, cell, items)
             else:
                 out.append(cell)
@@ -210,29 +211,29 @@ class Reader:
                 out.append(found)
         return tuple(out)
 
-    def remaining_items(self, place: Place, cell: Series, items: Term) -> Series | None:
+    def remaining_items(self, place: Place, cell: Array, items: Term) -> Array | None:
         if cell.evaluated is None:
             return cell
         if cell.counts and items != ANY:
             reason = "contains beside it evaluates items that are not known in advance"
             obstacle = Obstacle("unevaluatedItems", self.path(place), reason)
             return dataclasses.replace(cell, evaluated=None, obstacles=(*cell.obstacles, obstacle))
-        return series.intersect(cell, Series((ANY,) * cell.evaluated, items, evaluated=None))
+        return cell.meet(Array((ANY,) * cell.evaluated, items, evaluated=None))
 
 
 def tags_of(algebra: Algebra, branch: Term) -> dict[str, frozenset[object]]:
     """Required keys of a branch whose values are listed strings or numbers, when it is an object of one form."""
     try:
         cells = algebra.cells(branch)
-        if len(cells) != 1 or not isinstance(cells[0], Record):
+        if len(cells) != 1 or not isinstance(cells[0], Object):
             return {}
         record = cells[0]
         out: dict[str, frozenset[object]] = {}
-        for name, term in records.terms_of(record, record.required).items():
+        for name, term in record.terms_of(record.required).items():
             listed: set[object] = set()
             for cell in algebra.cells(term):
                 match cell:
-                    case Text(among=tuple(values)):
+                    case String(among=tuple(values)):
                         listed.update(values)
                     case Number(low=low, high=high) if low is not None and low == high:
                         listed.add(low)
@@ -245,7 +246,7 @@ def tags_of(algebra: Algebra, branch: Term) -> dict[str, frozenset[object]]:
         return {}
 
 
-def remaining_keys(cell: Record, rest: Term) -> Layer:
+def remaining_keys(cell: Object, rest: Term) -> Layer:
     """A layer for the keys that no annotating layer of the cell names."""
     heard = [layer for layer in cell.layers if layer.annotates]
     if any(layer.closing for layer in heard):
@@ -254,10 +255,3 @@ def remaining_keys(cell: Record, rest: Term) -> Layer:
     patterns = dict.fromkeys(node for layer in heard for node, _ in layer.patterns)
     named = tuple((name, ANY) for name in properties)
     return Layer(named, tuple((node, ANY) for node in patterns), rest, closing=True)
-
-
-def unannotated(cell: Cell) -> Cell:
-    """The same cell, which evaluates nothing."""
-    if isinstance(cell, Record):
-        return records.unannotated(cell)
-    return dataclasses.replace(cell, evaluated=0) if isinstance(cell, Series) else cell

@@ -1,5 +1,5 @@
 """Arrays as llguidance takes them: prefixItems, items, minItems, maxItems. `contains` and `uniqueItems` have no place
-there; they are proven idle, or the arrays are listed by what stands where, or they are left to `writing_lark` in a form
+there; they are proven idle, or the arrays are listed by what stands where, or they are left to `lark` in a form
 that it can count: items that match `contains` apart from those that do not, unique items one by one. Else it is a
 refusal."""
 
@@ -11,32 +11,19 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from penstock.engine_core.grammar.schema.bounds import MAX_ARRANGEMENTS
-from penstock.engine_core.grammar.schema.cells import (
-    ANY,
-    Cell,
-    Count,
-    Null,
-    Number,
-    Series,
-    Term,
-    Text,
-    Truth,
-    Union,
-    every,
-    inverse,
-)
-from penstock.engine_core.grammar.schema.series import item
+from penstock.engine_core.grammar.schema.cells import ANY, Array, Cell, Count, Term, Union, all_of, negation
+from penstock.engine_core.grammar.schema.scalars import Boolean, Null, Number, String, lower
 
 if TYPE_CHECKING:
     from penstock.engine_core.grammar.schema.writing import Json, Writer
 
+MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains
 MAX_PAIRED = 64  # items that are compared with one another
 MAX_VALUES = 64  # values of unique items: a bit each of a rule's parameter
 MAX_COUNTED = 1024  # states in which the items that match `contains`, and all items, are counted
 
 
-def write(writer: Writer, cell: Series) -> list[Json]:
+def write(writer: Writer, cell: Array) -> list[Json]:
     """The alternatives of a cell of arrays. Raises UnsupportedSchema."""
     writer.obstacles(cell.obstacles)
     plain = dataclasses.replace(cell, counts=(), obstacles=(), evaluated=0)
@@ -48,7 +35,7 @@ def write(writer: Writer, cell: Series) -> list[Json]:
     return [_written(writer, one) for one in cells if not writer.algebra.hollow(one)]
 
 
-def _written(writer: Writer, cell: Series) -> Json:
+def _written(writer: Writer, cell: Array) -> Json:
     out: Json = {"type": "array"}
     if cell.counts:
         return _written_count(writer, cell, cell.counts[0])
@@ -58,68 +45,68 @@ def _written(writer: Writer, cell: Series) -> Json:
         out |= {"items": {"enum": list(map(_value, values))}, "uniqueItems": True}
         return out | _lengths(cell)
     prefix = [writer.child(term) for term in cell.prefix]
-    most = cell.most
+    most = cell.max_items
     if False in prefix:
-        most = prefix.index(False) if most is None else min(most, prefix.index(False))
+        most = lower(most, prefix.index(False))
         prefix = prefix[:most]
     if prefix:
         out["prefixItems"] = prefix
     rest = writer.child(cell.items)
     if rest is False:
-        most = len(prefix) if most is None else min(most, len(prefix))
+        most = lower(most, len(prefix))
     if rest != {}:
         out["items"] = rest
-    if cell.fewest:
-        out["minItems"] = cell.fewest
+    if cell.min_items:
+        out["minItems"] = cell.min_items
     if most is not None and (rest is not False or most < len(prefix)):
         out["maxItems"] = most
     return out
 
 
-def _written_count(writer: Writer, cell: Series, count: Count) -> Json:
+def _written_count(writer: Writer, cell: Array, count: Count) -> Json:
     """With an upper bound the items are either of two kinds, of which `contains` is the second."""
-    inside = writer.child(every(cell.items, count.term))
+    inside = writer.child(all_of(cell.items, count.term))
     out: Json = {"type": "array", "contains": inside, "minContains": count.least}
     if count.most is None:
         out["items"] = writer.child(cell.items)
     else:
-        out["items"] = {"anyOf": [writer.child(every(cell.items, inverse(count.term))), inside]}
+        out["items"] = {"anyOf": [writer.child(all_of(cell.items, negation(count.term))), inside]}
         out["maxContains"] = count.most
     return out | _lengths(cell)
 
 
-def _lengths(cell: Series) -> Json:
-    most: Json = {} if cell.most is None else {"maxItems": cell.most}
-    return ({"minItems": cell.fewest} if cell.fewest else {}) | most
+def _lengths(cell: Array) -> Json:
+    most: Json = {} if cell.max_items is None else {"maxItems": cell.max_items}
+    return ({"minItems": cell.min_items} if cell.min_items else {}) | most
 
 
 def _value(cell: Cell) -> object:
     """The only value of a cell."""
     match cell:
-        case Truth(values):
+        case Boolean(values):
             return values[0]
-        case Text(among=tuple(texts)):
+        case String(among=tuple(texts)):
             return texts[0]
         case Number(low=Fraction() as value):
             return int(value) if value.denominator == 1 else float(value)
     return None
 
 
-def states(cell: Series, count: Count) -> tuple[int, int]:
+def states(cell: Array, count: Count) -> tuple[int, int]:
     """How many items that match must be told apart, and how many items of all: both counted from 0."""
     matching = count.least if count.most is None else count.most
-    if cell.most is not None:
-        return matching, cell.most
-    return matching, 0 if cell.fewest <= count.least else cell.fewest
+    if cell.max_items is not None:
+        return matching, cell.max_items
+    return matching, 0 if cell.min_items <= count.least else cell.min_items
 
 
-def _countable(writer: Writer, cell: Series, count: Count) -> bool:
+def _countable(writer: Writer, cell: Array, count: Count) -> bool:
     matching, length = states(cell, count)
     alone = not (writer.plain or cell.prefix or cell.counts or cell.unique)
     return alone and (matching + 1) * (length + 1) <= MAX_COUNTED
 
 
-def counted(writer: Writer, cell: Series, count: Count) -> Iterator[Series]:
+def counted(writer: Writer, cell: Array, count: Count) -> Iterator[Array]:
     """`contains` without `contains`: arrays in which between `least` and `most` items match the term."""
     algebra = writer.algebra
     if count.least == 0 and count.most is None:
@@ -133,18 +120,18 @@ def counted(writer: Writer, cell: Series, count: Count) -> Iterator[Series]:
             yield cell
         return
     if all(inside):
-        most = cell.most if count.most is None else count.most if cell.most is None else min(cell.most, count.most)
-        yield dataclasses.replace(cell, fewest=max(cell.fewest, count.least), most=most)
+        most = lower(cell.max_items, count.most)
+        yield dataclasses.replace(cell, min_items=max(cell.min_items, count.least), max_items=most)
         return
-    certain = sum(inside[: min(len(cell.prefix), cell.fewest)])
+    certain = sum(inside[: min(len(cell.prefix), cell.min_items)])
     if count.most is None and certain >= count.least:
         yield cell
         return
-    longest = len(cell.prefix) if outside[-1] else cell.most  # items past it do not matter
+    longest = len(cell.prefix) if outside[-1] else cell.max_items  # items past it do not matter
     if longest is None and count.most == 0:
-        refused = inverse(count.term)
+        refused = negation(count.term)
         yield dataclasses.replace(
-            cell, prefix=tuple(every(t, refused) for t in cell.prefix), items=every(cell.items, refused)
+            cell, prefix=tuple(all_of(t, refused) for t in cell.prefix), items=all_of(cell.items, refused)
         )
         return
     arranged = longest is not None and _ways(longest, count) <= MAX_ARRANGEMENTS
@@ -167,15 +154,15 @@ def _ways(longest: int, count: Count) -> int:
     return ways
 
 
-def _placed(cell: Series, count: Count, longest: int) -> Iterator[Series]:
+def _placed(cell: Array, count: Count, longest: int) -> Iterator[Array]:
     """One alternative for each choice of the items that match; with an upper bound all others must not."""
-    other = ANY if count.most is None else inverse(count.term)
+    other = ANY if count.most is None else negation(count.term)
     highest = count.least if count.most is None else min(count.most, longest)
     for size in range(count.least, highest + 1):
         for chosen in itertools.combinations(range(longest), size):
-            prefix = tuple(every(item(cell, i), count.term if i in chosen else other) for i in range(longest))
-            fewest = max(cell.fewest, chosen[-1] + 1 if chosen else 0)
-            yield dataclasses.replace(cell, prefix=prefix, fewest=fewest)
+            prefix = tuple(all_of(cell.item(i), count.term if i in chosen else other) for i in range(longest))
+            fewest = max(cell.min_items, chosen[-1] + 1 if chosen else 0)
+            yield dataclasses.replace(cell, prefix=prefix, min_items=fewest)
 
 
 def values_of(writer: Writer, term: Term) -> list[Cell] | None:
@@ -185,10 +172,10 @@ def values_of(writer: Writer, term: Term) -> list[Cell] | None:
         match cell:
             case Null():
                 out.append(cell)
-            case Truth(values):
-                out.extend(Truth((value,)) for value in values)
-            case Text(among=tuple(values), patterns=(), not_patterns=(), formats=()):
-                out.extend(Text(among=(value,)) for value in values)
+            case Boolean(values):
+                out.extend(Boolean((value,)) for value in values)
+            case String(among=tuple(values), patterns=(), not_patterns=(), formats=()):
+                out.extend(String(among=(value,)) for value in values)
             case Number(low=low, high=high, whole=True) if low is not None and high is not None:
                 if high - low > MAX_ARRANGEMENTS:
                     return None
@@ -206,10 +193,10 @@ def _of(cell: Cell) -> Term:
     return Union((cell,))
 
 
-def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
+def distinct(writer: Writer, cell: Array) -> Iterator[Array]:
     """`uniqueItems` left out where the items differ anyway, kept where they can be counted one by one."""
-    longest = cell.most
-    kinds = [item(cell, i) for i in range(min(longest, MAX_PAIRED))] if longest is not None else []
+    longest = cell.max_items
+    kinds = [cell.item(i) for i in range(min(longest, MAX_PAIRED))] if longest is not None else []
     proven = dataclasses.replace(cell, unique=False)
     if longest is not None and longest <= 1:
         yield proven
@@ -222,8 +209,8 @@ def distinct(writer: Writer, cell: Series) -> Iterator[Series]:
     if values is not None and not cell.prefix:
         limit = len(values) if longest is None else min(longest, len(values))
         if len(values) <= MAX_VALUES and not cell.counts and not writer.plain:
-            if cell.fewest <= limit:
-                yield dataclasses.replace(cell, most=limit)
+            if cell.min_items <= limit:
+                yield dataclasses.replace(cell, max_items=limit)
             return
     reason = f"no exact form but for items of at most {MAX_VALUES} values in all, or one item; lenient leaves it out"
     writer.left_out("uniqueItems", reason)

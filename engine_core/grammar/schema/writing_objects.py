@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from penstock.engine_core.grammar import automata
 from penstock.engine_core.grammar.patterns import Choice, Node, PatternError, Sequence
-from penstock.engine_core.grammar.schema import records
-from penstock.engine_core.grammar.schema.algebra import named
-from penstock.engine_core.grammar.schema.bounds import MAX_EXCLUDED, MAX_OVERLAPPING, MAX_PRESENCE
-from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Record, Term, Text, every
+from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Object, Term, all_of
+from penstock.engine_core.grammar.schema.scalars import String
+from penstock.engine_core.grammar.schema.writing_scalars import MAX_EXCLUDED
 
 if TYPE_CHECKING:
     from penstock.engine_core.grammar.schema.writing import Json, Writer
 
-
+MAX_PRESENCE = 256  # alternatives for which optional keys of one object are present
+MAX_OVERLAPPING = 4  # patterns of keys of one object that can match the same key
 ANY_KEY = "^"  # found in every key
 
 
@@ -35,7 +35,7 @@ class Keys:
     most: int | None
 
 
-def write(writer: Writer, cell: Record) -> list[Json]:
+def write(writer: Writer, cell: Object) -> list[Json]:
     """The alternatives of a cell of objects. Raises UnsupportedSchema."""
     writer.obstacles(cell.obstacles)
     try:
@@ -46,24 +46,24 @@ def write(writer: Writer, cell: Record) -> list[Json]:
     return _alternatives(writer, dataclasses.replace(cell, layers=_without_patterns(cell), names=()))
 
 
-def _alternatives(writer: Writer, cell: Record) -> list[Json]:
+def _alternatives(writer: Writer, cell: Object) -> list[Json]:
     """Raises PatternError where a pattern of keys has no form."""
     cells = with_others(writer, cell) if cell.others else [cell]
     return [_written(writer, one) for found in cells for one in sized(writer, _resolved(writer, found))]
 
 
-def with_others(writer: Writer, cell: Record) -> Iterator[Record]:
+def with_others(writer: Writer, cell: Object) -> Iterator[Object]:
     """Alternatives by which key is the other that the cell must have: each that the cell knows, or one it does not."""
     if not cell.others:
         yield cell
         return
     other = cell.others[0]
     known = Layer(tuple((name, ANY) for name in other.names), annotates=False)
-    made = records.intersect(dataclasses.replace(cell, others=cell.others[1:]), Record((known,)))
+    made = dataclasses.replace(cell, others=cell.others[1:]).meet(Object((known,)))
     assert made is not None, "names alone rule nothing out"
-    for name in records.meant(other, records.known_names(made)):
-        named_so = Record((Layer(((name, other.term),), annotates=False),), (name,))
-        found = records.intersect(made, named_so)
+    for name in other.candidates(made.known_names()):
+        named_so = Object((Layer(((name, other.term),), annotates=False),), (name,))
+        found = made.meet(named_so)
         if found is not None and not writer.algebra.hollow(found):
             yield from with_others(writer, found)
     if writer.algebra.closed(made):
@@ -71,17 +71,17 @@ def with_others(writer: Writer, cell: Record) -> Iterator[Record]:
     if other.patterns or other.inside is not None or any(layer.patterns for layer in made.layers):
         writer.left_out("not", "of keys by pattern has no exact form")
         yield from with_others(writer, made)
-    elif not writer.algebra.covers(other.term, every(*(layer.rest for layer in made.layers))):
+    elif not writer.algebra.covers(other.term, made.rest()):
         writer.left_out("not", "of additionalProperties has no exact form")
         yield from with_others(writer, made)
     else:
         yield from _one_unnamed(writer, made)
 
 
-def _one_unnamed(writer: Writer, cell: Record) -> Iterator[Record]:
+def _one_unnamed(writer: Writer, cell: Object) -> Iterator[Object]:
     """Objects with at least one key that the cell does not name, by which of the named ones are there too: llguidance
     counts them all."""
-    terms = records.terms_of(cell, records.known_names(cell))
+    terms = cell.terms_of(cell.known_names())
     optional = [n for n, term in terms.items() if n not in cell.required and not writer.algebra.empty(term)]
     if 2 ** len(optional) > MAX_PRESENCE:
         writer.left_out("not", f"of additionalProperties, with more than {MAX_PRESENCE} ways to choose keys")
@@ -90,85 +90,79 @@ def _one_unnamed(writer: Writer, cell: Record) -> Iterator[Record]:
     for size in range(len(optional) + 1):
         for chosen in itertools.combinations(optional, size):
             gone = Layer(tuple((name, NEVER) for name in optional if name not in chosen), annotates=False)
-            found = records.intersect(cell, Record((gone,), chosen, len(cell.required) + size + 1))
+            found = cell.meet(Object((gone,), chosen, len(cell.required) + size + 1))
             if found is not None and not writer.algebra.hollow(found):
                 yield from with_others(writer, found)
 
 
-def _without_patterns(cell: Record) -> tuple[Layer, ...]:
+def _without_patterns(cell: Object) -> tuple[Layer, ...]:
     return tuple(
         dataclasses.replace(layer, patterns=(), rest=ANY) if layer.patterns else layer for layer in cell.layers
     )
 
 
-def _resolved(writer: Writer, cell: Record) -> Keys:
+def _resolved(writer: Writer, cell: Object) -> Keys:
     terms: dict[str, Term] = {}
     listed = _listed_names(writer, cell) if cell.names else None
-    for name, term in records.terms_of(cell, dict.fromkeys((*records.known_names(cell), *(listed or ())))).items():
-        allowed = not cell.names or not writer.algebra.empty(named(cell, name))
+    for name, term in cell.terms_of(dict.fromkeys((*cell.known_names(), *(listed or ())))).items():
+        allowed = not cell.names or not writer.algebra.empty(cell.key_term(name))
         terms[name] = term if allowed and not writer.algebra.empty(term) else NEVER
     others = () if listed is not None else _others(writer, cell)
-    return Keys(terms, frozenset(cell.required), others, cell.fewest, cell.most)
+    return Keys(terms, frozenset(cell.required), others, cell.min_properties, cell.max_properties)
 
 
-def _listed_names(writer: Writer, cell: Record) -> tuple[str, ...] | None:
+def _listed_names(writer: Writer, cell: Object) -> tuple[str, ...] | None:
     """All keys that propertyNames allows, where it lists them."""
     out: list[str] = []
-    for found in writer.algebra.cells(every(*cell.names)):
-        if isinstance(found, Text):
+    for found in writer.algebra.cells(all_of(*cell.names)):
+        if isinstance(found, String):
             if found.among is None or found.patterns or found.not_patterns or found.formats or found.not_formats:
                 return None
             out.extend(found.among)
     return tuple(out)
 
 
-def _names_pattern(writer: Writer, cell: Record) -> Node | None:
+def _names_pattern(writer: Writer, cell: Object) -> Node | None:
     """The pattern of all keys that propertyNames allows; None for any. Raises PatternError."""
     options: list[Node] = []
-    for found in writer.algebra.cells(every(*cell.names)):
-        if isinstance(found, Text):
-            if found == Text():
+    for found in writer.algebra.cells(all_of(*cell.names)):
+        if isinstance(found, String):
+            if found == String():
                 return None
-            options.append(_text_pattern(found))
+            options.append(_string_pattern(found))
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
-def _text_pattern(cell: Text) -> Node:
+def _string_pattern(cell: String) -> Node:
     """One pattern for all that a cell of strings asks for. Raises PatternError."""
     if cell.formats or cell.not_formats:
         raise PatternError("a format of keys has no exact form")
     nodes = list(cell.patterns)
-    if cell.shortest or cell.longest is not None:
-        nodes.append(automata.of_length(cell.shortest, cell.longest))
+    if cell.min_length or cell.max_length is not None:
+        nodes.append(automata.of_length(cell.min_length, cell.max_length))
     if len(nodes) == 1 and not cell.not_patterns and not cell.excluded and cell.among is None:
         return nodes[0]
     runs = [run for node in nodes if (run := automata.run_of(node)) is not None]
     if len(runs) == len(nodes) > 0 and not cell.not_patterns and cell.among is None:
         run = automata.common_run(runs)
         return automata.run_without(run, cell.excluded) if cell.excluded else automata.pattern_of(run)
-    parts = [automata.language(node) for node in nodes]
-    parts.extend(automata.inverted(automata.language(node)) for node in cell.not_patterns)
-    if cell.excluded:
-        parts.append(automata.inverted(automata.of_texts(cell.excluded)))
+    lists = [automata.inverted(automata.of_texts(cell.excluded))] if cell.excluded else []
     if cell.among is not None:
-        parts.append(automata.of_texts(cell.among))
-    found = parts[0]
-    for part in parts[1:]:
-        found = automata.common(found, part)
-    return automata.pattern(found)
+        lists.append(automata.of_texts(cell.among))
+    return automata.pattern(automata.combined(nodes, cell.not_patterns, *lists))
 
 
-def _others(writer: Writer, cell: Record) -> tuple[tuple[Node | None, Term], ...]:
+def _others(writer: Writer, cell: Object) -> tuple[tuple[Node | None, Term], ...]:
     """The keys that nobody names, by pattern. Patterns with one meaning are joined; the rest are made disjoint."""
     nodes = list(dict.fromkeys(node for layer in cell.layers for node, _ in layer.patterns))
     allowed = _names_pattern(writer, cell) if cell.names else None
     if not nodes:
-        rest = every(*(layer.rest for layer in cell.layers))
+        rest = cell.rest()
         return () if writer.algebra.empty(rest) else ((allowed, rest),)
     groups: dict[Term, list[tuple[tuple[Node, ...], tuple[Node, ...]]]] = {}
     kinds = list(_kinds(nodes))
     for inside, outside in kinds:
-        term = every(*(_layer_word(layer, inside) for layer in cell.layers))
+        term = all_of(*(_layer_term(layer, inside) for layer in cell.layers))
         if not writer.algebra.empty(term):
             groups.setdefault(term, []).append((inside, outside))
     out: list[tuple[Node | None, Term]] = []
@@ -195,9 +189,9 @@ def _kinds(nodes: list[Node]) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ..
         yield inside, tuple(node for node, taken in zip(nodes, choice, strict=True) if not taken)
 
 
-def _layer_word(layer: Layer, inside: tuple[Node, ...]) -> Term:
+def _layer_term(layer: Layer, inside: tuple[Node, ...]) -> Term:
     found = [term for node, term in layer.patterns if node in inside]
-    return every(*found) if found else layer.rest
+    return all_of(*found) if found else layer.rest
 
 
 def _found_in_any(nodes: list[Node]) -> Node:
@@ -211,11 +205,7 @@ def _combined(combinations: list[tuple[tuple[Node, ...], tuple[Node, ...]]], all
         return _found_in_any([inside[0] for inside, _ in combinations])
     whole = None
     for inside, outside in combinations:
-        part = automata.inverted(automata.of_texts(())) if allowed is None else automata.language(allowed)
-        for node in inside:
-            part = automata.common(part, automata.language(node))
-        for node in outside:
-            part = automata.common(part, automata.inverted(automata.language(node)))
+        part = automata.combined(inside if allowed is None else (allowed, *inside), outside)
         whole = part if whole is None else automata.either(whole, part)
     assert whole is not None, "a group has a combination"
     return None if automata.empty(whole) else automata.pattern(whole)

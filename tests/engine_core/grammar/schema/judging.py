@@ -10,7 +10,7 @@ import llguidance
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import Compiled, accepts_value, byte_tokenizer, compiled
-from penstock.engine_core.grammar.schema import rewrite
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 
 

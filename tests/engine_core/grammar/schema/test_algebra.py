@@ -1,5 +1,5 @@
-"""Terms and cells: the laws of the algebra, emptiness as a least fixed point, and cells.py's flat terms; with the
-conjunction and complement of texts.py, series.py and records.py, by membership of sample values."""
+"""Terms and cells: the laws of the algebra, emptiness as a least fixed point, and flat terms; with the
+conjunction and complement of cells.py and scalars.py, by membership of sample values."""
 
 from __future__ import annotations
 
@@ -11,40 +11,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine_core.grammar.patterns import read
-from penstock.engine_core.grammar.schema import records, rewrite, series, texts
-from penstock.engine_core.grammar.schema.algebra import Algebra, CircularTerm, meet, others
+from penstock.engine_core.grammar.schema.algebra import (
+    MAX_STEPS,
+    Algebra,
+    Allowance,
+    CircularTerm,
+    check_size,
+    children,
+    meet,
+)
 from penstock.engine_core.grammar.schema.assertions import constant, constants
-from penstock.engine_core.grammar.schema.bounds import MAX_STEPS, Allowance, check_size, children
 from penstock.engine_core.grammar.schema.cells import (
     ANY,
     FULL,
     NEVER,
+    AllOf,
+    AnyOf,
+    Array,
     Cell,
     Count,
-    Every,
-    Inverse,
     Layer,
-    Null,
-    Number,
+    Not,
+    Object,
     Other,
     Place,
-    Record,
-    Series,
-    Some,
     Term,
-    Text,
-    Truth,
     Union,
-    every,
-    inverse,
-    some,
+    all_of,
+    any_of,
+    negation,
+    without,
 )
 from penstock.engine_core.grammar.schema.document import Document
 from penstock.engine_core.grammar.schema.reading import Reader
+from penstock.engine_core.grammar.schema.scalars import Boolean, Null, Number, String
+from penstock.engine_core.grammar.schema.writing import rewrite
+from penstock.engine_core.grammar.schema.writing_scalars import write_string
 from penstock.protocol.errors import UnsupportedSchema
 
 INTEGER = Union((Number(whole=True),))
-STRING = Union((Text(),))
+STRING = Union((String(),))
 NULL = Union((Null(),))
 
 
@@ -56,18 +62,18 @@ def algebra(schema: dict[str, Any] | None = None) -> tuple[Algebra, Document]:
 
 def test_terms_are_flat() -> None:
     a, b = Place(1), Place(2)
-    assert every() == ANY
-    assert some() == NEVER
-    assert every(a) == a == some(a)
-    assert every(a, every(b, a)) == Every((a, b))
-    assert some(a, some(b, a)) == Some((a, b))
-    assert every(a, ANY) == a
-    assert every(a, NEVER) == NEVER
-    assert some(a, NEVER) == a
-    assert some(a, ANY) == ANY
-    assert inverse(inverse(a)) == a
-    assert inverse(a) == Inverse(a)
-    assert (inverse(ANY), inverse(NEVER)) == (NEVER, ANY)
+    assert all_of() == ANY
+    assert any_of() == NEVER
+    assert all_of(a) == a == any_of(a)
+    assert all_of(a, all_of(b, a)) == AllOf((a, b))
+    assert any_of(a, any_of(b, a)) == AnyOf((a, b))
+    assert all_of(a, ANY) == a
+    assert all_of(a, NEVER) == NEVER
+    assert any_of(a, NEVER) == a
+    assert any_of(a, ANY) == ANY
+    assert negation(negation(a)) == a
+    assert negation(a) == Not(a)
+    assert (negation(ANY), negation(NEVER)) == (NEVER, ANY)
 
 
 def test_any_and_never() -> None:
@@ -82,20 +88,20 @@ SAMPLES: tuple[Term, ...] = (
     INTEGER,
     STRING,
     NULL,
-    Union((Truth((True,)),)),
-    Union((Text(among=("a", "b")), Null())),
-    Union((Text(shortest=2),)),
-    Union((Series(items=INTEGER), Number())),
-    Union((Record(required=("a",)),)),
-    Union((Record((Layer((("a", INTEGER),), rest=NEVER),)),)),
+    Union((Boolean((True,)),)),
+    Union((String(among=("a", "b")), Null())),
+    Union((String(min_length=2),)),
+    Union((Array(items=INTEGER), Number())),
+    Union((Object(required=("a",)),)),
+    Union((Object((Layer((("a", INTEGER),), rest=NEVER),)),)),
 )
 
 
 @pytest.mark.parametrize("term", SAMPLES)
 def test_a_term_and_its_inverse_are_apart(term: Term) -> None:
     one, _ = algebra()
-    assert one.disjoint(term, inverse(term)) or any(isinstance(c, Series | Record) for c in one.cells(term))
-    assert one.cells(inverse(term)) != ()
+    assert one.disjoint(term, negation(term)) or any(isinstance(c, Array | Object) for c in one.cells(term))
+    assert one.cells(negation(term)) != ()
     assert one.covers(term, term)
     assert one.covers(ANY, term)
     assert one.covers(term, NEVER)
@@ -111,8 +117,8 @@ def test_cover() -> None:
     one, _ = algebra()
     assert one.covers(Union((Number(),)), INTEGER)
     assert not one.covers(INTEGER, Union((Number(),)))
-    assert one.covers(STRING, Union((Text(among=("x",)),)))
-    assert one.covers(some(STRING, NULL), NULL)
+    assert one.covers(STRING, Union((String(among=("x",)),)))
+    assert one.covers(any_of(STRING, NULL), NULL)
 
 
 RECURSION: dict[str, tuple[Any, bool]] = {
@@ -175,14 +181,14 @@ def test_sizes_are_bounded() -> None:
         check_size([[0] * 1000] * 300)
 
 
-def text_holds(cell: Text, text: str) -> bool:
-    found = texts.narrowed(texts.intersect(cell, Text(among=(text,))) or Text(among=()))
+def text_holds(cell: String, text: str) -> bool:
+    found = (cell.meet(String(among=(text,))) or String(among=())).narrowed()
     return found.among == (text,)
 
 
 WORDS = ("", "a", "b", "ab", "ba", "aab", "abc", "c")
 TEXT_CELLS = st.builds(
-    Text,
+    String,
     st.integers(0, 2),
     st.one_of(st.none(), st.integers(0, 3)),
     st.lists(st.sampled_from([read("^a"), read("b$")]), max_size=2).map(tuple),
@@ -196,93 +202,93 @@ TEXT_CELLS = st.builds(
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(TEXT_CELLS, TEXT_CELLS)
-def test_texts(a: Text, b: Text) -> None:
-    both = texts.intersect(a, b)
-    rest = texts.complement(a)
+def test_texts(a: String, b: String) -> None:
+    both = a.meet(b)
+    rest = a.complement()
     for word in WORDS:
         assert (both is not None and text_holds(both, word)) is (text_holds(a, word) and text_holds(b, word)), word
         assert any(text_holds(one, word) for one in rest) is not text_holds(a, word), word
-    if texts.empty(a):
+    if a.empty():
         assert not any(text_holds(a, word) for word in WORDS)
 
 
 def test_formats_apart() -> None:
-    assert texts.intersect(Text(formats=("date",)), Text(formats=("date-time",))) is None
-    assert texts.intersect(Text(formats=("ipv4",)), Text(formats=("hostname",))) is not None
-    assert texts.intersect(Text(formats=("date",)), Text(not_formats=("date",))) is None
+    assert String(formats=("date",)).meet(String(formats=("date-time",))) is None
+    assert String(formats=("ipv4",)).meet(String(formats=("hostname",))) is not None
+    assert String(formats=("date",)).meet(String(not_formats=("date",))) is None
 
 
 def test_texts_are_written() -> None:
-    assert texts.write(Text()) == ({"type": "string"}, "")
-    assert texts.write(Text(1, 3, (read("^a"),))) == (
+    assert write_string(String()) == ({"type": "string"}, "")
+    assert write_string(String(1, 3, (read("^a"),))) == (
         {"type": "string", "minLength": 1, "maxLength": 3, "pattern": "^a"},
         "",
     )
-    two, trouble = texts.write(Text(patterns=(read("^a"), read("b$"))))
+    two, trouble = write_string(String(patterns=(read("^a"), read("b$"))))
     assert (two["pattern"], two["allOf"], trouble) == ("^a", [{"type": "string", "pattern": "b$"}], "")
-    assert texts.write(Text(among=("x", "y")))[0] == {"enum": ["x", "y"]}
-    assert texts.write(Text(longest=1, excluded=("abc",)))[0] == {"type": "string", "maxLength": 1}
-    assert texts.write(Text(not_formats=("date",)))[1].startswith("not: ")
-    assert texts.write(Text(patterns=(read("a(?=b)"),)))[1].startswith("pattern: ")
-    assert texts.write(Text(excluded=("x" * 9000,)))[1].startswith("not: ")
+    assert write_string(String(among=("x", "y")))[0] == {"enum": ["x", "y"]}
+    assert write_string(String(max_length=1, excluded=("abc",)))[0] == {"type": "string", "maxLength": 1}
+    assert write_string(String(not_formats=("date",)))[1].startswith("not: ")
+    assert write_string(String(patterns=(read("a(?=b)"),)))[1].startswith("pattern: ")
+    assert write_string(String(excluded=("x" * 9000,)))[1].startswith("not: ")
 
 
 def test_series() -> None:
-    a = Series((INTEGER,), STRING, 1, 5)
-    b = Series((ANY, NULL), ANY, 0, 3, evaluated=2)
-    both = series.intersect(a, b)
-    assert both == Series((INTEGER, every(STRING, NULL)), STRING, 1, 3, evaluated=2)
-    assert series.item(a, 0) == INTEGER
-    assert series.item(a, 4) == STRING
-    assert series.intersect(Series(fewest=3), Series(most=2)) is None
-    assert series.shortened(Series((INTEGER, NEVER, NULL))).most == 1
-    assert series.shortened(Series((INTEGER,), NEVER)).most == 1
+    a = Array((INTEGER,), STRING, 1, 5)
+    b = Array((ANY, NULL), ANY, 0, 3, evaluated=2)
+    both = a.meet(b)
+    assert both == Array((INTEGER, all_of(STRING, NULL)), STRING, 1, 3, evaluated=2)
+    assert a.item(0) == INTEGER
+    assert a.item(4) == STRING
+    assert Array(min_items=3).meet(Array(max_items=2)) is None
+    assert Array((INTEGER, NEVER, NULL)).shortened().max_items == 1
+    assert Array((INTEGER,), NEVER).shortened().max_items == 1
 
 
 def test_the_complement_of_series() -> None:
-    rest = series.complement(Series((INTEGER,), ANY, 2, 4))
-    assert rest == [Series(most=1), Series(fewest=5), Series((inverse(INTEGER),), fewest=1)]
-    assert series.complement(Series(items=INTEGER)) == [Series(counts=(Count(inverse(INTEGER)),))]
-    assert series.complement(Series(counts=(Count(NULL, 2, 3),))) == [
-        Series(counts=(Count(NULL, 0, 1),)),
-        Series(counts=(Count(NULL, 4),)),
+    rest = Array((INTEGER,), ANY, 2, 4).complement()
+    assert rest == [Array(max_items=1), Array(min_items=5), Array((negation(INTEGER),), min_items=1)]
+    assert Array(items=INTEGER).complement() == [Array(counts=(Count(negation(INTEGER)),))]
+    assert Array(counts=(Count(NULL, 2, 3),)).complement() == [
+        Array(counts=(Count(NULL, 0, 1),)),
+        Array(counts=(Count(NULL, 4),)),
     ]
-    assert all(cell.obstacles for cell in series.complement(Series(unique=True)))
+    assert all(cell.obstacles for cell in Array(unique=True).complement())
 
 
 def test_records() -> None:
-    closed = Record((Layer((("a", INTEGER),), rest=NEVER),), ("a",))
-    open_ = Record((Layer((("b", STRING),), ((read("^x"), NULL),), ANY),), ("b",))
-    assert records.known_names(Record((*closed.layers, *open_.layers), ("z", "a"))) == ("a", "b", "z")
-    assert records.terms_of(closed, ("a", "q")) == {"a": INTEGER, "q": NEVER}
-    assert records.terms_of(open_, ("b", "xy", "q")) == {"b": STRING, "xy": NULL, "q": ANY}
-    both = records.intersect(closed, open_)
+    closed = Object((Layer((("a", INTEGER),), rest=NEVER),), ("a",))
+    open_ = Object((Layer((("b", STRING),), ((read("^x"), NULL),), ANY),), ("b",))
+    assert Object((*closed.layers, *open_.layers), ("z", "a")).known_names() == ("a", "b", "z")
+    assert closed.terms_of(("a", "q")) == {"a": INTEGER, "q": NEVER}
+    assert open_.terms_of(("b", "xy", "q")) == {"b": STRING, "xy": NULL, "q": ANY}
+    both = closed.meet(open_)
     assert both is not None
     assert both.required == ("a", "b")
     assert algebra()[0].hollow(both)
-    assert records.intersect(Record(required=("a",)), records.absent("a")) is None
-    assert records.intersect(Record(required=("a", "b")), Record(most=1)) is None
+    assert Object(required=("a",)).meet(without("a")) is None
+    assert Object(required=("a", "b")).meet(Object(max_properties=1)) is None
 
 
 def test_the_complement_of_records() -> None:
-    rest = records.complement(Record((Layer((("a", INTEGER),)),), ("b",), 1, 3))
-    assert records.absent("b") in rest
-    assert Record(most=0) in rest
-    assert Record(fewest=4) in rest
-    assert Record((Layer((("a", inverse(INTEGER)),), annotates=False),), ("a",)) in rest
-    assert records.complement(Record((Layer(rest=NEVER),))) == [Record(fewest=1)]
-    unlike = Other(inverse(INTEGER))
-    assert records.complement(Record((Layer(rest=INTEGER),))) == [Record(fewest=1, others=(unlike,))]
-    assert records.complement(Record(fewest=0, others=(unlike,))) == [Record((Layer(rest=INTEGER, annotates=False),))]
-    assert records.complement(Record(names=(STRING,)))[0].obstacles
+    rest = Object((Layer((("a", INTEGER),)),), ("b",), 1, 3).complement()
+    assert without("b") in rest
+    assert Object(max_properties=0) in rest
+    assert Object(min_properties=4) in rest
+    assert Object((Layer((("a", negation(INTEGER)),), annotates=False),), ("a",)) in rest
+    assert Object((Layer(rest=NEVER),)).complement() == [Object(min_properties=1)]
+    unlike = Other(negation(INTEGER))
+    assert Object((Layer(rest=INTEGER),)).complement() == [Object(min_properties=1, others=(unlike,))]
+    assert Object(min_properties=0, others=(unlike,)).complement() == [Object((Layer(rest=INTEGER, annotates=False),))]
+    assert Object(names=(STRING,)).complement()[0].obstacles
 
 
 def test_other_cells_of_a_type() -> None:
-    assert others(Truth((True,))) == (Truth((False,)),)
-    assert others(Truth()) == others(Null()) == ()
-    assert meet(Truth((True,)), Truth((False,))) is None
-    assert meet(Truth(), Truth((False,))) == Truth((False,))
-    assert meet(Null(), Text()) is None
+    assert tuple(Boolean((True,)).complement()) == (Boolean((False,)),)
+    assert tuple(Boolean().complement()) == tuple(Null().complement()) == ()
+    assert meet(Boolean((True,)), Boolean((False,))) is None
+    assert meet(Boolean(), Boolean((False,))) == Boolean((False,))
+    assert meet(Null(), String()) is None
 
 
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "x", [], [1, ["a"]], {}, {"a": {"b": None}}])
@@ -290,14 +296,14 @@ def test_constants(value: Any) -> None:
     cell: Cell = constant(value)
     one, _ = algebra()
     assert not one.hollow(cell)
-    assert one.empty(every(Union((cell,)), Union((constant("other"),))))
+    assert one.empty(all_of(Union((cell,)), Union((constant("other"),))))
     assert constants([value, value]) == (cell,)
 
 
 def test_equal_numbers_are_one_constant() -> None:
     assert constant(1) == constant(1.0)
     assert constant(1) != constant(True)
-    assert constants(["a", "b", "a", 1]) == (Text(among=("a", "b")), constant(1))
+    assert constants(["a", "b", "a", 1]) == (String(among=("a", "b")), constant(1))
 
 
 LOOP = {"$ref": "#/$defs/loop"}

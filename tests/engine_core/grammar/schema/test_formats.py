@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import accepts_value
-from penstock.engine_core.grammar.schema.formats import PATTERNS
+from penstock.engine_core.grammar.schema.scalars import FORMAT_PATTERNS
 from tests.engine_core.grammar.schema.judging import made, same
 
 YEARS = (0, 1, 4, 99, 100, 400, 1600, 1700, 1899, 1900, 1904, 1999, 2000, 2023, 2024, 2025, 2100, 2400, 9996, 9999)
@@ -25,7 +25,7 @@ def exists(text: str) -> bool:
 
 
 def test_the_pattern_of_a_date_is_the_calendar() -> None:
-    found = re.compile(PATTERNS["date"], re.ASCII)
+    found = re.compile(FORMAT_PATTERNS["date"], re.ASCII)
     for year in range(10_000):
         text = f"{year:04}-02-29"
         assert (found.fullmatch(text) is not None) is exists(text), text

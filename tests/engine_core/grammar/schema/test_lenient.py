@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import accepts_value
-from penstock.engine_core.grammar.schema import rewrite
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.schemas import own_groups, run, suite_groups
-from penstock.engine_core.grammar.schema import rewrite
-from penstock.engine_core.grammar.schema.bounds import MAX_DEPTH
+from penstock.engine_core.grammar.schema.algebra import MAX_DEPTH
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import InvalidRequest, UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engine_core.grammar.schema.sharing import LEAST, share
+from penstock.engine_core.grammar.schema.writing import LEAST, share
 from tests.engine_core.grammar.schema.judging import same
 
 ADDRESS = {

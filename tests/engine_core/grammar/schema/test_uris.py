@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.grammar.schema.uris import defragmented, joined, unescaped
+from penstock.engine_core.grammar.schema.document import defragmented, joined, unescaped
 
 BASE = "http://a/b/c/d;p?q"
 NORMAL = {

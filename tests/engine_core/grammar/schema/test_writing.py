@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.grammar.schema import rewrite, writing_arrays, writing_objects
-from penstock.engine_core.grammar.schema.bounds import MAX_PRESENCE
-from penstock.engine_core.grammar.schema.writing import MAX_INLINE
+from penstock.engine_core.grammar.schema import writing_arrays, writing_objects
+from penstock.engine_core.grammar.schema.writing import MAX_INLINE, rewrite
+from penstock.engine_core.grammar.schema.writing_objects import MAX_PRESENCE
 from tests.engine_core.grammar.schema.judging import made, refusal, same
 
 CLOSED = {"additionalProperties": False}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.grammar.schema import numbers
-from penstock.engine_core.grammar.schema.cells import Number
+from penstock.engine_core.grammar.schema.scalars import Number, fraction
+from penstock.engine_core.grammar.schema.writing_scalars import write_number
 from tests.engine_core.grammar.schema.judging import made, same
 
 F = Fraction
@@ -36,7 +36,7 @@ def holds(cell: Number, value: Fraction) -> bool:
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(CELLS, CELLS)
 def test_conjunction(a: Number, b: Number) -> None:
-    both = numbers.intersect(a, b)
+    both = a.meet(b)
     for value in POINTS:
         wanted = holds(a, value) and holds(b, value)
         assert wanted is (both is not None and holds(both, value)), value
@@ -45,7 +45,7 @@ def test_conjunction(a: Number, b: Number) -> None:
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(CELLS)
 def test_complement(cell: Number) -> None:
-    rest = numbers.complement(cell)
+    rest = cell.complement()
     for value in POINTS:
         assert holds(cell, value) is not any(holds(one, value) for one in rest), value
 
@@ -53,21 +53,21 @@ def test_complement(cell: Number) -> None:
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(CELLS)
 def test_emptiness_is_certain(cell: Number) -> None:
-    if numbers.empty(cell):
+    if cell.empty():
         assert not any(holds(cell, value) for value in POINTS)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(CELLS)
 def test_bounds_on_the_grid_hold_the_same(cell: Number) -> None:
-    tight = numbers.snapped(cell)
+    tight = cell.snapped()
     assert all(holds(cell, value) is holds(tight, value) for value in POINTS)
 
 
 def test_numbers_are_read_as_written() -> None:
-    assert numbers.fraction(0.1) == F(1, 10)
-    assert numbers.fraction(1e-7) == F(1, 10**7)
-    assert numbers.fraction(3) == 3
+    assert fraction(0.1) == F(1, 10)
+    assert fraction(1e-7) == F(1, 10**7)
+    assert fraction(3) == 3
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_numbers_are_read_as_written() -> None:
     ],
 )
 def test_grids(cell: Number, wanted: Fraction | None) -> None:
-    assert numbers.step(cell) == wanted
+    assert cell.step() == wanted
 
 
 WRITTEN = [
@@ -107,7 +107,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize(("cell", "wanted"), WRITTEN)
 def test_writing(cell: Number, wanted: dict[str, object]) -> None:
-    assert numbers.write(cell) == (wanted, "")
+    assert write_number(cell) == (wanted, "")
 
 
 PLAIN_TROUBLE = [
@@ -132,14 +132,14 @@ TROUBLE = [
 
 @pytest.mark.parametrize(("cell", "keyword"), TROUBLE)
 def test_what_cannot_be_written_is_said(cell: Number, keyword: str) -> None:
-    assert numbers.write(cell)[1].startswith(f"{keyword}: ")
-    assert numbers.write(cell, plain=True)[1].startswith(f"{keyword}: ")
+    assert write_number(cell)[1].startswith(f"{keyword}: ")
+    assert write_number(cell, plain=True)[1].startswith(f"{keyword}: ")
 
 
 @pytest.mark.parametrize(("cell", "keyword"), PLAIN_TROUBLE)
 def test_what_is_not_written_plainly_is_said(cell: Number, keyword: str) -> None:
-    assert numbers.write(cell, plain=True)[1].startswith(f"{keyword}: ")
-    assert numbers.write(cell)[1] == ""
+    assert write_number(cell, plain=True)[1].startswith(f"{keyword}: ")
+    assert write_number(cell)[1] == ""
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -155,7 +155,7 @@ def test_ranges_in_the_automaton(low: int, width: int, left: bool, right: bool, 
 
 @pytest.mark.parametrize("step", [0.25, 0.5, 1.5, 2.5, 0.2, 0.025, 0.01, 7, 0.3])
 def test_multiples_in_the_automaton(step: float) -> None:
-    exact = numbers.fraction(step)
+    exact = fraction(step)
     on = [float(exact * k) for k in (-7, -1, 0, 1, 2, 3, 4, 10, 33)]
     assert same({"type": "number", "multipleOf": step}, *on, *(value + step / 2 for value in on))
 

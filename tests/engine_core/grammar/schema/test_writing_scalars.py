@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.grammar.schema.numerals import numerals
+from penstock.engine_core.grammar.schema.writing_scalars import numerals
 
 BOUND = st.one_of(st.none(), st.integers(-120, 120), st.integers(-(10**20), 10**20))
 

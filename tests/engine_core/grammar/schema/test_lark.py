@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import LIMITS, accepts, accepts_value
-from penstock.engine_core.grammar.schema import rewrite, writing_lark
+from penstock.engine_core.grammar.schema import lark
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.engine_core.grammar.sources import SchemaForm, schema_source
 from penstock.protocol.errors import UnsupportedSchema
 from tests.engine_core.grammar.schema.judging import made, refusal, same, tokenizer
@@ -39,7 +40,7 @@ HOLE_VALUES = [*SETS, 3, 2**64, 2**64 + 1, 0.5, [2, None], [1, None, None], [1, 
 def test_what_llguidance_holds_needs_no_lark() -> None:
     found = rewrite({"type": "object", "properties": {"a": {"type": "array", "items": INT}}}).schema
     assert isinstance(found, dict)
-    assert writing_lark.grammar(found, {}) is None
+    assert lark.grammar(found, {}) is None
 
 
 @pytest.mark.parametrize("fewest", [0, 1, 2])

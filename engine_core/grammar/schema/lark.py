@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from llguidance import regex_to_lark
+
 from penstock.engine_core.grammar import automata
-from penstock.engine_core.grammar.regexes import lark_regex, quoted
-from penstock.engine_core.grammar.schema import numbers
-from penstock.engine_core.grammar.schema.numerals import numerals
-from penstock.engine_core.grammar.schema.sharing import LISTED, NAMED, ONE
+from penstock.engine_core.grammar.schema.writing import LISTED, NAMED, ONE
 from penstock.engine_core.grammar.schema.writing_objects import ANY_KEY
+from penstock.engine_core.grammar.schema.writing_scalars import holds, numerals
 from penstock.protocol.errors import UnsupportedSchema
 
 Json: TypeAlias = dict[str, object]
@@ -78,11 +78,15 @@ def _whole(node: Json, keyword: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 def _own(node: Json) -> bool:
     """Whether a schema itself has no form but Lark's."""
     if "uniqueItems" in node or "contains" in node or "not" in node:
         return True
-    return any(not numbers.holds(node.get("type"), node[bound]) for bound in BOUNDS if bound in node)
+    return any(not holds(node.get("type"), node[bound]) for bound in BOUNDS if bound in node)
 
 
 class _Rules:
@@ -101,7 +105,7 @@ class _Rules:
         pattern = options.get("whitespace_pattern")
         self._space = f"{self._rule('WS?')} " if isinstance(pattern, str) else ""
         if isinstance(pattern, str):
-            self._lines.append(f"WS: /{lark_regex(pattern)}/")
+            self._lines.append(f"WS: /{regex_to_lark(pattern, '')}/")
         self._comma = f'{self._space}"," {self._space}'
 
     def _holding(self) -> set[str]:
@@ -212,7 +216,7 @@ class _Rules:
         place = len(self._lines)
         one, more = f"r{place}", f"r{place + 1}"
         texts = [json.dumps(value, ensure_ascii=False) for value in values["enum"]]
-        alternatives = [f"{quoted(text)} {more}::set_bit({i}) %if bit_clear({i})" for i, text in enumerate(texts)]
+        alternatives = [f"{_literal(text)} {more}::set_bit({i}) %if bit_clear({i})" for i, text in enumerate(texts)]
         self._lines.append(f"{one}::_: {' | '.join(alternatives)}")
         # a comma after the last value would lead nowhere; the library takes counts up to 63
         goes_on = f"{self._comma}{one}::_ %if bit_count_le(_, {most - 1})"
@@ -294,7 +298,7 @@ class _Rules:
             first = f"{other} ({self._comma}{other}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
             rest = self._rule(f"({self._comma}{other}){{{low},{'' if high is None else high}}}")
         for name in reversed(present):
-            key = quoted(json.dumps(name, ensure_ascii=False))
+            key = _literal(json.dumps(name, ensure_ascii=False))
             member = self._rule(f'{key} {self._space}":" {self._space}{self.rule(present[name])}')
             behind, optional = f"{member} {rest}", name not in required
             first = self._rule(f"{behind} | {first}" if optional and first is not None else behind)
