@@ -57,7 +57,7 @@ from penstock.services.scheduler.bitmask_filler import Masker
 from penstock.services.scheduler.grammar_cache import Guides
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import Loop
-from penstock.services.supervisor.sizing import sized
+from penstock.services.supervisor.options import sized
 from penstock.services.tokenizer.main import read_frontend
 from penstock.services.tokenizer.server_loop import Relay
 

@@ -17,11 +17,10 @@ from penstock.protocol.errors import AddressError, ConfigError, LinkError, Model
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
 from penstock.protocol.version import VERSION
-from penstock.services.supervisor import failure as faults
 from penstock.services.supervisor import options, process, run_directory
+from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.supervisor.process import ExitCode
-from penstock.services.supervisor.sd_notify import notify, progress
-from penstock.services.supervisor.sizing import sized, usable_cores
+from penstock.services.supervisor.sd_notify import error_line, notify, progress
 
 COMMANDS: Mapping[str, str] = {
     "serve": "start every process of a server on this machine",
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(words)
     except PenstockError as error:
-        notify(faults.told(error))
+        notify(error_line(error))
         print(f"penstock: {error}", file=sys.stderr)
         return EXIT_CODES.get(type(error), ExitCode.FAILED)
     except KeyboardInterrupt:

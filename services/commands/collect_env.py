@@ -17,9 +17,8 @@ import msgspec
 
 from penstock.protocol.config import fields
 from penstock.protocol.version import VERSION
-from penstock.services.supervisor.options import Effective
+from penstock.services.supervisor.options import Effective, usable_cores
 from penstock.services.supervisor.process import ExitCode
-from penstock.services.supervisor.sizing import usable_cores
 
 GPU_QUERY = "index,name,driver_version,memory.total,memory.used,compute_cap,mig.mode.current,ecc.mode.current"
 VARIABLES = re.compile(r"(PENSTOCK|CUDA|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|NCCL|HF|TRANSFORMERS|XDG_CACHE)(_|\Z)")

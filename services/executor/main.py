@@ -35,11 +35,9 @@ from penstock.services.links.link import Port, Self
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.snapshot import LAG, Vitals
 from penstock.services.supervisor import logs
-from penstock.services.supervisor.heartbeat import Heartbeat
-from penstock.services.supervisor.process import ExitCode, Stop
+from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.process import leave as leave_process
-from penstock.services.supervisor.sd_notify import notify
-from penstock.services.supervisor.startup import Stages
+from penstock.services.supervisor.sd_notify import Heartbeat, notify
 from penstock.services.tracing.execution import ExecutionTraces
 from penstock.services.tracing.startup import OwnStart
 from penstock.services.tracing.tracer import tracer_of
@@ -68,7 +66,7 @@ def run(config: Config, index: int) -> int:
     Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
     refuses us.
     """
-    stop, done, stages = Stop(), threading.Event(), Stages()
+    stop, done, stages = Stop(), threading.Event(), StartupPhases()
     if config.links.scheduler_address:
         read_keys(config.links.link_keys)  # what is wrong with them is told now, not when the model is loaded
     bond: Bond | None = None
@@ -103,7 +101,9 @@ def run(config: Config, index: int) -> int:
     os._exit(ExitCode.ORDERLY)
 
 
-def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages, bond: Bond | None = None) -> None:
+def serve(
+    config: Config, index: int, engine: Engine, stop: Stop, stages: StartupPhases, bond: Bond | None = None
+) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
@@ -134,7 +134,7 @@ def serve(config: Config, index: int, engine: Engine, stop: Stop, stages: Stages
     heartbeat.tell("READY=1", "STATUS=serving")
     log_compilations(engine.runner.options.device)
     now = time.monotonic()
-    logs.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.took(now))
+    logs.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.durations(now))
     OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()

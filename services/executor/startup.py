@@ -51,8 +51,8 @@ from penstock.services.executor.process_groups import begin
 from penstock.services.executor.weight_check import check_output, verification
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import WEIGHTS
+from penstock.services.supervisor.process import StartupPhases
 from penstock.services.supervisor.sd_notify import notify
-from penstock.services.supervisor.startup import Stages
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +69,13 @@ class Engine:
     warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
 
 
-def start(config: Config, index: int, life: Life | None = None, stages: Stages | None = None) -> Engine:
+def start(config: Config, index: int, life: Life | None = None, stages: StartupPhases | None = None) -> Engine:
     """Load the model and make its runner, with the others of a group whose life has begun.
 
     Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
     """
     began = time.monotonic()
-    stages = stages if stages is not None else Stages()
+    stages = stages if stages is not None else StartupPhases()
     device = take_device(config, index)
     stages.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
@@ -189,7 +189,7 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 
 def make_runner(
-    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, stages: Stages
+    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, stages: StartupPhases
 ) -> tuple[Runner, CacheShape]:
     """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
     stages.begin("making the KV cache")
@@ -206,7 +206,7 @@ def make_runner(
     return Runner(model, spec, replace(options, blocks=blocks), draft), shape
 
 
-def warm_up(config: Config, runner: Runner, stages: Stages) -> tuple[tuple[int, float], ...]:
+def warm_up(config: Config, runner: Runner, stages: StartupPhases) -> tuple[tuple[int, float], ...]:
     """Run every form of a step once, capture the graphs. The steps' positions and seconds."""
     stages.begin("warming up")
     took = []

@@ -42,12 +42,9 @@ from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.supervisor import logs, process
-from penstock.services.supervisor.background import begin
 from penstock.services.supervisor.banner import engine_facts
-from penstock.services.supervisor.heartbeat import Heartbeat, beating
-from penstock.services.supervisor.process import ExitCode
-from penstock.services.supervisor.sd_notify import notify
-from penstock.services.supervisor.startup import Stages
+from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
+from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
 from penstock.services.tracing.operation import Operations
 from penstock.services.tracing.startup import OwnStart
 from penstock.services.tracing.tracer import tracer_of
@@ -85,7 +82,7 @@ def run(config: Config, index: int) -> int:
 async def serve(config: Config, index: int) -> ExitCode:
     """The process's whole life; its exit code. Raises as `run` does."""
     allow_descriptors()
-    stages = Stages()
+    stages = StartupPhases()
     model = served_model(config)
     keys = Keys(config.api)
     context_of_tls = tls(config.api)
@@ -186,15 +183,15 @@ async def answer(
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
     attendance = attend(service, server, start, heartbeat)
-    duties = [begin(duty, fail) for duty in (attendance, beating(heartbeat), lagging(lag))]
-    server.accepting = begin(accept(listener, service.room, make, encryption, limits.head_seconds), fail)
+    tasks = [background_task(work, fail) for work in (attendance, send_heartbeats(heartbeat), lagging(lag))]
+    server.accepting = background_task(accept(listener, service.room, make, encryption, limits.head_seconds), fail)
     try:
         await server.serve(sockets=[listener])
         # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
         await background.ended(service.config.run.drain_timeout + LAST_WORDS)
     finally:
-        for duty in (*duties, server.accepting):
-            duty.cancel()
+        for task in (*tasks, server.accepting):
+            task.cancel()
         for number, old in previous.items():
             signal.signal(number, old)
     if failures:

@@ -33,7 +33,7 @@ from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Order
 from penstock.services.metrics.requests import Timings
 from penstock.services.supervisor.launcher import resolved
-from penstock.services.supervisor.sizing import sized, usable_cores
+from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.tracing.tracer import tracer_of
 
 if TYPE_CHECKING:

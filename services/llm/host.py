@@ -19,10 +19,9 @@ import msgspec
 
 from penstock.protocol.config import Config
 from penstock.protocol.errors import LinkError, PenstockError
-from penstock.services.supervisor import failure as faults
 from penstock.services.supervisor import options, process, run_directory
 from penstock.services.supervisor.launcher import ENTRY, SUPERVISORS
-from penstock.services.supervisor.sd_notify import VARIABLE, NoticeSocket
+from penstock.services.supervisor.sd_notify import ERROR_FIELD, NOTIFY_SOCKET, NoticeSocket, read_error
 
 END_SECONDS = 15.0  # from SIGTERM to SIGKILL; the engine gives its own processes less
 SOCKET = "program.sock"
@@ -71,9 +70,9 @@ class Host:
             if notice.pid == self.pid:
                 self.ready = self.ready or notice.ready
                 self.url = notice.fields.get("X_PENSTOCK_URL", self.url)
-                fault = notice.fields.get(faults.FIELD, fault)
+                fault = notice.fields.get(ERROR_FIELD, fault)
         if fault and self.failure is None:
-            self.failure = faults.read(fault)
+            self.failure = read_error(fault)
         if self._process.poll() is not None and self.failure is None and not self._told:
             self.failure = LinkError(f"the engine ended ({self._process.returncode}) and did not say why")
 
@@ -97,7 +96,7 @@ class Host:
     def _environment(self) -> dict[str, str]:
         environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
         environ = options.environment(self.config, environ)
-        environ |= {VARIABLE: str(self.notices.path), process.PARENT: str(os.getpid())}
+        environ |= {NOTIFY_SOCKET: str(self.notices.path), process.PARENT: str(os.getpid())}
         if self._temporary:
             environ[run_directory.TEMPORARY] = str(self.directory)
         else:

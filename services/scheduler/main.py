@@ -31,10 +31,8 @@ from penstock.services.scheduler.grammar_cache import Guides, prepared
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import Loop
 from penstock.services.supervisor import logs
-from penstock.services.supervisor.heartbeat import Heartbeat
-from penstock.services.supervisor.process import Stop
-from penstock.services.supervisor.sd_notify import notify
-from penstock.services.supervisor.startup import Stages
+from penstock.services.supervisor.process import StartupPhases, Stop
+from penstock.services.supervisor.sd_notify import Heartbeat, notify
 from penstock.services.tracing.scheduling import SchedulerTraces
 from penstock.services.tracing.startup import OwnStart
 from penstock.services.tracing.tracer import tracer_of
@@ -53,7 +51,7 @@ def run(config: Config, index: int) -> int:
 
     Raises ModelError or ConfigError when the model's folder and the options do not go together.
     """
-    stop, stages = Stop(), Stages()
+    stop, stages = Stop(), StartupPhases()
     sys.setswitchinterval(SWITCH)
     model = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(model)

@@ -12,11 +12,11 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import OPTION, parts_of
-from penstock.services.supervisor import logs, output, process
-from penstock.services.supervisor import topology as meeting
+from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.launcher import ENTRY, Launch, placed, resolved
+from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.supervisor.run_directory import RunDirectory
-from penstock.services.supervisor.sizing import sized, usable_cores
+from penstock.services.supervisor.topology import check_topology
 
 
 def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
@@ -24,7 +24,7 @@ def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
 
     Raises ConfigError, ModelError before anything is started.
     """
-    with output.unblocked():
+    with logs.nonblocking_output():
         logs.setup("launcher", config.run.log_level, config.run.log_format)
         return run(config, environ)
 
@@ -37,7 +37,7 @@ def run(config: Config, environ: Mapping[str, str]) -> int:
     parts = dict(parts_of(config))
     if parts.pop(Role.API, None) is None:
         raise ConfigError(OPTION, config.run.parts, "the program that starts an engine is its api, which is a part too")
-    meeting.check(config, parts)
+    check_topology(config, parts)
     directory = RunDirectory.open(config.run.run_dir)
     try:
         owner = process.parent(environ)

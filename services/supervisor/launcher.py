@@ -33,16 +33,21 @@ from penstock.protocol.links import Role
 from penstock.protocol.parts import ORDER, Parts, parts_of, spelled
 from penstock.services.http import listener as listening
 from penstock.services.http.api_keys import Keys
-from penstock.services.supervisor import address, banner, heartbeat, logs, options, output, process
-from penstock.services.supervisor import failure as faults
-from penstock.services.supervisor import topology as meeting
+from penstock.services.supervisor import address, banner, logs, options, process
 from penstock.services.supervisor.child import Child
-from penstock.services.supervisor.process import ExitCode, Stop
+from penstock.services.supervisor.options import sized, usable_cores
+from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.restart_policy import Restarts
 from penstock.services.supervisor.run_directory import RunDirectory
-from penstock.services.supervisor.sd_notify import VARIABLE, NoticeSocket, notify
-from penstock.services.supervisor.sizing import sized, usable_cores
-from penstock.services.supervisor.startup import Stages
+from penstock.services.supervisor.sd_notify import (
+    ERROR_FIELD,
+    NOTIFY_SOCKET,
+    WATCHDOG_USEC,
+    NoticeSocket,
+    crash_line,
+    notify,
+)
+from penstock.services.supervisor.topology import check_topology, elsewhere, executor_config
 from penstock.services.tracing import names
 from penstock.services.tracing.startup import PARENT, STATE, Start
 from penstock.services.tracing.tracer import tracer_of
@@ -65,7 +70,7 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
 
     Raises ConfigError, AddressError, ModelError before anything is started.
     """
-    with output.unblocked():
+    with logs.nonblocking_output():
         logs.setup("launcher", config.run.log_level, config.run.log_format)
         return run(config, entry)
 
@@ -76,7 +81,7 @@ def run(config: Config, entry: Path) -> int:
     parts = parts_of(config)
     if Role.API in parts:
         check_listening(config.api)
-    meeting.check(config, parts)
+    check_topology(config, parts)
     directory = RunDirectory.open(config.run.run_dir)
     held = address.hold(config.api) if Role.API in parts else None
     try:
@@ -148,7 +153,7 @@ class Launch:
         self._selector.register(self._notices, selectors.EVENT_READ)
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ)
-        self._stages = Stages()
+        self._stages = StartupPhases()
         self._tracer = tracer_of(config.trace, LAUNCHER, 0)
         self._start_trace = Start(self._tracer) if self._tracer is not None else None
         self._environ = child_environment(config, directory, self._notices.path)
@@ -169,7 +174,7 @@ class Launch:
         """Start everything, then wait for the end of everything."""
         self._stages.note("waiting for the processes")
         if self._config.run.parts:
-            logs.info(log, "parts", here=spelled(self._parts), **meeting.elsewhere(self._config, self._parts))
+            logs.info(log, "parts", here=spelled(self._parts), **elsewhere(self._config, self._parts))
         for role in START_ORDER:
             for index in self._parts.get(role, ()):
                 if self._ending is None:
@@ -212,7 +217,7 @@ class Launch:
             self._tracer.close()
 
     def _start(self, role: Role, index: int) -> None:
-        config = self._config if role is not Role.EXECUTOR else meeting.numbered(self._config, self._parts, index)
+        config = self._config if role is not Role.EXECUTOR else executor_config(self._config, self._parts, index)
         command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(config)]
         try:
             child = Child(role, index, command, self._environ)
@@ -276,7 +281,7 @@ class Launch:
         if Role.API not in self._parts:
             here = spelled(self._parts)
             if self._config.run.parts:
-                banner.show(banner.part(here, meeting.elsewhere(self._config, self._parts), process.age()))
+                banner.show(banner.part(here, elsewhere(self._config, self._parts), process.age()))
             logs.info(log, "serving", run_dir=self._config.run.run_dir, parts=here)
             notify("READY=1", f"STATUS=serving {here}")
             return
@@ -348,8 +353,8 @@ class Launch:
             self._again(child)
             return
         self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
-        told = child.fields.get(faults.FIELD)
-        reason = f"{faults.FIELD}={told}" if told else faults.lost(child.name, ending(child), last)
+        told = child.fields.get(ERROR_FIELD)
+        reason = f"{ERROR_FIELD}={told}" if told else crash_line(child.name, ending(child), last)
         notify("STOPPING=1", f"STATUS={child.name} died", reason)
         self._ending = []
         self._tell(self._children, END_SECONDS)
@@ -456,8 +461,8 @@ def child_environment(config: Config, directory: RunDirectory, notices: Path) ->
     """The environment of every child: ours, less what a supervisor meant for the launcher, plus what is secret."""
     environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
     environ = options.environment(config, environ)
-    environ |= {VARIABLE: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
-    environ[heartbeat.INTERVAL] = str(int(SILENCE_SECONDS * 1e6))
+    environ |= {NOTIFY_SOCKET: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
+    environ[WATCHDOG_USEC] = str(int(SILENCE_SECONDS * 1e6))
     if sys.flags.optimize:
         environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
     return environ

@@ -3,30 +3,44 @@
     2026-11-21T11:02:03.123Z info scheduler-0 executor_ready blocks=4096 device=cpu
     {"time": "2026-11-21T11:02:03.123Z", "level": "info", "process": "scheduler-0", "event": "executor_ready", ...}
 
-A module keeps `log = logging.getLogger(__name__)` and writes `logs.info(log, "executor_ready", blocks=4096)`.
-Records of other libraries pass through the same formatter, so a line is always one event. Prompts are never logged,
-unless --log-prompts asks for it.
+A module has `log = logging.getLogger(__name__)` and writes `logs.info(log, "executor_ready", blocks=4096)`. Records of
+other libraries pass through the same formatter, so a line is always one event. Prompts are logged only with
+--log-prompts.
+
+The launcher writes the log lines of all processes, so it writes through streams that never block: a terminal stopped
+with Ctrl-S or a pager that nobody scrolls must not stop a server.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import io
 import json
 import logging
 import math
+import os
 import re
+import select
 import sys
+import threading
 import warnings
+from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
 
+import msgspec
+
+MAX_WAITING = 4 << 20  # bytes of text that wait for a stream's descriptor; further writes are dropped and counted
+CLOSE_SECONDS = 2.0  # for the last lines when a process ends
 HEAD = ("time", "level", "process", "event")
 PLAIN = re.compile(r"[\w./:@+,\-\[\]()*%]+")
 QUIET = ("asyncio", "httpx", "httpcore", "huggingface_hub", "urllib3", "uvicorn", "uvicorn.error")
 
 
 class LineFormatter(logging.Formatter):
-    """Turns a record into one line, whatever stands in it: an object where `json_lines`, else logfmt."""
+    """Formats any record as one line: a JSON object with `json_lines`, else logfmt."""
 
     def __init__(self, process: str, *, json_lines: bool = False) -> None:
         super().__init__()
@@ -46,27 +60,27 @@ class LineFormatter(logging.Formatter):
 
 
 def as_logfmt(head: tuple[str, str, str, str], fields: dict[str, object]) -> str:
-    """The values of HEAD bare, then the fields."""
+    """The bare values of HEAD, then the fields."""
     return " ".join([*head, *(f"{name}={text(value)}" for name, value in fields.items())])
 
 
 def as_json(head: tuple[str, str, str, str], fields: dict[str, object]) -> str:
-    """One object; a field that is called like one of HEAD has an underscore behind its name. ASCII, so one line."""
+    """One object in ASCII, so on one line. A field with a name of HEAD gets an underscore appended."""
     named = {f"{name}_" if name in HEAD else name: plain(value) for name, value in fields.items()}
     return json.dumps(dict(zip(HEAD, head, strict=True)) | named)
 
 
 def plain(value: object) -> object:
-    """The value where JSON has it (RFC 8259 has no NaN), else as text."""
+    """The value if JSON can hold it (RFC 8259 has no NaN), else its text."""
     finite = not isinstance(value, float) or math.isfinite(value)
     return value if finite and isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def setup(process: str, level: str, style: str = "logfmt", stream: TextIO | None = None) -> None:
-    """Send every record of this process at `level` (an option's word: debug, info, warning, error) or above to stderr.
+    """Log every record at `level` (debug, info, warning, error) or above to stderr.
 
-    `style` is logfmt or json, `process` is role-index. Replaces what handlers the root logger had. Python warnings
-    become records too, and so does an exception that nobody caught: a crash is one line.
+    `style` is logfmt or json, `process` is role-index. Replaces the root logger's handlers. Python warnings and
+    uncaught exceptions become records too: a crash is one line.
     """
     output = logging.StreamHandler(stream if stream is not None else sys.stderr)
     output.setFormatter(LineFormatter(process, json_lines=style == "json"))
@@ -83,7 +97,7 @@ def setup(process: str, level: str, style: str = "logfmt", stream: TextIO | None
 
 
 def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As sys.excepthook: the exception that ends this process."""
+    """sys.excepthook: logs the exception that ends this process."""
     fields = {"error": kind.__name__}
     logging.getLogger("penstock").critical("%s", "crashed", extra={"fields": fields}, exc_info=(kind, error, trace))
 
@@ -105,18 +119,18 @@ def error(log: logging.Logger, event: str, /, **fields: object) -> None:
 
 
 def exception(log: logging.Logger, event: str, /, **fields: object) -> None:
-    """As `error`, with the exception being handled as field `trace`."""
+    """`error`, with the current exception as field `trace`."""
     write(log, logging.ERROR, event, fields, trace=True)
 
 
 def write(log: logging.Logger, level: int, event: str, fields: dict[str, object], *, trace: bool = False) -> None:
-    """One event: a word, and what is known about it."""
+    """Log one event: its name and its fields."""
     if log.isEnabledFor(level):
         log.log(level, "%s", event, extra={"fields": fields}, exc_info=trace, stacklevel=3)
 
 
 def text(value: object) -> str:
-    """A value as logfmt: bare when it cannot be misread, otherwise a JSON string, so that a line stays one line."""
+    """A value in logfmt: bare if that is unambiguous, else a JSON string, which is always on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -132,3 +146,123 @@ def one_line_warning(
 ) -> str:
     del line
     return f"{category.__name__}: {message} ({filename.rsplit('/', 1)[-1]}:{lineno})"
+
+
+class StreamStatistics(msgspec.Struct, frozen=True):
+    """Counters since the start; `waiting_bytes` is the current value."""
+
+    written_bytes: int
+    dropped: int  # writes
+    waiting_bytes: int
+
+
+class NonBlockingStream(io.TextIOBase):
+    """A text stream whose writes return at once; a thread passes the text on to a descriptor in order.
+
+    With more than `limit` bytes waiting, whole writes are dropped; a line with their number follows as soon as the
+    descriptor takes text again. A descriptor that fails (its reader is gone, the disk is full) only loses text. It
+    stays blocking and belongs to the caller: other processes may share it.
+    """
+
+    def __init__(self, descriptor: int, limit: int = MAX_WAITING) -> None:
+        self._descriptor = descriptor
+        self._limit = limit
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0  # waiting or being written
+        self._written = 0
+        self._dropped = 0
+        self._reported = 0  # dropped writes that the reader was told of
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write_waiting, name="output", daemon=True)
+        self._thread.start()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, text: str) -> int:
+        """Never blocks and never raises for an error of the descriptor."""
+        data = text.encode(errors="backslashreplace")
+        with self._changed:
+            if self._closed or self._bytes + len(data) > self._limit:
+                self._dropped += 1
+            elif data:
+                self._waiting.append(data)
+                self._bytes += len(data)
+                self._changed.notify_all()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing to do: the thread writes as soon as the descriptor takes text."""
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until everything is written; False if that takes longer than `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._bytes, seconds)
+
+    def finish(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Wait for the last lines, then drop all later text. The thread may stay blocked for good: it is a daemon and
+        holds no lock that the interpreter's shutdown waits for."""
+        self.settle(seconds)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def statistics(self) -> StreamStatistics:
+        with self._changed:
+            return StreamStatistics(self._written, self._dropped, self._bytes)
+
+    def _write_waiting(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                data = self._waiting.popleft()
+            written = write_all(self._descriptor, data)
+            with self._changed:
+                self._bytes -= len(data)
+                self._written += written
+                if written < len(data):
+                    self._dropped += 1
+                elif self._dropped > self._reported and not self._closed:
+                    count, self._reported = self._dropped - self._reported, self._dropped
+                    notice = f"{count} lines of output were dropped: nobody took them\n".encode()
+                    self._waiting.appendleft(notice)
+                    self._bytes += len(notice)
+                self._changed.notify_all()
+
+
+def write_all(descriptor: int, data: bytes) -> int:
+    """Write everything, however long that takes. Returns the bytes written before the descriptor failed."""
+    written = 0
+    while written < len(data):
+        try:
+            written += os.write(descriptor, data[written:])
+        except BlockingIOError:  # another process made it non-blocking
+            select.select([], [descriptor], [])
+        except OSError:
+            break
+    return written
+
+
+@contextlib.contextmanager
+def nonblocking_output() -> Iterator[None]:
+    """Inside the context, stdout and stderr of this process never block."""
+    errors, output = NonBlockingStream(2), NonBlockingStream(1)
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(output):
+            yield
+    finally:
+        errors.finish()
+        output.finish()

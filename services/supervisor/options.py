@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -34,6 +35,8 @@ TITLES: Mapping[str, str] = {
 METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
 COMMAND_LINE = "command line"
 ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's message about one option
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+FEW_CORES, MANY_CORES = 4, 8
 
 
 class Effective(msgspec.Struct, frozen=True):
@@ -279,3 +282,30 @@ def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
     }
     kept = {name: value for name, value in inherited.items() if name not in secret}
     return kept | {name: value for name, value in secret.items() if value}
+
+
+def sized(config: Config, cores: int) -> Config:
+    """`config` with every number of processes that is 0 replaced by one that suits `cores`.
+
+    An api process writes about 60,000 tokens a second and a tokenizer makes about 130,000, so one of each would do for
+    most models. Several share the work of a step, so that its tokens are out sooner. With few cores, the scheduler and
+    the executors get theirs first.
+    """
+    sharing = 1 if config.api.uds else MANY_CORES  # processes that can listen at one address
+    apis = config.api.api_processes or min(sharing, 1 if cores < FEW_CORES else 2 if cores < MANY_CORES else 4)
+    tokenizers = config.tokenizer.tokenizer_processes or (1 if cores < MANY_CORES else 2)
+    return msgspec.structs.replace(
+        config,
+        api=msgspec.structs.replace(config.api, api_processes=apis),
+        tokenizer=msgspec.structs.replace(config.tokenizer, tokenizer_processes=tokenizers),
+    )
+
+
+def usable_cores(quota: Path = CPU_MAX) -> int:
+    """Cores that this process may use, by its affinity and the quota of its control group (cgroups v2, cpu.max)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        most, period = quota.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if most == "max" else max(1, min(cores, int(most) // int(period)))

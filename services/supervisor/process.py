@@ -1,7 +1,8 @@
-"""What every process sets up before its own work: its log, its tie to the launcher, its signals.
+"""What every process sets up before its own work: its log, its signals, its end with the launcher, its exit codes, the
+phases of its start, its background tasks.
 
-A process that the launcher started follows it: when the launcher dies, however it dies, the kernel signals the child.
-Processes under systemd or supervisord have no launcher and no such tie.
+When the launcher dies, however it dies, the kernel signals each of its children. A process under systemd or supervisord
+has no launcher and gets no such signal.
 """
 
 from __future__ import annotations
@@ -12,21 +13,29 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
 from penstock.services.supervisor import logs, run_directory
 from penstock.services.supervisor.run_directory import PARENT as PARENT
+from penstock.services.supervisor.sd_notify import progress
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+IMPORTS = "importing"  # the first phase of a start, from the creation of the process
 
-# An api process ends in order and removes the run directory; the others hold nothing that outlives them, and a hung
-# one must not keep a GPU.
+# An api process ends in order and removes the run directory. The others own nothing that outlives them, and a hung one
+# must not keep a GPU.
 DEATH_SIGNAL: Mapping[Role, signal.Signals] = {
     Role.API: signal.SIGTERM,
     Role.TOKENIZER: signal.SIGKILL,
@@ -36,7 +45,7 @@ DEATH_SIGNAL: Mapping[Role, signal.Signals] = {
 
 
 class ExitCode(enum.IntEnum):
-    """What a process's exit tells its supervisor. 2 to 5 are the operator's to fix: starting again does not help."""
+    """How a process ended. 2 to 5 are for the operator to fix: a restart does not help."""
 
     ORDERLY = 0
     FAILED = 1
@@ -45,14 +54,14 @@ class ExitCode(enum.IntEnum):
     ADDRESS = 4  # the port is taken or cannot be bound
     LINK = 5  # a peer refused the handshake
     DEVICE = 6  # the accelerator reported an error that stays until the process ends
-    HUNG = 7  # a step did not end in its time
-    GROUP = 8  # another executor of its group has ended; that is no failure of this one
+    HUNG = 7  # a step took too long
+    GROUP = 8  # another executor of its group has ended; not a failure of this one
 
 
 class Stop:
-    """SIGTERM and SIGINT as a descriptor that a loop polls and a count that it reads. Owned by the main thread.
+    """SIGTERM and SIGINT as a descriptor to poll and a count to read. Owned by the main thread.
 
-    With `once` a second signal has its default action: it ends the process at once, whatever the loop does.
+    With `once`, a second signal has its default action: it ends the process at once, whatever the loop does.
     """
 
     def __init__(self, *, once: bool = True, numbers: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> None:
@@ -67,11 +76,11 @@ class Stop:
         return self.count > 0
 
     def fileno(self) -> int:
-        """Readable from a signal on until `drain`."""
+        """Readable from a signal until `drain`."""
         return self._reader
 
     def drain(self) -> None:
-        """Take the bytes that signals left, of every signal that Python handles."""
+        """Discard the bytes that signals wrote; every signal that Python handles writes one."""
         try:
             while os.read(self._reader, 512):
                 pass
@@ -79,7 +88,7 @@ class Stop:
             return
 
     def close(self) -> None:
-        """Back to what the signals did before."""
+        """Restore the earlier signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, action in self._before.items():
             signal.signal(number, action)
@@ -95,7 +104,7 @@ class Stop:
 
 
 def enter(role: Role, index: int, options: RunConfig) -> None:
-    """The first thing a role's process does."""
+    """Called first by the process of a role."""
     logs.setup(f"{role}-{index}", options.log_level, options.log_format)
     follow_parent(DEATH_SIGNAL[role])
     if options.run_dir:
@@ -104,12 +113,12 @@ def enter(role: Role, index: int, options: RunConfig) -> None:
 
 
 def leave(role: Role, index: int, options: RunConfig) -> None:
-    """The last thing a role's process does that was told to end."""
+    """Called last by the process of a role that ends in order."""
     starts_file(Path(options.run_dir), role, index).unlink(missing_ok=True)
 
 
 def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Have the kernel send signal `number` when the launcher ends; ends here when it has ended already.
+    """Have the kernel send signal `number` when the launcher ends; exits if it has ended already.
 
     Does nothing without a launcher. Source: prctl(2), PR_SET_PDEATHSIG.
     """
@@ -123,10 +132,10 @@ def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def parent(environ: Mapping[str, str] = os.environ) -> int | None:
-    """A descriptor that turns readable when the launcher, or the program that started an engine, ends; None without.
+    """A descriptor that is readable once the launcher, or the program that started an engine, has ended; None without
+    a parent. Unlike the kernel's signal, it does not depend on the thread that started this process.
 
-    Unlike the kernel's signal it does not depend on the thread that started this process. Ends here when the parent
-    has ended already. Source: pidfd_open(2).
+    Exits if the parent has ended already. Source: pidfd_open(2).
     """
     if PARENT not in environ:
         return None
@@ -141,18 +150,17 @@ def parent(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def orphaned(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process had a launcher that is gone."""
+    """Whether this process had a launcher that has ended."""
     return PARENT in environ and str(os.getppid()) != environ[PARENT]
 
 
 def starts_file(run_dir: Path, role: str, index: int) -> Path:
-    """Where it stands how often a process was started since it last ended in order, whoever starts it. One life at a
-    time writes."""
+    """The file that counts a process's starts since it last ended in order, under any supervisor. Only the running
+    process writes it."""
     return run_dir / f"{role}-{index}.starts"
 
 
 def count_start(file: Path) -> None:
-    """One start more."""
     fresh = file.with_suffix(".starts.new")
     try:
         fresh.write_bytes(str(starts(file) + 1).encode())
@@ -162,7 +170,7 @@ def count_start(file: Path) -> None:
 
 
 def starts(file: Path) -> int:
-    """How often it was started; 0 where nobody counted."""
+    """The count in a starts file; 0 without one."""
     try:
         return int(file.read_bytes())
     except (OSError, ValueError):
@@ -170,7 +178,50 @@ def starts(file: Path) -> int:
 
 
 def age() -> float:
-    """Seconds since this process was started, its interpreter's own start included. Source: proc(5), starttime."""
+    """Seconds since this process was created, the start of its interpreter included. Source: proc(5), starttime."""
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class StartupPhase(msgspec.Struct, frozen=True):
+    """One phase of a start, which ends where the next one begins."""
+
+    name: str
+    began: float  # monotonic seconds
+
+
+class StartupPhases:
+    """The phases of this process's start so far."""
+
+    def __init__(self) -> None:
+        self.all = [StartupPhase(IMPORTS, time.monotonic() - age())]
+
+    def begin(self, name: str) -> None:
+        """A phase that may take long; the supervisor is told."""
+        progress(name)
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        """A phase that the supervisor need not be told of."""
+        self.all.append(StartupPhase(name, time.monotonic()))
+
+    def durations(self, now: float) -> str:
+        """How long each phase took, the last one until `now`, as text for the log."""
+        ends = [*(phase.began for phase in self.all[1:]), now]
+        return ", ".join(f"{phase.name} {end - phase.began:.2f} s" for phase, end in zip(self.all, ends, strict=True))
+
+
+def background_task(work: Coroutine[None, None, None], failed: Callable[[Exception], None]) -> asyncio.Task[None]:
+    """Start `work`, which nobody awaits; the caller cancels it. `failed` gets the error that ends it, if any: without
+    its background tasks a process looks alive and is not."""
+    import asyncio  # the command line imports this module and needs no event loop
+
+    def ended(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            failed(error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(ended)
+    return task

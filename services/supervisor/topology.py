@@ -1,4 +1,4 @@
-"""Where the processes of one host meet those of others: what the launcher checks before any starts, and tells."""
+"""Which processes run on this host, and where they connect to those of other hosts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import address
 
 
-def check(config: Config, parts: Parts) -> None:
-    """Raise ConfigError or AddressError for what would end a process here when it starts: keys that cannot be used, an
-    address to listen at that is not this host's or is taken, a first executor that is not the first."""
+def check_topology(config: Config, parts: Parts) -> None:
+    """Raise ConfigError or AddressError for a mistake that would end a process of this host at its start: unusable
+    keys, an address that belongs to another host or process, a --first-executor that contradicts --parts."""
     first = config.executor.first_executor
     if first and first != min(parts.get(Role.EXECUTOR, (first,))):
         raise ConfigError("--first-executor", first, "executors that `penstock serve` starts are counted by --parts")
@@ -33,7 +33,7 @@ def check(config: Config, parts: Parts) -> None:
 
 
 def listening(config: Config, parts: Parts) -> Iterator[tuple[str, HostAddress]]:
-    """Every address at which processes of this host listen for others, and the option that gives it."""
+    """Every address at which processes of this host listen for other hosts, with its option."""
     links, model = config.links, config.model
     for role, given in ((Role.SCHEDULER, links.scheduler_address), (Role.TOKENIZER, links.tokenizer_address)):
         option, ports = f"--{role}-address", ports_of(role)
@@ -47,7 +47,7 @@ def listening(config: Config, parts: Parts) -> Iterator[tuple[str, HostAddress]]
 
 
 def elsewhere(config: Config, parts: Parts) -> dict[str, str]:
-    """What of the server is not on this host, and where processes of this one look for it, as fields of a log line."""
+    """Parts of the server on other hosts and the addresses where they are found, as fields of a log line."""
     away = [role for role in ORDER if role not in parts or len(parts[role]) < count(role, config)]
     places = {
         "tokenizers": config.links.tokenizer_address,
@@ -57,9 +57,9 @@ def elsewhere(config: Config, parts: Parts) -> dict[str, str]:
     return {"elsewhere": ",".join(away), **{name: where for name, where in places.items() if where}}
 
 
-def numbered(config: Config, parts: Parts, index: int) -> Config:
-    """`config` for executor number `index`: it counts its host's executors so that its own number is its place among
-    them, whichever they are."""
+def executor_config(config: Config, parts: Parts, index: int) -> Config:
+    """`config` for executor number `index`: `first_executor` is set so that `index` less it is the executor's position
+    among those of this host, whichever they are."""
     place = tuple(parts[Role.EXECUTOR]).index(index)
     executor = msgspec.structs.replace(config.executor, first_executor=index - place)
     return msgspec.structs.replace(config, executor=executor)

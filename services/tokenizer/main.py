@@ -37,11 +37,8 @@ from penstock.services.links.tcp import network_of
 from penstock.services.metrics.snapshot import LAG, Vitals, lagging, telling
 from penstock.services.metrics.tokenizer import Figures
 from penstock.services.supervisor import logs
-from penstock.services.supervisor.background import begin
-from penstock.services.supervisor.heartbeat import Heartbeat, beating
-from penstock.services.supervisor.process import ExitCode
-from penstock.services.supervisor.sd_notify import notify
-from penstock.services.supervisor.startup import Stages
+from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
+from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
 from penstock.services.tokenizer.grammar_compiler import Compiler
 from penstock.services.tokenizer.server_loop import Relay
 from penstock.services.tokenizer.structure import Structure
@@ -76,7 +73,7 @@ def run(config: Config, index: int) -> int:
 
 async def serve(config: Config, index: int) -> int:
     """The process's whole life."""
-    stages = Stages()
+    stages = StartupPhases()
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
     compiler = Compiler(path, config.tokenizer)
@@ -103,7 +100,8 @@ async def serve(config: Config, index: int) -> int:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     heartbeat = Heartbeat()
-    duties = [begin(duty, end.fail) for duty in (beating(heartbeat), lagging(lag), telling(figures.tell))]
+    work = (send_heartbeats(heartbeat), lagging(lag), telling(figures.tell))
+    tasks = [background_task(each, end.fail) for each in work]
     try:
         await compiler.warm()  # who asks for a structure first waits for no process
         text.start(relay.from_apis)
@@ -115,8 +113,8 @@ async def serve(config: Config, index: int) -> int:
         notify("STOPPING=1", "STATUS=draining")
         await relay.drain(config.run.drain_timeout)
     finally:
-        for duty in duties:
-            duty.cancel()
+        for task in tasks:
+            task.cancel()
         relay.close()
         compiler.close()
         templates.close()
@@ -166,7 +164,7 @@ def placement_of(config: Config) -> Placement:
 
 
 class End:
-    """When to end: a signal, or an error in a callback of the loop or in a duty, which `wait` raises."""
+    """When to end: a signal, or an error in a callback of the loop or in a background task, which `wait` raises."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.supervisor.startup import Stage, Stages
+from penstock.services.supervisor.process import StartupPhase, StartupPhases
 from penstock.services.tracing import names
 from penstock.services.tracing.context import TRACEPARENT, beginning, under
 from penstock.services.tracing.span import Attributes, Span
@@ -36,7 +36,7 @@ class Start:
         told = {PARENT: self.context.traceparent, STATE: self.context.tracestate}
         return {name: value for name, value in told.items() if value}
 
-    def ready(self, process: str, stages: Sequence[Stage], now: float, attributes: Attributes) -> None:
+    def ready(self, process: str, stages: Sequence[StartupPhase], now: float, attributes: Attributes) -> None:
         """The process takes work. Called once."""
         tracer = self._tracer
         tracer.tell(Span(
@@ -51,7 +51,7 @@ class Start:
 class OwnStart:
     """The start of a process that has no children: its stages, told once, when it is ready for the first time."""
 
-    def __init__(self, tracer: Tracer | None, process: str, stages: Stages) -> None:
+    def __init__(self, tracer: Tracer | None, process: str, stages: StartupPhases) -> None:
         self.stages = stages
         self._process = process
         self._start = Start(tracer) if tracer is not None else None

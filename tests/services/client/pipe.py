@@ -45,7 +45,7 @@ from penstock.services.metrics.snapshot import LAG, Vitals
 from penstock.services.openai.app_state import Service
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
-from penstock.services.supervisor.sizing import sized
+from penstock.services.supervisor.options import sized
 
 LIMIT = 60.0  # seconds, after which something has hung; a loaded machine needs some of them
 VOCABULARY = 1000

@@ -20,8 +20,8 @@ from penstock.protocol.config import ApiConfig, Config, check
 from penstock.protocol.errors import AddressError, ConfigError
 from penstock.services.http import listener as listening
 from penstock.services.supervisor import address
+from penstock.services.supervisor.options import sized
 from penstock.services.supervisor.process import ExitCode
-from penstock.services.supervisor.sizing import sized
 from tests.services.client.pipe import LIMIT, silent
 from tests.services.http.process import Tokenizer, api, start
 

@@ -13,11 +13,10 @@ import pytest
 
 from penstock.protocol.config import Config, ModelConfig, RunConfig
 from penstock.protocol.errors import ConfigError, LinkError
-from penstock.services.supervisor import failure as faults
 from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.engine import engine
 from penstock.services.supervisor.process import PARENT
-from penstock.services.supervisor.sd_notify import NoticeSocket
+from penstock.services.supervisor.sd_notify import ERROR_FIELD, NoticeSocket, read_error
 from tests.services.supervisor.test_launcher import CONFIG, FAKE, ROOT, Server, alive
 
 START = """
@@ -90,8 +89,8 @@ def test_it_ends_with_the_program_that_wants_it(tmp_path: Path) -> None:
 def test_a_process_that_fails_is_told_of(tmp_path: Path, plan: str, said: str) -> None:
     server = start(tmp_path, plan={"executor-0": plan})
     try:
-        server.until(lambda: faults.FIELD in server.fields)
-        error = faults.read(server.fields[faults.FIELD])
+        server.until(lambda: ERROR_FIELD in server.fields)
+        error = read_error(server.fields[ERROR_FIELD])
         assert isinstance(error, LinkError)
         assert said in str(error)
         assert server.wait()[0] in (1, 3)

@@ -20,7 +20,7 @@ from penstock.protocol.errors import AddressError, ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of
 from penstock.services.links.curve import new_keys, write_keys
-from penstock.services.supervisor.topology import check, elsewhere, listening, numbered
+from penstock.services.supervisor.topology import check_topology, elsewhere, executor_config, listening
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def heard(config: Config) -> list[str]:
 
 def test_nobody_listens_for_others_on_one_machine() -> None:
     assert heard(configured(ranks=2, replicas=2)) == []
-    check(configured(), parts_of(configured()))
+    check_topology(configured(), parts_of(configured()))
 
 
 def test_binders_listen_on_their_own_host_alone() -> None:
@@ -74,7 +74,7 @@ def test_an_address_that_is_taken_is_named_by_its_option(keys: str) -> None:
         port = other.getsockname()[1]
         config = configured(scheduler_address=f"tcp://127.0.0.1:{port}", link_keys=keys)
         with pytest.raises(AddressError, match="another process listens there") as refused:
-            check(config, parts_of(config))
+            check_topology(config, parts_of(config))
     assert (refused.value.option, refused.value.value) == ("--scheduler-address", f"tcp://127.0.0.1:{port}")
 
 
@@ -82,42 +82,42 @@ def test_an_address_of_another_host_is_refused_where_one_would_listen(keys: str)
     given = {"ranks": 2, "meeting": "tcp://192.0.2.77:29500", "link_keys": keys}
     config = configured("api,tokenizer,scheduler,executor:0", **given)
     with pytest.raises(AddressError, match="must be an address of this machine") as refused:
-        check(config, parts_of(config))
+        check_topology(config, parts_of(config))
     assert refused.value.option == "--rendezvous"
     there = configured("executor:1", **given)
-    check(there, parts_of(there))
+    check_topology(there, parts_of(there))
 
 
 @pytest.mark.parametrize("given", [{"scheduler_address": "tcp://h:1"}, {"tokenizer_address": "tcp://h:1"}])
 def test_keys_are_read_before_anything_starts(given: dict[str, str], tmp_path: Path) -> None:
     config = configured("executor:0", **given, link_keys=str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="--link-keys"):
-        check(config, parts_of(config))
+        check_topology(config, parts_of(config))
 
 
 def test_a_rendezvous_needs_keys_too(tmp_path: Path) -> None:
     config = configured("executor:1", ranks=2, meeting="tcp://h:1", link_keys=str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="--link-keys"):
-        check(config, parts_of(config))
+        check_topology(config, parts_of(config))
 
 
 def test_the_launcher_counts_executors_itself() -> None:
     config = configured("executor:2-3", ranks=4, first=1)
     with pytest.raises(ConfigError, match="are counted by --parts") as refused:
-        check(config, parts_of(config))
+        check_topology(config, parts_of(config))
     assert refused.value.option == "--first-executor"
     fine = configured("executor:2-3", ranks=4, first=2)
-    check(fine, parts_of(fine))
+    check_topology(fine, parts_of(fine))
     none = configured("api,tokenizer,scheduler", ranks=4, first=2)
-    check(none, parts_of(none))
+    check_topology(none, parts_of(none))
 
 
 def test_each_executors_place_is_its_gpu() -> None:
     config = configured("executor:1,executor:4-5", ranks=6)
     parts = parts_of(config)
-    places = [index - numbered(config, parts, index).executor.first_executor for index in parts[Role.EXECUTOR]]
+    places = [index - executor_config(config, parts, index).executor.first_executor for index in parts[Role.EXECUTOR]]
     assert places == [0, 1, 2]
-    assert all(numbered(config, parts, index).model == config.model for index in parts[Role.EXECUTOR])
+    assert all(executor_config(config, parts, index).model == config.model for index in parts[Role.EXECUTOR])
 
 
 def test_the_log_says_what_is_elsewhere_and_where_it_is_looked_for() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.supervisor.startup import Stage, Stages
+from penstock.services.supervisor.process import StartupPhase, StartupPhases
 from penstock.services.tracing.startup import PARENT, STATE, OwnStart, Start
 from tests.services.tracing.tracing import SAMPLED, Bench, child_of
 
-STAGES = (Stage("importing", 1.0), Stage("loading weights", 2.0), Stage("warming up", 5.0))
+STAGES = (StartupPhase("importing", 1.0), StartupPhase("loading weights", 2.0), StartupPhase("warming up", 5.0))
 
 
 def test_stages_are_below_their_process() -> None:
@@ -47,7 +47,7 @@ def test_what_is_no_context_begins_a_trace() -> None:
 
 def test_a_process_tells_its_start_once() -> None:
     bench = Bench()
-    stages = Stages()
+    stages = StartupPhases()
     stages.note("waiting")
     start = OwnStart(bench.tracer, "api-0", stages)
     start.ready(stages.all[-1].began + 1.0)
@@ -56,4 +56,4 @@ def test_a_process_tells_its_start_once() -> None:
 
 
 def test_nothing_without_a_tracer() -> None:
-    OwnStart(None, "api-0", Stages()).ready(1.0)
+    OwnStart(None, "api-0", StartupPhases()).ready(1.0)

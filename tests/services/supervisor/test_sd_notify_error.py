@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
-from penstock.services.supervisor import failure as faults
-from penstock.services.supervisor.sd_notify import MAX_NOTICE, parse
+from penstock.services.supervisor.sd_notify import ERROR_FIELD, MAX_NOTICE, crash_line, error_line, parse, read_error
 
 
 def again(line: str) -> PenstockError:
-    return faults.read(parse(line.encode()[:MAX_NOTICE])[faults.FIELD])
+    return read_error(parse(line.encode()[:MAX_NOTICE])[ERROR_FIELD])
 
 
 @pytest.mark.parametrize(
@@ -21,23 +20,23 @@ def again(line: str) -> PenstockError:
     ],
 )  # fmt: skip
 def test_the_error_comes_back_as_it_was(error: PenstockError) -> None:
-    found = again(faults.told(error))
+    found = again(error_line(error))
     assert type(found) is type(error)
     assert str(found).replace("'80'", "80") == str(error)
 
 
 def test_a_long_message_stays_one_notice() -> None:
-    line = faults.told(ConfigError("--model", "x" * 10_000, "y" * 10_000))
+    line = error_line(ConfigError("--model", "x" * 10_000, "y" * 10_000))
     assert len(line.encode()) < MAX_NOTICE
     assert isinstance(again(line), ConfigError)
 
 
 def test_a_process_that_said_nothing_is_told_of_with_its_last_lines() -> None:
-    found = again(faults.lost("executor-0", "signal SIGKILL", "one\ntwo"))
+    found = again(crash_line("executor-0", "signal SIGKILL", "one\ntwo"))
     assert isinstance(found, LinkError)
     assert str(found) == "executor-0 ended (signal SIGKILL); its last lines:\none\ntwo"
 
 
 def test_what_cannot_be_read_is_still_an_error() -> None:
-    assert "cannot be read" in str(faults.read("{broken"))
-    assert isinstance(faults.read('{"kind": "Unheard", "message": "m"}'), LinkError)
+    assert "cannot be read" in str(read_error("{broken"))
+    assert isinstance(read_error('{"kind": "Unheard", "message": "m"}'), LinkError)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.services.supervisor.background import begin
+from penstock.services.supervisor.process import background_task
 
 
 async def test_a_failure_is_told() -> None:
@@ -16,7 +16,7 @@ async def test_a_failure_is_told() -> None:
         await asyncio.sleep(0)
         raise RuntimeError("out of room")
 
-    task = begin(fail(), failures.append)
+    task = background_task(fail(), failures.append)
     await asyncio.wait([task])
     await asyncio.sleep(0)
     assert [str(failure) for failure in failures] == ["out of room"]
@@ -30,7 +30,7 @@ async def test_an_end_in_order_is_not(cancelled: bool) -> None:
     async def wait() -> None:
         await over.wait()
 
-    task = begin(wait(), failures.append)
+    task = background_task(wait(), failures.append)
     await asyncio.sleep(0)
     if cancelled:
         task.cancel()

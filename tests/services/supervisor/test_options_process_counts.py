@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.config import ApiConfig, Config, TokenizerConfig
-from penstock.services.supervisor.sizing import sized, usable_cores
+from penstock.services.supervisor.options import sized, usable_cores
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.supervisor.heartbeat import Heartbeat, beating
-from penstock.services.supervisor.sd_notify import NoticeSocket, notify
+from penstock.services.supervisor.sd_notify import Heartbeat, NoticeSocket, notify, send_heartbeats
 
 
 def beats(folder: Path, **environ: str) -> list[float]:
@@ -72,7 +71,7 @@ def test_what_is_told_comes_at_once_with_all_before_it_and_a_status_once(tmp_pat
 async def test_a_loop_beats_as_long_as_it_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = NoticeSocket(tmp_path / "notify.sock")
     heartbeat = Heartbeat({"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "40000"})
-    beats = asyncio.create_task(beating(heartbeat))
+    beats = asyncio.create_task(send_heartbeats(heartbeat))
     heard = 0
     async with asyncio.timeout(60):
         while heard < 3:

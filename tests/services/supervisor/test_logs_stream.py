@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.services.supervisor.output import OutputStream, unblocked
+from penstock.services.supervisor.logs import NonBlockingStream, nonblocking_output
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def read_until(reader: int, last: bytes) -> bytes:
 
 def test_text_comes_out_in_order(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
-    stream = OutputStream(writer)
+    stream = NonBlockingStream(writer)
     for number in range(1000):
         print(number, file=stream)
     assert read_until(reader, b"\n999\n").split() == [str(number).encode() for number in range(1000)]
@@ -41,7 +41,7 @@ def test_text_comes_out_in_order(pipe: tuple[int, int]) -> None:
 
 def test_a_reader_that_takes_nothing_costs_text_beyond_the_limit_and_is_told(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
-    stream = OutputStream(writer, limit=1 << 20)
+    stream = NonBlockingStream(writer, limit=1 << 20)
     line = "x" * 1023 + "\n"
     for _ in range(3000):
         stream.write(line)
@@ -57,7 +57,7 @@ def test_a_reader_that_takes_nothing_costs_text_beyond_the_limit_and_is_told(pip
 
 def test_the_end_waits_no_longer_than_it_may(pipe: tuple[int, int]) -> None:
     _, writer = pipe
-    stream = OutputStream(writer)
+    stream = NonBlockingStream(writer)
     stream.write("x" * (1 << 20))
     assert not stream.settle(0.01)
     stream.finish(0.01)
@@ -69,7 +69,7 @@ def test_the_end_waits_no_longer_than_it_may(pipe: tuple[int, int]) -> None:
 def test_a_descriptor_that_fails_costs_text_alone(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.close(reader)
-    stream = OutputStream(writer)
+    stream = NonBlockingStream(writer)
     stream.write("nobody reads this\n")
     assert stream.settle(30)
     assert stream.statistics().dropped == 1
@@ -78,7 +78,7 @@ def test_a_descriptor_that_fails_costs_text_alone(pipe: tuple[int, int]) -> None
 
 def test_a_full_disk_costs_text_alone() -> None:
     with open("/dev/full", "wb", buffering=0) as file:
-        stream = OutputStream(file.fileno())
+        stream = NonBlockingStream(file.fileno())
         stream.write("no room\n")
         assert stream.settle(30)
         assert stream.statistics().dropped == 1
@@ -87,7 +87,7 @@ def test_a_full_disk_costs_text_alone() -> None:
 
 def test_prints_and_logs_pass_through(capfd: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr
-    with unblocked():
+    with nonblocking_output():
         print("to stdout")
         print("to stderr: \udcff", file=sys.stderr)
         assert not sys.stderr.isatty()
