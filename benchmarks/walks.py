@@ -45,7 +45,7 @@ from penstock.protocol.steps import StepPlan
 from penstock.services.http import main as api
 from penstock.services.links.async_link import Watch
 from penstock.services.links.link import Arrival, Joined, Port, Self
-from penstock.services.supervisor.sizing import sized
+from penstock.services.supervisor.options import sized
 
 Call = tuple[str, str]  # file and function
 ROOT = Path(__file__).resolve().parents[1]
