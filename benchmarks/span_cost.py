@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from benchmarks.report import commit, machine
 from benchmarks.tracing import collecting
@@ -25,21 +27,18 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
-from penstock.services.tracing.clock import Clock
-from penstock.services.tracing.collector import OtlpCollector
-from penstock.services.tracing.context import Ids, joined
-from penstock.services.tracing.execution import ExecutionTraces
-from penstock.services.tracing.operation import Operations, Outcome
-from penstock.services.tracing.request import served
-from penstock.services.tracing.scheduling import SchedulerTraces
-from penstock.services.tracing.settings import HTTP, Settings
-from penstock.services.tracing.settings import Sampling as Share
-from penstock.services.tracing.span import Span
-from penstock.services.tracing.texts import TextTraces
-from penstock.services.tracing.tracer import Tracer
+from penstock.services.tracing.executor import ExecutorTraces
+from penstock.services.tracing.otlp import OtlpTracer, exporter_of
+from penstock.services.tracing.propagation import root
+from penstock.services.tracing.request import Operations, Outcome, ServerSpan
+from penstock.services.tracing.scheduler import SchedulerTraces
+from penstock.services.tracing.tokenizer import TokenizerTraces
+from penstock.services.tracing.tracer import HTTP, Settings, Tracer
+from penstock.services.tracing.tracer import Sampling as Share
 
 REQUESTS, PROMPT, OUTPUT = 256, 128, 512
 TRIES = 5
+SPAN = "b7ad6b7169203331"
 OUTCOME = Outcome(finishes=(Finish.LENGTH,), prompt_tokens=PROMPT, output_tokens=OUTPUT, cached_tokens=0, accepted=0,
                   rejected=0, first_token=0.1, error=None, left=False, response="chatcmpl-0")  # fmt: skip
 Told = Callable[[Tracer, TraceContext, int], None]
@@ -54,22 +53,19 @@ class Cost(msgspec.Struct, frozen=True):
     token_ns: float  # the same, per output token
 
 
-class Pocket:
-    """A collector that keeps, so that exports are counted apart from whoever tells."""
+class Pocket(SpanExporter):
+    """Keeps spans, so that exports are counted apart from recording."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[ReadableSpan] = []
 
-    def export(self, spans: Sequence[Span]) -> None:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.spans += spans
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return SpanExportResult.SUCCESS
 
 
 def api(tracer: Tracer, context: TraceContext, number: int) -> None:
-    span = served(tracer, context)
-    assert span is not None
+    span = ServerSpan(tracer, context)
     asked = SubmitText(id=number, prompt="a", sampling=Sampling(), trace=span.context)
     operation = Operations(tracer, "model").begin((asked,), 0.0)
     assert operation is not None
@@ -79,7 +75,7 @@ def api(tracer: Tracer, context: TraceContext, number: int) -> None:
 
 def tokenizer(tracer: Tracer, context: TraceContext, number: int) -> None:
     """Its rows are looked at one by one while a request is traced."""
-    traces = TextTraces(tracer)
+    traces = TokenizerTraces(tracer)
     text = SubmitText(id=number, prompt="a", sampling=Sampling(), trace=context)
     made = Prepared(SubmitTokens(id=number, token_ids=b"", sampling=Sampling()), range(PROMPT), "")
     traces.tokenized(text, made, 0.0, 0.1)
@@ -95,11 +91,11 @@ def scheduler(tracer: Tracer, context: TraceContext, number: int) -> None:
         reused=0, chunks=(PrefillChunk(1, 0, PROMPT, 0.1, 0.2),), decoding=0.2, first=True, tokens=OUTPUT, accepted=0,
         rejected=0, marks=tuple((1.0, tokens) for tokens in range(every, OUTPUT, every)),
     )  # fmt: skip
-    SchedulerTraces(tracer).tell([stay])
+    SchedulerTraces(tracer).record([stay])
 
 
 def executor(tracer: Tracer, context: TraceContext, number: int) -> None:
-    traces = ExecutionTraces(tracer)
+    traces = ExecutorTraces(tracer)
     start = SlotStart(slot=3, token_ids=b"", prompt_tokens=PROMPT, computed=0, blocks=b"", sampling=Sampling(), seed=0,
                       trace=context)  # fmt: skip
     slot = struct.pack("<i", 3)
@@ -131,34 +127,33 @@ def seconds(work: Callable[[], None]) -> float:
     return min(tries)
 
 
-def spans_of(told: Told, url: str) -> list[Span]:
+def spans_of(told: Told, url: str) -> list[ReadableSpan]:
     """What a role tells of all the requests."""
-    pocket, ids = Pocket(), Ids()
-    tracer = Tracer(settings(url), {}, Clock(0), pocket)
+    pocket = Pocket()
+    tracer = OtlpTracer(settings(url), {}, pocket)
     for number in range(REQUESTS):
-        told(tracer, joined(ids.trace(), ids.span(), sampled=True), number)
+        told(tracer, root().child(SPAN), number)
     tracer.close(60.0)
     return pocket.spans
 
 
 def cost(role: str, told: Told, url: str) -> Cost:
     spans = spans_of(told, url)
-    way = OtlpCollector(settings(url), {"service.name": f"penstock-{role}"}, Clock(0))
+    exporter = exporter_of(settings(url))
 
     def export() -> None:
         for first in range(0, len(spans), 512):
-            way.export(spans[first : first + 512])
+            exporter.export(spans[first : first + 512])
 
     whole = seconds(lambda: spans_of(told, url) and None) + seconds(export)
-    way.close()
+    exporter.shutdown()
     return Cost(role, len(spans) / REQUESTS, round(1e6 * whole / REQUESTS, 1),
                 round(1e9 * whole / REQUESTS / OUTPUT))  # fmt: skip
 
 
 def step_microseconds(url: str) -> float:
     """Of one step's span with as many links as a span may have."""
-    ids = Ids()
-    traced = tuple(joined(ids.trace(), ids.span(), sampled=True) for _ in range(REQUESTS))
+    traced = tuple(root().child(SPAN) for _ in range(REQUESTS))
     facts = StepFacts(step=1, epoch=1, rows=REQUESTS, chunks=0, tokens=REQUESTS, drafts=0, masked=0, running=REQUESTS,
                       waiting=0, blocks=1000, blocks_used=900, traced=traced)  # fmt: skip
 

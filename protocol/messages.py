@@ -62,8 +62,21 @@ class TraceContext(Part, frozen=True):
         return self.traceparent[36:52]
 
     @property
+    def is_root(self) -> bool:
+        """Whether it names a trace that has no span yet."""
+        return bool(self.traceparent) and not self.span_id
+
+    def child(self, span_id: str) -> TraceContext:
+        """The context of a sampled span of ours under this one."""
+        return TraceContext(f"00-{self.trace_id}-{span_id}-01", self.tracestate)
+
+    def unsampled(self) -> TraceContext:
+        """The same trace and span, of which nothing is recorded."""
+        return TraceContext(f"00-{self.trace_id}-{self.span_id}-00") if self.sampled else self
+
+    @property
     def sampled(self) -> bool:
-        """Whether spans are told: what began the trace has decided so for everybody."""
+        """Whether spans are recorded: decided once, where the trace began."""
         return len(self.traceparent) >= 55 and bool(int(self.traceparent[53:55], 16) & 1)
 
 

@@ -22,7 +22,7 @@ from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer, Port, Self
 from penstock.services.supervisor.process import Stop
-from penstock.services.tracing.execution import ExecutionTraces
+from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.tracer import tracer_of
 
 BLOCKS = 1 << 16
@@ -69,7 +69,7 @@ class Device:
 class FakeExecutor:
     """The link to the scheduler, and the device behind it."""
 
-    def __init__(self, port: Port, model: ModelConfig, device: Device, traces: ExecutionTraces | None = None) -> None:
+    def __init__(self, port: Port, model: ModelConfig, device: Device, traces: ExecutorTraces) -> None:
         self._port = port
         self._traces = traces
         self._device = device
@@ -83,15 +83,13 @@ class FakeExecutor:
         while self._scheduler is not None and self._device.due is not None and self._device.due <= now:
             result = self._device.collect()
             self._port.send(self._scheduler, result)
-            if self._traces is not None:
-                self._traces.collect(result, now)
+            self._traces.collect(result, now)
 
     def _take(self, arrival: Arrival, now: float) -> None:
         match arrival.message:
             case StepPlan() as plan:
                 self._device.launch(plan, now)
-                if self._traces is not None:
-                    self._traces.begin(plan, now)
+                self._traces.begin(plan, now)
             case Joined():
                 self._scheduler = arrival.peer
                 self._device.reset()
@@ -110,7 +108,7 @@ def serve(run_dir: Path, model: ModelConfig, seconds: float, stop: Stop) -> None
     port = Port.connect(context, STEPS, Self(Role.EXECUTOR, 0, new_incarnation(), shared_hash(model)), run_dir)
     device = Device(seconds, read_spec(Path(model.model)).vocab_size)
     tracer = tracer_of(TraceConfig(), Role.EXECUTOR, 0)  # by the environment alone
-    traces = None if tracer is None else ExecutionTraces(tracer)
+    traces = ExecutorTraces(tracer)
     executor = FakeExecutor(port, model, device, traces)
     poller = zmq.Poller()
     poller.register(port.socket, zmq.POLLIN)
@@ -121,15 +119,13 @@ def serve(run_dir: Path, model: ModelConfig, seconds: float, stop: Stop) -> None
         if now >= next_tick:
             next_tick = now + TICK
             port.tick(now)
-            if traces is not None:
-                traces.tick(now)
+            traces.tick(now)
         executor.turn(now)
         until = min(next_tick, device.due if device.due is not None else next_tick) - time.monotonic()
         poller.poll(int(max(0.0, until) * 1000))
     port.close()
     context.term()
-    if tracer is not None:
-        tracer.close()
+    tracer.close()
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import Register
 from penstock.services.openai.errors import from_rejected
 from penstock.services.tracing.names import MOVED
-from penstock.services.tracing.operation import Operations
+from penstock.services.tracing.request import Operations, Outcome
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
 NOBODY = Client()  # all requests of a program are one client's
@@ -161,7 +161,7 @@ class Pipeline:
         self._api_index = api_index
         self._incarnation = incarnation
         self._limit = limit
-        self._operations = operations
+        self._operations = operations if operations is not None else Operations()
         self._counter = 0
         self._tickets: dict[int, Ticket] = {}
         self._questions: dict[int, Question] = {}
@@ -210,14 +210,14 @@ class Pipeline:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
         requests = [msgspec.structs.replace(request, client=client) for request in requests]
-        operation = self._operations.begin(requests, now) if self._operations is not None else None
+        operation = self._operations.begin(requests, now)
         if operation is not None:
             requests = operation.requests
         try:
             self._place_all(requests, reply)
         except Overloaded as error:
             if operation is not None:
-                operation.refused(error, now)
+                operation.end(Outcome(error=error), now)
             raise
         self._submitted += len(requests)
         reply.operation = operation
@@ -413,7 +413,7 @@ class Pipeline:
             del self._tickets[ticket.id]
             ticket.id, ticket.peer = number, None
             if ticket.reply.operation is not None:
-                ticket.reply.operation.happened(MOVED, time.monotonic())
+                ticket.reply.operation.add_event(MOVED, time.monotonic())
             self._tickets[ticket.id] = ticket
             self._held[ticket.id] = ticket
         self._moved += len(moved)

@@ -38,8 +38,8 @@ from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.process import leave as leave_process
 from penstock.services.supervisor.sd_notify import Heartbeat, notify
-from penstock.services.tracing.execution import ExecutionTraces
-from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.executor import ExecutorTraces
+from penstock.services.tracing.startup import Start
 from penstock.services.tracing.tracer import tracer_of
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def serve(
     reports = Reports(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
-    traces = None if tracer is None else ExecutionTraces(tracer)
-    steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, traces)
+    steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group,
+                  ExecutorTraces(tracer))
     lag = Histogram(LAG)
     figures = Figures(Vitals(me, Path(config.run.run_dir), lag, tracer), steps, port, engine.ready)
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
@@ -135,7 +135,7 @@ def serve(
     log_compilations(engine.runner.options.device)
     now = time.monotonic()
     logs.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.durations(now))
-    OwnStart(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
+    Start(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
@@ -151,8 +151,7 @@ def serve(
         done.set()
         port.close()
         context.term()
-        if tracer is not None:
-            tracer.close()
+        tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
     logs.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
 

@@ -26,7 +26,8 @@ from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
 from penstock.services.metrics.snapshot import PART
 from penstock.services.supervisor import logs
-from penstock.services.tracing.execution import ExecutionTraces
+from penstock.services.tracing.executor import ExecutorTraces
+from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Steps:
         watchdog: Watchdog,
         reports: Reports,
         group: Group = ALONE,
-        traces: ExecutionTraces | None = None,
+        traces: ExecutorTraces | None = None,
     ) -> None:
         self._port = port
         self._runner = runner
@@ -70,7 +71,7 @@ class Steps:
         self._watchdog = watchdog
         self._reports = reports
         self._group = group
-        self._traces = traces
+        self._traces = traces if traces is not None else ExecutorTraces(Tracer())
         self.decoding: set[int] = set()  # slots
         self._scheduler: Peer | None = None
         self._known: int | None = None  # incarnation of the last scheduler that joined
@@ -147,8 +148,7 @@ class Steps:
 
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""
-        if self._traces is not None:
-            self._traces.tick(now)
+        self._traces.tick(now)
 
     def statistics(self) -> StepsStatistics:
         counts = self._taken, self._sent, self._dropped, self._stray, self._schedulers
@@ -192,8 +192,7 @@ class Steps:
     def _reset(self) -> None:
         self._runner.reset()
         self.decoding.clear()
-        if self._traces is not None:
-            self._traces.forget()
+        self._traces.forget()
 
     def _begin(self, plan: StepPlan) -> None:
         if plan.epoch != self._epoch:
@@ -208,8 +207,7 @@ class Steps:
             self._positions = UNWATCHED  # it takes as long as the masks
         if not self._launched:
             self._watch(self._positions)
-        if self._traces is not None:
-            self._traces.begin(plan, time.monotonic())
+        self._traces.begin(plan, time.monotonic())
         began = time.perf_counter()
         waited, self._worked = began - self._ended, 0.0
         begun = self._runner.begin(plan)
@@ -233,8 +231,7 @@ class Steps:
         if not self._launched:
             self._watch(self._positions)
         went_on = time.perf_counter()
-        if self._traces is not None:
-            self._traces.masked(masks.step, went_on - self._ended)
+        self._traces.masked(masks.step, went_on - self._ended)
         self._finish(begun, masks, went_on, waited + went_on - self._ended)
 
     def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
@@ -258,8 +255,7 @@ class Steps:
             result = msgspec.structs.replace(result, busy=busy, waited=waited, drafting=drafting)
         if self._group.answers:
             self._results.append(result)
-        if self._traces is not None:
-            self._traces.collect(result, time.monotonic())
+        self._traces.collect(result, time.monotonic())
         if result.busy and positions != UNWATCHED:
             self._watchdog.tell(positions, result.busy)
         if self._launched:

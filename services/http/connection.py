@@ -30,7 +30,7 @@ from penstock.services.http.accept import Room
 from penstock.services.http.parser import RequestParser, check_head, name_host
 from penstock.services.openai import errors
 from penstock.services.supervisor import logs
-from penstock.services.tracing.context import unsampled
+from penstock.services.tracing.propagation import unsampled
 
 log = logging.getLogger(__name__)
 

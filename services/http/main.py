@@ -45,8 +45,8 @@ from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import engine_facts
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
-from penstock.services.tracing.operation import Operations
-from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.request import Operations
+from penstock.services.tracing.startup import Start
 from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     incarnation = new_incarnation()
     tracer = tracer_of(config.trace, Role.API, index)
     me = Self(Role.API, index, incarnation, shared_hash(config.model))
-    start = OwnStart(tracer, f"{Role.API}-{index}", stages)
+    start = Start(tracer, f"{Role.API}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     watches = [
         Watch(Port.connect(context, TEXT, me, run_dir, number, network))
@@ -102,7 +102,7 @@ async def serve(config: Config, index: int) -> ExitCode:
         watches, index, incarnation, config.api.max_queued_requests,
         max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
         replicas=config.model.data_parallel_size, ordered=config.scheduler.scheduling_policy == PRIORITY,
-        operations=Operations(tracer, model.name) if tracer is not None else None,
+        operations=Operations(tracer, model.name),
     )  # fmt: skip
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))
@@ -125,8 +125,7 @@ async def serve(config: Config, index: int) -> ExitCode:
         for watch in watches:
             watch.close()
         context.term()
-        if tracer is not None:
-            tracer.close()
+        tracer.close()
 
 
 def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
@@ -134,7 +133,7 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
 
 
 async def answer(
-    service: Service, listener: Socket, encryption: ssl.SSLContext | None, start: OwnStart, lag: Histogram
+    service: Service, listener: Socket, encryption: ssl.SSLContext | None, start: Start, lag: Histogram
 ) -> ExitCode:
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
     options = service.config.api
@@ -245,7 +244,7 @@ class Server(uvicorn.Server):
             await asyncio.wait_for((self._forced if self.should_exit else self._asked).wait(), seconds)
 
 
-async def attend(service: Service, server: Server, start: OwnStart, heartbeat: Heartbeat) -> None:
+async def attend(service: Service, server: Server, start: Start, heartbeat: Heartbeat) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
     pipeline = service.pipeline

@@ -34,9 +34,8 @@ from penstock.services.openai.errors import headers, send_error, send_json
 from penstock.services.openai.messages import errors as messages
 from penstock.services.supervisor import logs
 from penstock.services.tracing import names
-from penstock.services.tracing.context import unsampled
-from penstock.services.tracing.propagation import client_context, response_header
-from penstock.services.tracing.request import Served, carried, served
+from penstock.services.tracing.propagation import client_context, unsampled
+from penstock.services.tracing.request import ServerSpan
 from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,8 @@ class Gate:
         self._timeout = request_timeout or None  # seconds that every request has
         self._bodies = Bodies(max_queued_bytes)
         self._always = always  # headers of every answer
-        self._tracer = tracer
+        self._untraced = Tracer()
+        self._tracer = tracer if tracer is not None else self._untraced
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # main.py configures neither websockets nor lifespan
@@ -81,11 +81,13 @@ class Gate:
         current.bound(self._timeout, "--request-timeout")
         scope[exchange.KEY] = current
         shared = [*self._always, *self._origins.headers(scope)]
-        current.context = client_context(scope)
-        span = self._span(scope, current)
-        if span is not None:
-            shared = [*shared, response_header(span.context)]
-        elif not current.context.traceparent and scope["path"] not in QUIET:
+        quiet = scope["path"] in QUIET
+        span = ServerSpan(self._untraced if quiet else self._tracer, client_context(scope))
+        current.context = span.context
+        if span.recording:
+            # Source: "Trace Context Level 2", section 4.
+            shared.append((b"traceresponse", span.context.traceparent.encode()))
+        elif not span.context.traceparent and not quiet:
             current.context = unsampled()
 
         anthropic = messages.spoken(scope)
@@ -104,8 +106,10 @@ class Gate:
             if not current.lasting:
                 current.end()
             self._account(scope, current)
-            if span is not None:
-                self._told(span, scope, current)
+            if span.recording:
+                attributes = {names.HTTP_REQUEST_ID: current.id.decode(), names.URL_SCHEME: scope["scheme"]}
+                status = current.status or CLIENT_LEFT
+                span.end(scope["method"], current.endpoint, status, attributes, (current.started, time.monotonic()))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, current: Exchange) -> None:
         extra: list[tuple[bytes, bytes]] = []
@@ -152,19 +156,6 @@ class Gate:
             what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
             raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
         exchange.of(scope).tenant = tenant_of(given)
-
-    def _span(self, scope: Scope, current: Exchange) -> Served | None:
-        """The exchange's span, None where it has none; what its requests carry on says which."""
-        if self._tracer is None or scope["path"] in QUIET:
-            return None
-        span = served(self._tracer, current.context)
-        current.context = carried(current.context, span)
-        return span
-
-    def _told(self, span: Served, scope: Scope, current: Exchange) -> None:
-        attributes = {names.HTTP_REQUEST_ID: current.id.decode(), names.URL_SCHEME: scope["scheme"]}
-        status = current.status or CLIENT_LEFT
-        span.end(scope["method"], current.endpoint, status, attributes, (current.started, time.monotonic()))
 
     def _account(self, scope: Scope, current: Exchange) -> None:
         now = time.monotonic()

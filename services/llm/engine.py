@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -20,9 +19,9 @@ import zmq
 from penstock.protocol.config import PRIORITY, Config
 from penstock.protocol.errors import Overloaded, PenstockError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
-from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized, TraceContext
 from penstock.services.client.engine_client import Pipeline, PipelineStatistics
-from penstock.services.client.model_info import ServedModel, served_model
+from penstock.services.client.model_info import served_model
 from penstock.services.client.output_collector import Reply
 from penstock.services.links.async_link import Watch
 from penstock.services.links.link import Arrival, Port, Self
@@ -34,10 +33,9 @@ from penstock.services.llm.prompts import Order
 from penstock.services.metrics.requests import Timings
 from penstock.services.supervisor.launcher import resolved
 from penstock.services.supervisor.options import sized, usable_cores
+from penstock.services.tracing.request import Operations
+from penstock.services.tracing.startup import environment
 from penstock.services.tracing.tracer import tracer_of
-
-if TYPE_CHECKING:
-    from penstock.services.llm.calls import Calls
 
 PROGRAM = "llm"  # as which a program tells its traces
 INDEX = 0  # of the one api-role peer of an engine
@@ -52,11 +50,11 @@ class Engine:
     def __init__(self, config: Config) -> None:
         config = resolved(sized(config, usable_cores()))
         self.model = served_model(config)
-        self._calls = calls_of(config, self.model)
+        self._tracer = tracer_of(config.trace, PROGRAM, INDEX)
         with contextlib.ExitStack() as failing:
-            if self._calls is not None:
-                failing.callback(self._calls.close)
-            self.host = Host(config, more=self._calls.environment() if self._calls is not None else None)
+            failing.callback(self._tracer.close)
+            caller = self._tracer.current()  # the start of the engine's processes is a part of the program's span
+            self.host = Host(config, more=environment(caller) if caller.sampled else None)
             failing.pop_all()
         self.config = self.host.config
         slots = config.model.data_parallel_size * config.model.max_num_seqs
@@ -103,7 +101,10 @@ class Engine:
         Raises RequestError when it is refused, and the error that a process ended with.
         """
         async with self._room:
-            trace = order.submit.trace if self._calls is None else self._calls.context(order.submit.trace)
+            trace = order.submit.trace
+            if self._tracer.enabled:
+                parent = trace if trace.traceparent else self._tracer.current()
+                trace = self._tracer.sample(parent) or TraceContext()
             submit = msgspec.structs.replace(order.submit, id=self.pipeline.new_id(), stream=stream, trace=trace)
             reply = Reply(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
             while True:
@@ -158,11 +159,9 @@ class Engine:
         """End every process, and tell the last traces. Safe to call twice. Does nothing in a forked child."""
         if not self.owned():
             return
-        if self._calls is not None:
-            self._calls.finish()  # beside the processes, which do the same
+        self._tracer.finish()  # beside the processes, which do the same
         self.host.end()
-        if self._calls is not None:
-            self._calls.close()
+        self._tracer.close()
 
     def disconnect(self) -> None:
         """Close the links; what is open ends with an error. On the engine's loop."""
@@ -194,7 +193,7 @@ class Engine:
             self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
             replicas=self.config.model.data_parallel_size,
             ordered=self.config.scheduler.scheduling_policy == PRIORITY,
-            operations=self._calls.operations if self._calls is not None else None,
+            operations=Operations(self._tracer, self.model.name),
         )  # fmt: skip
         for watch in self._watches:
             watch.start(self._deliver)
@@ -225,16 +224,6 @@ class Engine:
     def _fail(self, error: Unavailable) -> None:
         self.pipeline.draining = True
         self.pipeline.fail_all(error)
-
-
-def calls_of(config: Config, model: ServedModel) -> Calls | None:
-    """None where no traces are told; then OpenTelemetry is not even imported. Raises ConfigError."""
-    tracer = tracer_of(config.trace, PROGRAM, INDEX)
-    if tracer is None:
-        return None
-    from penstock.services.llm.calls import Calls
-
-    return Calls(tracer, model.name)
 
 
 def retrieve(started: asyncio.Future[None]) -> None:

@@ -21,7 +21,7 @@ from penstock.services.openai.parameters import choices
 from penstock.services.openai.schema import TokenId
 from penstock.services.openai.tools import as_functions
 from penstock.services.openai.validation import misfit
-from penstock.services.tracing import context
+from penstock.services.tracing.propagation import parse
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -151,7 +151,7 @@ class Draft:
             priority=priority,
             cache_salt=prompt.cache_salt or "",
             prediction=prompt.prediction or "",
-            trace=context.given(prompt.traceparent, prompt.tracestate),
+            trace=parse(prompt.traceparent, prompt.tracestate),
             arrival=time.time(),
         )
         return Order(submit, prompt.prompt, self._params)
@@ -160,7 +160,7 @@ class Draft:
 def traced(order: Order, headers: Mapping[str, str]) -> Order:
     """The order in the trace that `traceparent` and `tracestate` among the headers name, if they are valid."""
     known = {name.lower(): value for name, value in headers.items()}
-    trace = context.given(known.get("traceparent", ""), known.get("tracestate", ""))
+    trace = parse(known.get("traceparent", ""), known.get("tracestate", ""))
     return msgspec.structs.replace(order, submit=msgspec.structs.replace(order.submit, trace=trace))
 
 

@@ -28,7 +28,7 @@ from penstock.services.openai.embeddings import (
 )
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
 from penstock.services.openai.validation import decode
-from penstock.services.tracing import context
+from penstock.services.tracing.propagation import parse
 
 NO_PARAMS = SamplingParams()
 
@@ -95,7 +95,7 @@ def prompt_submissions(
         if prompt.prediction is not None:
             raise InvalidRequest(f"{path}: a vector has no prediction", param=path, code="invalid_value")
         (text,) = texts_of(content, path, model, request)
-        trace = context.given(prompt.traceparent, prompt.tracestate)
+        trace = parse(prompt.traceparent, prompt.tracestate)
         submit = text_submission(request, model, text, path, trace)
         found.append(msgspec.structs.replace(submit, cache_salt=prompt.cache_salt or ""))
     return found

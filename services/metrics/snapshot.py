@@ -14,14 +14,13 @@ from penstock.engine_core.histogram import Histogram
 from penstock.protocol.figures import Census, HistogramStatistics, ProcessFigures, Sample, Spread
 from penstock.services.links.link import Peer, PortStatistics, Self
 from penstock.services.supervisor import process
-from penstock.services.tracing.tracer import Tracer, TraceStatistics
+from penstock.services.tracing.tracer import Tracer
 
 INTERVAL = 1.0  # seconds between two censuses of one process
 LOOK = 0.5  # seconds between looks at an asyncio loop's lag
 LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 STATM = Path("/proc/self/statm")
-NO_TRACES = TraceStatistics(told=0, delivered=0, dropped=0, waiting=0)
 
 
 class Sheet:
@@ -55,7 +54,7 @@ class Vitals:
 
     def __init__(self, me: Self, run_dir: Path, lag: Histogram, tracer: Tracer | None = None) -> None:
         self.me = me
-        self._tracer = tracer
+        self._tracer = tracer if tracer is not None else Tracer()
         self._lag = lag
         self._starts = process.starts(process.starts_file(run_dir, me.role, me.index))
         self._began = time.time() - process.age()
@@ -72,7 +71,7 @@ class Vitals:
         sheet.put("process_resident_memory_bytes", self._memory)
         sheet.put("process_start_time_seconds", self._began)
         sheet.spread("loop_lag_seconds", self._lag.statistics())
-        traces = NO_TRACES if self._tracer is None else self._tracer.statistics()
+        traces = self._tracer.statistics()
         sheet.put("trace_spans", traces.delivered)
         sheet.put("trace_spans_dropped", traces.dropped)
         sheet.put("trace_spans_waiting", traces.waiting)

@@ -29,5 +29,5 @@ class Service:
     keys: Keys
     responses: ResponseStore
     figures: Figures
-    tracer: Tracer | None = None  # None: no traces are told
+    tracer: Tracer = field(default_factory=Tracer)
     room: Room = field(default_factory=Room)

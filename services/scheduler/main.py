@@ -33,8 +33,8 @@ from penstock.services.scheduler.server_loop import Loop
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import StartupPhases, Stop
 from penstock.services.supervisor.sd_notify import Heartbeat, notify
-from penstock.services.tracing.scheduling import SchedulerTraces
-from penstock.services.tracing.startup import OwnStart
+from penstock.services.tracing.scheduler import SchedulerTraces
+from penstock.services.tracing.startup import Start
 from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ def run(config: Config, index: int) -> int:
     steps.epoch = int(time.time())
     try:
         loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
-                    None if tracer is None else SchedulerTraces(tracer), time.monotonic)  # fmt: skip
+                    SchedulerTraces(tracer), time.monotonic)  # fmt: skip
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
         figures = Figures(Vitals(me, run_dir, loop.lag, tracer), loop, tokens, steps, time.monotonic())
-        start = OwnStart(tracer, f"{Role.SCHEDULER}-{index}", stages)
+        start = Start(tracer, f"{Role.SCHEDULER}-{index}", stages)
         turn_until_stopped(loop, descriptors, stop, config, figures, start)
     finally:
         guides.aside.close()
@@ -82,8 +82,7 @@ def run(config: Config, index: int) -> int:
         tokens.close()
         steps.close()
         context.term()
-        if tracer is not None:
-            tracer.close()
+        tracer.close()
     return 0
 
 
@@ -105,7 +104,7 @@ def turn_until_stopped(
     stop: Stop,
     config: Config,
     figures: Figures,
-    start: OwnStart,
+    start: Start,
 ) -> None:
     """Turn the loop whenever something arrives, is done beside it, or is due. Sleeps in poll otherwise."""
     poller = zmq.Poller()

@@ -35,7 +35,8 @@ from penstock.services.scheduler.options import ModelFacts, depth, scheduling_op
 from penstock.services.scheduler.step_times import Times, TimesStatistics
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.restart_policy import failures
-from penstock.services.tracing.scheduling import SchedulerTraces
+from penstock.services.tracing.scheduler import SchedulerTraces
+from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Loop:
         self.lag = Histogram(LAG)
         self._config = config
         self._replica = replica
-        self._traces = traces
+        self._traces = traces if traces is not None else SchedulerTraces(Tracer())
         self._clock = clock  # monotonic seconds; None: a turn takes no time
         self._facts = facts
         self._tokens = tokens
@@ -196,8 +197,7 @@ class Loop:
                 self._brain.fail(self._hopeless or LOST)
             self._plan(self._brain, now)
             self._deliver(self._brain)
-            if self._traces is not None:
-                self._traces.tell(self._brain.stays())
+            self._traces.record(self._brain.stays())
         self._send_refusals()
         self._watch(now)
         self._send_status(now, wall)
@@ -233,8 +233,7 @@ class Loop:
                 self._fill_masks(self._brain)  # while the rest of the result is dealt with
                 self._brain.apply(result, now)
                 self._times.applied(result, time.perf_counter() - began)
-                if self._traces is not None:
-                    self._traces.applied(result, now)
+                self._traces.applied(result, now)
             case Census() as census:
                 self.register.note(peer, census)
             case ExecutorReady() as ready:
@@ -268,7 +267,7 @@ class Loop:
             self._brain.restart(epoch, now, blocks)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._masker.most)
-        self._brain = Scheduler(msgspec.structs.replace(options, traced=self._traces is not None))
+        self._brain = Scheduler(msgspec.structs.replace(options, traced=self._traces.enabled))
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -282,8 +281,7 @@ class Loop:
                 elif request.automaton is not None and self._masker.most < self._config.model.max_num_seqs:
                     self._refusals.append((peer, Rejected(id=request.id, status=400, message=NO_MASKS)))
                 elif request.automaton is not None:
-                    if self._traces is not None:
-                        self._traces.wait(request, now)
+                    self._traces.wait(request, now)
                     self._guides.take(peer, request)
                 else:
                     brain.submit(request, self._sources[peer], now)
@@ -309,8 +307,7 @@ class Loop:
         """Requests whose automaton stands go to the brain; those aborted meanwhile end there, in order."""
         for admitted in self._guides.admit():
             peer, request, guide = admitted.peer, admitted.request, admitted.guide
-            if self._traces is not None:
-                self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
+            self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
             if isinstance(guide, RequestError):
                 self._refusals.append((peer, rejection(admitted)))
                 continue
@@ -358,7 +355,7 @@ class Loop:
                 return
             planned = time.perf_counter()
             self._plans += 1
-            if self._traces is not None and brain.traced and self._traces.due(now):
+            if brain.traced and self._traces.due(now):
                 plan = self._traces.planned(plan, brain.last_step(), now)
             if brain.in_flight == 1:
                 self._applied_at = now  # idle until now: the step's age counts from its plan

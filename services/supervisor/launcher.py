@@ -49,7 +49,7 @@ from penstock.services.supervisor.sd_notify import (
 )
 from penstock.services.supervisor.topology import check_topology, elsewhere, executor_config
 from penstock.services.tracing import names
-from penstock.services.tracing.startup import PARENT, STATE, Start
+from penstock.services.tracing.startup import PARENT, STATE, Start, environment
 from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
@@ -155,10 +155,9 @@ class Launch:
             self._selector.register(owner, selectors.EVENT_READ)
         self._stages = StartupPhases()
         self._tracer = tracer_of(config.trace, LAUNCHER, 0)
-        self._start_trace = Start(self._tracer) if self._tracer is not None else None
+        self._trace = Start(self._tracer, LAUNCHER, self._stages)
         self._environ = child_environment(config, directory, self._notices.path)
-        if self._start_trace is not None:
-            self._environ |= self._start_trace.environment()
+        self._environ |= environment(self._trace.context)
         self._children: list[Child] = []  # those that run
         self._restarts = Restarts(directory.path)
         self._ready = False  # it has been, once
@@ -213,8 +212,7 @@ class Launch:
         self._selector.close()
         self._notices.close()
         self._stop.close()
-        if self._tracer is not None:
-            self._tracer.close()
+        self._tracer.close()
 
     def _start(self, role: Role, index: int) -> None:
         config = self._config if role is not Role.EXECUTOR else executor_config(self._config, self._parts, index)
@@ -297,9 +295,7 @@ class Launch:
 
     def _tell_start(self) -> None:
         """The start is over; what is started again begins a trace of its own."""
-        if self._start_trace is not None:
-            facts = {names.PROCESSES: len(self._children)}
-            self._start_trace.ready(LAUNCHER, self._stages.all, time.monotonic(), facts)
+        self._trace.ready(time.monotonic(), {names.PROCESSES: len(self._children)})
         self._environ = {name: value for name, value in self._environ.items() if name not in (PARENT, STATE)}
 
     def _told_to_stop(self) -> None:

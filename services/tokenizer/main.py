@@ -44,8 +44,8 @@ from penstock.services.tokenizer.server_loop import Relay
 from penstock.services.tokenizer.structure import Structure
 from penstock.services.tokenizer.template_protocol import Setting
 from penstock.services.tokenizer.templates import Templates
-from penstock.services.tracing.startup import OwnStart
-from penstock.services.tracing.texts import TextTraces
+from penstock.services.tracing.startup import Start
+from penstock.services.tracing.tokenizer import TokenizerTraces
 from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ async def serve(config: Config, index: int) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
     me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
-    start = OwnStart(tracer, f"{Role.TOKENIZER}-{index}", stages)
+    start = Start(tracer, f"{Role.TOKENIZER}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     network = network_of(context, config.links)
     text = Watch(Port.bind(context, TEXT, me, run_dir, network))
@@ -93,7 +93,7 @@ async def serve(config: Config, index: int) -> int:
     tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler, templates),
-                  None if tracer is None else TextTraces(tracer))  # fmt: skip
+                  TokenizerTraces(tracer))  # fmt: skip
     lag = Histogram(LAG)
     figures = Figures(Vitals(me, run_dir, lag, tracer), relay, compiler, templates, text, tokens)
     gc.collect()
@@ -123,8 +123,7 @@ async def serve(config: Config, index: int) -> int:
             watch.close()
         threads.shutdown(wait=False, cancel_futures=True)
         context.term()
-        if tracer is not None:
-            tracer.close()
+        tracer.close()
     statistics = relay.statistics().frontend
     logs.info(log, "ended", submitted=statistics.submitted, output_tokens=statistics.output_tokens)
     return ExitCode.ORDERLY

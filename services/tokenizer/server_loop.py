@@ -37,7 +37,8 @@ from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import Register
 from penstock.services.supervisor import logs
 from penstock.services.tokenizer.structure import Structure
-from penstock.services.tracing.texts import TextTraces
+from penstock.services.tracing.tokenizer import TokenizerTraces
+from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Relay:
         tokens: Sequence[Link],
         threads: Executor,
         structure: Structure | None = None,
-        traces: TextTraces | None = None,
+        traces: TokenizerTraces | None = None,
     ) -> None:
         self.register = Register()  # what schedulers tell of themselves and of their executors
         self._frontend = frontend
@@ -83,7 +84,7 @@ class Relay:
         self._tokens = tuple(tokens)  # by replica
         self._threads = threads
         self._structure = structure
-        self._traces = traces
+        self._traces = traces if traces is not None else TokenizerTraces(Tracer())
         self._loop = asyncio.get_running_loop()
         self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
         self._joined = 0
@@ -125,8 +126,7 @@ class Relay:
             match arrival.message:
                 case TokenBatch() as batch:
                     self._frontend.batch(batch, replica)
-                    if self._traces is not None:
-                        self._traces.batch(batch, time.monotonic())
+                    self._traces.batch(batch, time.monotonic())
                 case Rejected() as rejected:
                     self._frontend.reject(rejected, replica)
                 case EngineStatus() as status:
@@ -238,9 +238,8 @@ class Relay:
             return
         if isinstance(question, SubmitText):
             assert isinstance(made, Prepared | Rejected)
-            if self._traces is not None:
-                self._traces.tokenized(question, made, since, time.monotonic())
-                self._traces.tidy(self._frontend.wants)
+            self._traces.tokenized(question, made, since, time.monotonic())
+            self._traces.prune(self._frontend.wants)
             self._frontend.close(question.id, made)
         elif peer in self._apis:
             assert not isinstance(made, Prepared)
@@ -264,8 +263,7 @@ class Relay:
             assert self._structure is not None
             asked = time.monotonic()
             made = await self._structure.complete(question, made)
-            if self._traces is not None:
-                self._traces.compiled(question, made, asked, time.monotonic())
+            self._traces.compiled(question, made, asked, time.monotonic())
         self._finish(peer, question, made, since)
         self.flush()
 

@@ -1,20 +1,10 @@
-"""Names of spans, events and attributes, and the values that OpenTelemetry gives its kinds of span.
+"""Names of spans, events and attributes.
 
 Source: OpenTelemetry semantic conventions, "HTTP spans", and "Generative AI spans" (in development: what is renamed
 there is renamed here). What has no convention is called `penstock.*`.
 """
 
 from __future__ import annotations
-
-import enum
-
-
-class Kind(enum.IntEnum):
-    """SpanKind. Source: opentelemetry/proto/trace/v1/trace.proto."""
-
-    INTERNAL = 1
-    SERVER = 2
-
 
 # Spans of a request. The api's are named by what is asked: `POST /v1/chat/completions`, and in it `chat MODEL`.
 PROMPT = "prompt"

@@ -1,32 +1,55 @@
-"""W3C trace context: from a request's headers, and as it goes on to the engine. Source: W3C Trace Context, sections 3.2
-and 3.3, and for the response's header "Trace Context Level 2", section 4."""
+"""W3C Trace Context: of requests' headers, of the environment, and of traces that begin here.
+
+OpenTelemetry's own propagator would have to be imported where traces are off, too: a client's trace id stands in the
+log either way. Source: W3C Trace Context, sections 3.2 and 3.3.
+"""
 
 from __future__ import annotations
 
-from starlette.types import Scope
+import re
+import secrets
+from typing import TYPE_CHECKING
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.http import request_context as exchange
-from penstock.services.tracing.context import given
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+MAX_TRACEPARENT = 128
+MAX_TRACESTATE = 512  # bytes that a participant must propagate; a longer one is left out
 
 
-def trace_context(scope: Scope) -> TraceContext:
-    """What the requests of this exchange carry on: its span where it is traced, else what came with it."""
-    return exchange.of(scope).context
+def parse(traceparent: str, tracestate: str = "") -> TraceContext:
+    """A context from outside; empty when it is not valid, which is never an error."""
+    if len(traceparent) > MAX_TRACEPARENT or not TRACEPARENT.fullmatch(traceparent):
+        return TraceContext()
+    if traceparent.startswith("00") and len(traceparent) != 55:
+        return TraceContext()
+    return TraceContext(traceparent, tracestate if len(tracestate) <= MAX_TRACESTATE and tracestate.isascii() else "")
 
 
 def client_context(scope: Scope) -> TraceContext:
-    """The context as it came; empty when there is none or it is not valid, which is never an error."""
-    parents = []
-    states = []
-    for name, value in scope["headers"]:
-        if name == b"traceparent":
-            parents.append(value.decode("latin-1").strip())
-        elif name == b"tracestate":
-            states.append(value.decode("latin-1").strip())
-    return given(parents[0], ",".join(states)) if len(parents) == 1 else TraceContext()
+    """The context of a request's headers; empty without a valid one."""
+    parents, states = (
+        [value.decode("latin-1").strip() for name, value in scope["headers"] if name == wanted]
+        for wanted in (b"traceparent", b"tracestate")
+    )
+    return parse(parents[0], ",".join(states)) if len(parents) == 1 else TraceContext()
 
 
-def response_header(context: TraceContext) -> tuple[bytes, bytes]:
-    """Tells the client the name of a trace that is told, and of the exchange's span in it."""
-    return b"traceresponse", context.traceparent.encode()
+def trace_context(scope: Scope) -> TraceContext:
+    """The context that the engine's requests of this HTTP request carry."""
+    from penstock.services.http import request_context  # which imports this module's callers
+
+    return request_context.of(scope).context
+
+
+def root() -> TraceContext:
+    """The parent of the first span of a new trace."""
+    return TraceContext(f"00-{secrets.token_hex(16)}")
+
+
+def unsampled() -> TraceContext:
+    """A new context of which nothing is recorded: its trace id joins log lines of all processes."""
+    return TraceContext(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")

@@ -1,56 +1,180 @@
-"""An HTTP exchange as a span, and the one decision whether it is traced."""
+"""The api's spans of a request: the HTTP exchange, what it asks of the engine, its prompts, its stream.
+
+Source: OpenTelemetry semantic conventions, "HTTP server" and "Generative AI spans", kind "inference".
+"""
 
 from __future__ import annotations
 
-from penstock.protocol.messages import TraceContext
+import secrets
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.protocol.errors import DeadlineExceeded, RequestError
+from penstock.protocol.messages import Finish, SubmitText, TraceContext
 from penstock.services.tracing import names
-from penstock.services.tracing.context import beginning, begins, chosen, joined, under
-from penstock.services.tracing.names import Kind
-from penstock.services.tracing.span import Attributes, Span
-from penstock.services.tracing.tracer import Tracer
+from penstock.services.tracing.tracer import Attributes, Event, Tracer
+
+MAX_PROMPTS = 32  # of one operation that have a span of their own
+REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
 
 
-class Served:
-    """The span of one HTTP exchange that is traced. Source: OpenTelemetry semantic conventions, "HTTP server"."""
+class ServerSpan:
+    """The span of one HTTP exchange. `context` is what its requests carry, whether it is recorded or not."""
 
-    def __init__(self, tracer: Tracer, parent: TraceContext, *, remote: bool) -> None:
+    def __init__(self, tracer: Tracer, context: TraceContext) -> None:
         self._tracer = tracer
-        self._parent = parent
-        self._remote = remote
-        self._id = tracer.ids.span()
-        self.context = under(parent, self._id)
+        self._parent = tracer.sample(context)
+        self._id = secrets.token_hex(8) if self.recording else ""
+        if self._parent is not None:
+            self.context = self._parent.child(self._id)
+        else:
+            self.context = context.unsampled() if tracer.enabled else context
+
+    @property
+    def recording(self) -> bool:
+        return self._parent is not None
 
     def end(self, method: str, route: str, status: int, attributes: Attributes, times: tuple[float, float]) -> None:
-        """Tell it: `route` as in the log, and when it began and ended."""
-        told = {names.HTTP_METHOD: method, names.HTTP_ROUTE: route, names.HTTP_STATUS: status, **attributes}
-        failed = status >= 500
+        """`route` as in the log, `times` of its beginning and end."""
+        if self._parent is None:
+            return
+        told: Attributes = {names.HTTP_METHOD: method, names.HTTP_ROUTE: route, names.HTTP_STATUS: status, **attributes}
         if status >= 400:
             told[names.ERROR_TYPE] = str(status)
-        self._tracer.tell(Span(
-            parent=self._parent, id=self._id, name=f"{method} {route}", start=times[0], end=times[1],
-            kind=Kind.SERVER, remote=self._remote, attributes=told, error="" if failed else None,
-        ))  # fmt: skip
+        self._tracer.record(
+            f"{method} {route}", self._parent, *times, told, span_id=self._id, server=True,
+            remote=not self._parent.is_root, error="" if status >= 500 else None,
+        )  # fmt: skip
 
 
-def decided(tracer: Tracer, context: TraceContext) -> TraceContext | None:
-    """What the first span of ours stands under, for what came with `context`, or without one; None: it is not traced.
-    Decided here, for every process: by the client where it has decided and we follow, else by the share."""
-    sampling = tracer.settings.sampling
-    if context.traceparent:
-        wanted = context.sampled if sampling.follow else chosen(context.trace_id, sampling.ratio)
-        return context if wanted else None
-    trace = tracer.ids.trace()
-    return beginning(trace) if chosen(trace, sampling.ratio) else None
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an operation ended."""
+
+    response: str = ""  # its id, as the client has it
+    finishes: tuple[Finish, ...] = ()  # of its choices
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    accepted: int = 0  # draft tokens
+    rejected: int = 0
+    first_token: float | None = None  # of a stream, in monotonic seconds
+    error: RequestError | None = None
+    left: bool = False  # the client has disconnected
 
 
-def served(tracer: Tracer, context: TraceContext) -> Served | None:
-    """The span of an exchange that came with `context`, or without one; None: it is not traced."""
-    parent = decided(tracer, context)
-    return None if parent is None else Served(tracer, parent, remote=not begins(parent))
+class Operation:
+    """What one HTTP request or one call of a program asks of the engine: one request per prompt. `requests` carry the
+    contexts of its spans."""
+
+    def __init__(self, tracer: Tracer, requests: Sequence[SubmitText], model: str, now: float) -> None:
+        self._tracer = tracer
+        self._parent = requests[0].trace
+        self._asked = requests[0]
+        self._model = model
+        self._began = now
+        self._events: list[Event] = []
+        self.id = secrets.token_hex(8)
+        own = self._own = self._parent.child(self.id)
+        count = min(len(requests), MAX_PROMPTS) if len(requests) > 1 else 0
+        self._prompts = [secrets.token_hex(8) for _ in range(count)]
+        contexts = [own.child(span) for span in self._prompts] or [own]
+        contexts += [TraceContext()] * (len(requests) - len(contexts))
+        self.requests = [
+            msgspec.structs.replace(request, trace=context)
+            for request, context in zip(requests, contexts, strict=True)
+        ]  # fmt: skip
+
+    def add_event(self, name: str, now: float) -> None:
+        self._events.append((name, now, {}))
+
+    def end(self, outcome: Outcome, now: float) -> None:
+        """Record it and what is below it. Called once."""
+        kind = operation_of(self._asked)
+        error = outcome.error
+        if outcome.left:
+            self.add_event(names.CLIENT_LEFT, now)
+        elif isinstance(error, DeadlineExceeded):
+            self.add_event(names.DEADLINE, now)
+        attributes = request_attributes(self._asked, kind, self._model) | outcome_attributes(outcome, self._began, now)
+        if self._prompts:
+            attributes[names.PROMPTS] = len(self.requests)
+            if len(self.requests) > MAX_PROMPTS:
+                attributes[names.SKIPPED_PROMPTS] = len(self.requests) - MAX_PROMPTS
+        else:
+            attributes[names.REQUEST] = f"{self._asked.id:x}"
+        record = self._tracer.record
+        record(f"{kind} {self._model}", self._parent, self._began, now, attributes, span_id=self.id,
+               events=self._events, error=None if error is None else error.message)  # fmt: skip
+        for index, span_id in enumerate(self._prompts):
+            prompt: Attributes = {names.PROMPT_INDEX: index, names.REQUEST: f"{self.requests[index].id:x}"}
+            record(names.PROMPT, self._own, self._began, now, prompt, span_id=span_id)
+        if outcome.first_token is not None:
+            record(names.STREAM, self._own, outcome.first_token, now, {names.OUTPUT_TOKENS: outcome.output_tokens})
 
 
-def carried(context: TraceContext, span: Served | None) -> TraceContext:
-    """What the requests of an exchange that came with `context` carry on."""
-    if span is not None:
-        return span.context
-    return joined(context.trace_id, context.span_id, sampled=False) if context.sampled else context
+class Operations:
+    """Begins the operations of one api process or one program. Without a tracer none is recorded."""
+
+    def __init__(self, tracer: Tracer | None = None, model: str = "") -> None:
+        self._tracer = tracer if tracer is not None else Tracer()
+        self._model = model
+
+    def begin(self, requests: Sequence[SubmitText], now: float) -> Operation | None:
+        """None where they are not traced; they came together, so all are or none is."""
+        traced = self._tracer.records(requests[0].trace)
+        return Operation(self._tracer, requests, self._model, now) if traced else None
+
+
+def operation_of(request: SubmitText) -> str:
+    """Its name in the conventions."""
+    if request.pooling is not None:
+        return "embeddings"
+    return "chat" if request.messages is not None else "text_completion"
+
+
+def request_attributes(request: SubmitText, kind: str, model: str) -> Attributes:
+    attributes: Attributes = {
+        names.GEN_AI_OPERATION: kind,
+        names.GEN_AI_PROVIDER: names.PROVIDER,
+        names.GEN_AI_MODEL: model,
+        names.GEN_AI_RESPONSE_MODEL: model,
+    }
+    if request.pooling is not None:
+        return attributes
+    sampling = request.sampling
+    optional: dict[str, int | float | None] = {
+        names.GEN_AI_TEMPERATURE: sampling.temperature,
+        names.GEN_AI_TOP_P: sampling.top_p,
+        names.GEN_AI_SEED: sampling.seed,
+        names.GEN_AI_MAX_TOKENS: sampling.max_tokens,
+        names.GEN_AI_TOP_K: sampling.top_k or None,
+        names.GEN_AI_CHOICES: request.n if request.n > 1 else None,
+        names.GEN_AI_FREQUENCY_PENALTY: sampling.frequency_penalty or None,
+        names.GEN_AI_PRESENCE_PENALTY: sampling.presence_penalty or None,
+    }
+    return attributes | {name: value for name, value in optional.items() if value is not None}
+
+
+def outcome_attributes(outcome: Outcome, began: float, now: float) -> Attributes:
+    attributes: Attributes = {
+        names.GEN_AI_INPUT_TOKENS: outcome.prompt_tokens,
+        names.GEN_AI_OUTPUT_TOKENS: outcome.output_tokens,
+    }
+    if reasons := tuple([REASONS[finish] for finish in outcome.finishes if finish in REASONS]):
+        attributes[names.GEN_AI_FINISH_REASONS] = reasons
+    if outcome.response:
+        attributes[names.GEN_AI_RESPONSE_ID] = outcome.response
+    if outcome.cached_tokens is not None:
+        attributes[names.GEN_AI_CACHED_TOKENS] = outcome.cached_tokens
+    if outcome.accepted or outcome.rejected:
+        attributes |= {names.ACCEPTED_DRAFTS: outcome.accepted, names.REJECTED_DRAFTS: outcome.rejected}
+    if outcome.first_token is not None:
+        attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] = outcome.first_token - began
+        if outcome.output_tokens > 1:
+            attributes[names.GEN_AI_TIME_PER_TOKEN] = (now - outcome.first_token) / (outcome.output_tokens - 1)
+    if outcome.error is not None:
+        attributes[names.ERROR_TYPE] = outcome.error.code or outcome.error.type
+    elif outcome.left:
+        attributes[names.ERROR_TYPE] = "client_left"
+    return attributes

@@ -1,195 +1,218 @@
-"""One process's tracer: spans go into a bounded queue, a thread tells them to the collector.
+"""The tracer of a process, and its settings: options first, then OpenTelemetry's standard OTEL_ variables.
 
-Telling a span costs its owner an append. A full queue drops what comes, an export that fails drops what it held, and
-both are counted; nobody ever waits, but the end of the process, for LAST_WORDS at most, and of the processes of one
-server the first one alone where their collector hangs.
+Nothing of OpenTelemetry is imported unless spans are exported. Its exporters read the variables of headers,
+certificates, compression, timeout and resource themselves. Source: OpenTelemetry specification, "Environment Variable
+Specification" and "OpenTelemetry Protocol Exporter".
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections import deque
+import importlib.util
+import os
+import socket
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.protocol.config import TraceConfig
-from penstock.services.supervisor import logs
-from penstock.services.tracing.clock import Clock, wall_offset
-from penstock.services.tracing.context import Ids
-from penstock.services.tracing.settings import Settings, service_attributes, settings
-from penstock.services.tracing.silence import Silence, silence_of
-from penstock.services.tracing.span import Span, Value
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.messages import TraceContext
+from penstock.protocol.version import VERSION
 
-log = logging.getLogger(__name__)
+Value = str | bool | int | float | tuple[str, ...]
+Attributes = dict[str, Value]
+Event = tuple[str, float, Attributes]  # name, monotonic seconds, attributes
 
+HTTP, GRPC = "http/protobuf", "grpc"
+TRACES_PATH = "/v1/traces"
+PREFIX = "penstock"  # of service names
+PARENT_BASED = "parentbased_"
+QUEUE, BATCH, DELAY = 8192, 512, 1000  # spans, spans, milliseconds
+GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc"
 LAST_WORDS = 1.0  # seconds that the end of a process waits for the collector
-PATIENCE = 0.5  # seconds of an export after which the end of the process does not wait for it at all
-COMPLAINT_SECONDS = 60.0  # between log lines about a collector that takes nothing
-LATE, HANGS, FAILS = "the collector did not take them in time", "the collector hangs", "the collector takes none"
 
 
-class Undelivered(Exception):
-    """The collector did not take an export; the text says why."""
+class Sampling(msgspec.Struct, frozen=True):
+    """How a request is sampled: by its client's sampled flag where there is one and we follow it, else by ratio."""
+
+    ratio: float
+    parent_based: bool = True
 
 
-class Collector(Protocol):
-    """Used by one thread."""
-
-    def export(self, spans: Sequence[Span]) -> None:
-        """Hand spans over; blocks for a while. Raises Undelivered."""
-
-    def close(self) -> None: ...
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: str
+    protocol: str
+    sampling: Sampling
+    service: str  # prefix of the services' names
+    insecure: bool | None = None  # of gRPC; None: as the endpoint's scheme and the variables say
+    queue: int = QUEUE  # spans waiting at most
+    batch: int = BATCH  # spans of one export at most
+    delay: float = DELAY / 1000  # seconds that a span waits at most
+    steps_per_second: float = 0.0  # spans of steps that have traced requests
 
 
 class TraceStatistics(msgspec.Struct, frozen=True):
-    """Spans since the start, and those that wait."""
+    """Spans since the start, and those waiting now."""
 
-    told: int  # all that were to be told
+    recorded: int
     delivered: int
-    dropped: int  # for want of room in the queue, with an export that failed, or with the end of the process
+    dropped: int  # by a full queue, a failed export, or the end of the process
     waiting: int
 
 
 class Tracer:
-    """Takes spans from the threads of one process. `clock` turns their times into wall time, `silence` is what the
-    processes of its server know of the collector at their end."""
+    """A no-op tracer, for processes whose traces are off; `otlp.OtlpTracer` is the one that exports.
 
-    def __init__(
-        self,
-        found: Settings,
-        resource: Mapping[str, Value],
-        clock: Clock,
-        way: Collector | None = None,
-        silence: Silence | None = None,
-    ) -> None:
-        self.settings = found
-        self.clock = clock
-        self.ids = Ids()
-        self._resource = resource
-        self._way = way  # made by the thread, where none is given: what it imports takes long
-        self._silence = Silence(None) if silence is None else silence
-        self._queue: deque[Span] = deque()
-        self._awake = threading.Event()
-        self._ending = False
-        self._lock = threading.Lock()  # of what is exporting and of what has become of spans
-        self._given_up = False
-        self._told = self._delivered = self._full = self._lost = 0
-        self._complained = float("-inf")
-        self._exporting: float | None = None  # since when
-        self._flying = 0  # spans of that export
-        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-        self._thread.start()
+    Spans are recorded once they have ended, with times in monotonic seconds of this process.
+    """
 
-    def tell(self, span: Span) -> None:
-        """Have it exported soon, unless the queue is full."""
-        self._told += 1
-        if len(self._queue) >= self.settings.queue:
-            self._full += 1
-            return
-        self._queue.append(span)
-        if len(self._queue) >= self.settings.batch and not self._awake.is_set():
-            self._awake.set()
+    enabled = False
+    steps_per_second = 0.0
 
-    def statistics(self) -> TraceStatistics:
-        return TraceStatistics(self._told, self._delivered, self._full + self._lost, len(self._queue))
-
-    def finish(self) -> None:
-        """Tell at once what waits: this is the end. `close` need not wait for what was told meanwhile."""
-        self._ending = True
-        self._awake.set()
-
-    def close(self, limit: float = LAST_WORDS) -> None:
-        """Tell what waits, for `limit` seconds at most, and without waiting where the collector is known to hang; the
-        rest is dropped, counted, and lost with the process."""
-        self.finish()
-        stuck = self._stuck()
-        warned = not stuck and self._waiting() and self._silence.known()
-        self._thread.join(0.0 if stuck or warned else limit)
-        if self._thread.is_alive():
-            if self._flying and not warned:
-                self._silence.note()
-            self._drop(HANGS if stuck or warned else LATE)
-
-    def _stuck(self) -> bool:
-        """Whether an export has taken so long that it would be in vain to wait for it."""
-        with self._lock:
-            return self._exporting is not None and time.monotonic() - self._exporting >= PATIENCE
-
-    def _waiting(self) -> bool:
-        """Whether anything is still to be delivered."""
-        with self._lock:
-            return bool(self._flying or self._queue)
-
-    def _drop(self, reason: str) -> None:
-        """What has not been delivered by now never will be."""
-        with self._lock:
-            self._given_up = True
-            dropped = self._flying + len(self._queue)
-            self._lost += dropped
-            self._flying = 0
-            self._queue.clear()
-        if dropped:
-            logs.warning(log, "traces_lost", endpoint=self.settings.endpoint, dropped=dropped, reason=reason)
-
-    def _run(self) -> None:
-        from penstock.services.tracing.collector import OtlpCollector
-
-        way = self._way if self._way is not None else OtlpCollector(self.settings, self._resource, self.clock)
-        while not self._ending:
-            self._awake.wait(self.settings.delay)
-            self._awake.clear()
-            self._deliver(way)
-        self._deliver(way)
-        self._drop(FAILS)  # nothing, unless that failed
-        way.close()
-
-    def _deliver(self, way: Collector) -> None:
-        """Export all that waits, batch by batch; after a failure the rest waits for the next time."""
-        while batch := self._batch():
-            reason: str | None = None
-            try:
-                way.export(batch)
-            except Undelivered as error:
-                reason = str(error)
-            if not self._settled(len(batch), reason):
-                return
-
-    def _batch(self) -> list[Span]:
-        """What is exported next; empty where nothing is left."""
-        with self._lock:
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.settings.batch))]
-            self._flying = len(batch)
-            self._exporting = time.monotonic() if batch else None
-        return batch
-
-    def _settled(self, count: int, reason: str | None) -> bool:
-        """An export has ended, well unless there is a reason why not. Whether to go on."""
-        with self._lock:
-            self._flying, self._exporting = 0, None
-            if self._given_up:
-                return False  # they are counted among the lost
-            if reason is None:
-                self._delivered += count
-                return True
-            self._lost += count
-        self._complain(reason)
+    def records(self, context: TraceContext) -> bool:
+        """Whether spans under this context are recorded."""
         return False
 
-    def _complain(self, reason: str) -> None:
-        now = time.monotonic()
-        if now - self._complained >= COMPLAINT_SECONDS:
-            self._complained = now
-            logs.warning(log, "traces_not_delivered", endpoint=self.settings.endpoint, reason=reason,
-                            dropped=self._full + self._lost)  # fmt: skip
-
-
-def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer | None:
-    """The tracer of a process, None where no traces are told. Raises ConfigError."""
-    found = settings(config)
-    if found is None:
+    def sample(self, context: TraceContext) -> TraceContext | None:
+        """The parent of our first span of a request that came with `context`, or with an empty one. None: it is not
+        traced. Asked once per request, by the process that it enters."""
         return None
-    return Tracer(found, service_attributes(found, role, index), Clock(wall_offset()), silence=silence_of())
+
+    def current(self) -> TraceContext:
+        """The context of the caller's current span, by OpenTelemetry's API; empty where none is current."""
+        return TraceContext()
+
+    def record(
+        self,
+        name: str,
+        parent: TraceContext,
+        start: float,
+        end: float,
+        attributes: Attributes,
+        *,
+        span_id: str = "",
+        events: Sequence[Event] = (),
+        links: Sequence[TraceContext] = (),
+        error: str | None = None,
+        server: bool = False,
+        remote: bool = False,
+    ) -> None:
+        """A span that has ended. An empty `error` is a failure without a message, `server` the kind of an HTTP
+        server's span, and `remote` says that the parent is not of this server."""
+
+    def statistics(self) -> TraceStatistics:
+        return TraceStatistics(0, 0, 0, 0)
+
+    def finish(self) -> None:
+        """Begin to export what waits: the process ends. Spans recorded later are lost."""
+
+    def close(self, limit: float = LAST_WORDS) -> None:
+        """Export what waits, for `limit` seconds at most; what is left is dropped and logged."""
+
+
+def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer:
+    """The tracer of a process. Raises ConfigError."""
+    settings = settings_of(config)
+    if settings is None:
+        return Tracer()
+    from penstock.services.tracing.otlp import OtlpTracer
+
+    return OtlpTracer(settings, service_attributes(settings, role, index))
+
+
+def settings_of(config: TraceConfig, environ: Mapping[str, str] = os.environ) -> Settings | None:
+    """None where traces are off. Raises ConfigError."""
+    variables = {name: text.strip() for name, text in environ.items() if name.startswith("OTEL_") and text.strip()}
+    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true" or variables.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    protocol = protocol_of(config, variables)
+    endpoint = endpoint_of(config, variables, protocol)
+    if not endpoint:
+        return None
+    if protocol == GRPC and importlib.util.find_spec(GRPC_MODULE) is None:
+        raise ConfigError("--otlp-protocol", GRPC, "it needs an extra: pip install 'penstock[otlp-grpc]'")
+    queue = positive("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE, variables)
+    return Settings(
+        endpoint=endpoint,
+        protocol=protocol,
+        sampling=sampling_of(config, variables),
+        service=variables.get("OTEL_SERVICE_NAME", PREFIX),
+        insecure=True if "://" not in endpoint and not exporter_variable("INSECURE", variables) else None,
+        queue=queue,
+        batch=min(queue, positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH, variables)),
+        delay=positive("OTEL_BSP_SCHEDULE_DELAY", DELAY, variables) / 1000,
+        steps_per_second=config.trace_steps,
+    )  # fmt: skip
+
+
+def service_attributes(settings: Settings, role: str, index: int) -> dict[str, str | int]:
+    """The resource of a process: a service per role, an instance per process."""
+    return {
+        "service.name": f"{settings.service}-{role}",
+        "service.namespace": settings.service,
+        "service.instance.id": f"{role}-{index}",
+        "service.version": VERSION,
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+    }
+
+
+def exporter_variable(name: str, variables: Mapping[str, str], default: str = "") -> str:
+    """A variable of the exporter: that of traces, else that of all signals."""
+    return variables.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or variables.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+
+
+def protocol_of(config: TraceConfig, variables: Mapping[str, str]) -> str:
+    if config.otlp_protocol != "auto":
+        return config.otlp_protocol
+    found = exporter_variable("PROTOCOL", variables, HTTP)
+    if found not in (HTTP, GRPC):
+        raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL", found, f"it must be {HTTP} or {GRPC}")
+    return found
+
+
+def endpoint_of(config: TraceConfig, variables: Mapping[str, str], protocol: str) -> str:
+    """The URL that spans go to, empty without one. The variable of traces is used unchanged; the others name a
+    collector, and over HTTP the path of traces is appended."""
+    exact = "" if config.otlp_endpoint else variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    source = "--otlp-endpoint" if config.otlp_endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
+    found = config.otlp_endpoint or exact or variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    if not found:
+        return ""
+    parts = urlsplit(found)
+    bare = protocol == GRPC and "://" not in found  # host:port
+    if not bare and (parts.scheme not in ("http", "https") or not parts.netloc):
+        raise ConfigError(source, found, "it must be like http://localhost:4318")
+    if protocol == GRPC or exact or parts.path.rstrip("/").endswith(TRACES_PATH):
+        return found
+    return found.rstrip("/") + TRACES_PATH
+
+
+def sampling_of(config: TraceConfig, variables: Mapping[str, str]) -> Sampling:
+    """`--trace-sampling-ratio` below 1, else OTEL_TRACES_SAMPLER. Raises ConfigError."""
+    if config.trace_sampling_ratio < 1.0:
+        return Sampling(config.trace_sampling_ratio)
+    name = variables.get("OTEL_TRACES_SAMPLER", "parentbased_always_on")
+    parent_based, root = name.startswith(PARENT_BASED), name.removeprefix(PARENT_BASED)
+    if root == "traceidratio":
+        text = variables.get("OTEL_TRACES_SAMPLER_ARG", "1")
+        try:
+            ratio = float(text)
+        except ValueError:
+            ratio = -1.0
+        if not 0.0 <= ratio <= 1.0:
+            raise ConfigError("OTEL_TRACES_SAMPLER_ARG", text, "it must be between 0 and 1")
+        return Sampling(ratio, parent_based)
+    if root not in ("always_on", "always_off"):
+        allowed = "it must be always_on, always_off or traceidratio, or one of these behind parentbased_"
+        raise ConfigError("OTEL_TRACES_SAMPLER", name, allowed)
+    return Sampling(float(root == "always_on"), parent_based)
+
+
+def positive(name: str, default: int, variables: Mapping[str, str]) -> int:
+    """A whole number above 0. Raises ConfigError."""
+    text = variables.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
+        raise ConfigError(name, text, "it must be a whole number above 0")
+    return int(text)

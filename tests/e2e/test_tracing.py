@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.tracing.tracer import LATE
+from penstock.services.tracing.otlp import LATE
 from tests.e2e.collector import Collector, Span, collecting
 from tests.e2e.server import LIMIT, Server, serving
 

@@ -31,7 +31,7 @@ from penstock.services.client.output_collector import Reply
 from penstock.services.client.replicas import Engines
 from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.metrics.requests import Timings
-from penstock.services.tracing.operation import Operations
+from penstock.services.tracing.request import Operations
 from tests.services.client.pipe import FakePort, Row, answering, batch, new_peer, silent, status, words
 from tests.services.tracing.tracing import SAMPLED, Bench
 

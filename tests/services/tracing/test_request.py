@@ -1,16 +1,18 @@
-"""Whether an exchange is traced is decided once, by the client or by the share."""
+"""Whether an exchange is traced is decided once; what is asked of the engine has the names of the conventions."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.protocol.messages import TraceContext
+from penstock.protocol.errors import DeadlineExceeded, Unavailable
+from penstock.protocol.messages import Finish, Pooling, SubmitText, TraceContext
+from penstock.protocol.messages import Sampling as Sampled
 from penstock.services.tracing import names
-from penstock.services.tracing.context import begins
-from penstock.services.tracing.names import Kind
-from penstock.services.tracing.request import carried, decided, served
-from penstock.services.tracing.settings import Sampling
-from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE, UNSAMPLED, Bench
+from penstock.services.tracing.request import MAX_PROMPTS, Operation, Operations, Outcome, ServerSpan, operation_of
+from penstock.services.tracing.tracer import Sampling, Tracer
+from tests.services.tracing.tracing import PARENT, ROOT, SAMPLED, TRACE, UNSAMPLED, Bench, Span, child_of, events
 
 NONE = TraceContext()
 
@@ -22,16 +24,16 @@ NONE = TraceContext()
         (Sampling(0.0), NONE, False),
         (Sampling(0.0), SAMPLED, True),
         (Sampling(1.0), UNSAMPLED, False),
-        (Sampling(0.0, follow=False), SAMPLED, False),
-        (Sampling(1.0, follow=False), UNSAMPLED, True),
+        (Sampling(0.0, parent_based=False), SAMPLED, False),
+        (Sampling(1.0, parent_based=False), UNSAMPLED, True),
     ],
 )
 def test_who_decides(sampling: Sampling, context: TraceContext, traced: bool) -> None:
     bench = Bench(sampling=sampling)
-    span = served(bench.tracer, context)
-    assert (span is not None) is traced
-    assert (decided(bench.tracer, context) is not None) is traced
-    told = carried(context, span)
+    span = ServerSpan(bench.tracer, context)
+    assert span.recording is traced
+    assert (bench.tracer.sample(context) is not None) is traced
+    told = span.context
     assert told.sampled is traced
     if context.traceparent:
         assert told.trace_id == TRACE, "the client's trace goes on, told or not"
@@ -40,35 +42,43 @@ def test_who_decides(sampling: Sampling, context: TraceContext, traced: bool) ->
 
 def test_what_came_goes_on_and_nothing_begins_a_trace() -> None:
     bench = Bench()
-    assert decided(bench.tracer, SAMPLED) == SAMPLED
-    first, second = decided(bench.tracer, NONE), decided(bench.tracer, NONE)
+    assert bench.tracer.sample(SAMPLED) == SAMPLED
+    first, second = bench.tracer.sample(NONE), bench.tracer.sample(NONE)
     assert first is not None
     assert second is not None
-    assert begins(first)
+    assert first.is_root
     assert first.trace_id != second.trace_id
     bench.told()
 
 
 def test_a_share_is_a_share() -> None:
     bench = Bench(sampling=Sampling(0.25))
-    count = sum(served(bench.tracer, NONE) is not None for _ in range(2000))
+    count = sum(ServerSpan(bench.tracer, NONE).recording for _ in range(2000))
     assert 350 < count < 650
     bench.told()
 
 
 def test_nothing_is_carried_where_nothing_came_and_nothing_is_told() -> None:
-    assert carried(NONE, None) == NONE
-    assert carried(UNSAMPLED, None) == UNSAMPLED
-    assert carried(SAMPLED, None).traceparent == UNSAMPLED.traceparent
+    bench = Bench(sampling=Sampling(0.0, parent_based=False))
+    assert ServerSpan(bench.tracer, NONE).context == NONE
+    assert ServerSpan(bench.tracer, UNSAMPLED).context == UNSAMPLED
+    assert ServerSpan(bench.tracer, SAMPLED).context.traceparent == UNSAMPLED.traceparent
+    assert bench.told() == []
+
+
+@pytest.mark.parametrize("context", [NONE, SAMPLED, UNSAMPLED])
+def test_where_traces_are_off_the_clients_context_goes_on_as_it_is(context: TraceContext) -> None:
+    span = ServerSpan(Tracer(), context)
+    assert (span.recording, span.context) == (False, context)
+    assert Operations().begin((asked(trace=context),), 1.0) is None
 
 
 def test_the_span_of_an_exchange() -> None:
     bench = Bench()
-    span = served(bench.tracer, SAMPLED)
-    assert span is not None
+    span = ServerSpan(bench.tracer, SAMPLED)
     span.end("POST", "/v1/completions", 200, {names.HTTP_REQUEST_ID: "abc"}, (1.0, 2.0))
     (told,) = bench.told()
-    assert (told.name, told.kind, told.remote) == ("POST /v1/completions", Kind.SERVER, True)
+    assert (told.name, told.server, told.remote) == ("POST /v1/completions", True, True)
     assert (told.parent.span_id, span.context.span_id) == (PARENT, told.id)
     assert told.attributes == {
         "http.request.method": "POST", "http.route": "/v1/completions", "http.response.status_code": 200,
@@ -79,9 +89,135 @@ def test_the_span_of_an_exchange() -> None:
 @pytest.mark.parametrize(("status", "kind", "error"), [(200, None, None), (404, "404", None), (503, "503", "")])
 def test_an_error_is_the_servers_from_500_on(status: int, kind: str | None, error: str | None) -> None:
     bench = Bench()
-    span = served(bench.tracer, NONE)
-    assert span is not None
+    span = ServerSpan(bench.tracer, NONE)
     span.end("GET", "other", status, {}, (1.0, 2.0))
     (told,) = bench.told()
     assert (told.attributes.get(names.ERROR_TYPE), told.error, told.remote) == (kind, error, False)
     assert told.parent.span_id == ""
+
+
+def asked(number: int = 1, **given: Any) -> SubmitText:
+    fields: dict[str, Any] = {"prompt": "a", "trace": SAMPLED, "sampling": Sampled(temperature=0.5, top_k=3, seed=9)}
+    return SubmitText(id=number, **fields | given)
+
+
+def outcome(**given: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "response": "chatcmpl-1", "finishes": (Finish.STOP,), "prompt_tokens": 10, "output_tokens": 21,
+        "cached_tokens": 4, "accepted": 0, "rejected": 0, "first_token": None, "error": None, "left": False,
+    }  # fmt: skip
+    return Outcome(**fields | given)
+
+
+def spans(*requests: SubmitText, ended: Outcome | None = None) -> tuple[list[Span], Operation]:
+    bench = Bench()
+    operation = Operation(bench.tracer, requests or (asked(),), "demo", 1.0)
+    operation.end(ended if ended is not None else outcome(), 5.0)
+    return bench.told(), operation
+
+
+def test_one_prompt() -> None:
+    told, operation = spans(asked(26, n=2, sampling=Sampled(temperature=0.5, top_k=3, seed=9, max_tokens=50)))
+    (span,) = told
+    assert (span.name, span.start, span.end, span.error) == ("text_completion demo", 1.0, 5.0, None)
+    assert child_of(span, SAMPLED)
+    assert span.attributes == {
+        "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "penstock", "gen_ai.request.model": "demo",
+        "gen_ai.response.model": "demo", "gen_ai.request.temperature": 0.5, "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.top_k": 3, "gen_ai.request.seed": 9, "gen_ai.request.max_tokens": 50,
+        "gen_ai.request.choice.count": 2, "gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 21,
+        "gen_ai.usage.cache_read.input_tokens": 4, "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.response.id": "chatcmpl-1", "penstock.request.id": "1a",
+    }  # fmt: skip
+    assert [request.trace for request in operation.requests] == [SAMPLED.child(operation.id)]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "text_completion"),
+        ({"prompt": None, "messages": b"[]"}, "chat"),
+        ({"pooling": Pooling(kind="mean")}, "embeddings"),
+    ],
+)
+def test_names_of_operations(given: dict[str, Any], name: str) -> None:
+    assert operation_of(asked(**given)) == name
+
+
+def test_a_vector_has_no_sampling() -> None:
+    (span,), _ = spans(asked(pooling=Pooling(kind="mean")))
+    assert not [name for name in span.attributes if "temperature" in name or "seed" in name]
+
+
+def test_several_prompts_have_a_span_each() -> None:
+    told, operation = spans(*(asked(number) for number in range(1, 4)))
+    whole, prompts = told[0], told[1:]
+    assert [span.name for span in prompts] == [names.PROMPT] * 3
+    assert all(child_of(span, SAMPLED.child(whole.id)) for span in prompts)
+    assert [span.attributes[names.PROMPT_INDEX] for span in prompts] == [0, 1, 2]
+    assert [request.trace for request in operation.requests] == [SAMPLED.child(span.id) for span in prompts]
+    assert whole.attributes[names.PROMPTS] == 3
+
+
+def test_a_crowd_of_prompts_is_told_in_part() -> None:
+    told, operation = spans(*(asked(number) for number in range(1, MAX_PROMPTS + 11)))
+    assert sum(span.name == names.PROMPT for span in told) == MAX_PROMPTS
+    assert [request.trace.sampled for request in operation.requests] == [True] * MAX_PROMPTS + [False] * 10
+    assert told[0].attributes[names.SKIPPED_PROMPTS] == 10
+
+
+def test_a_stream_says_how_fast_it_was() -> None:
+    told, operation = spans(ended=outcome(first_token=3.0))
+    whole, stream = told
+    assert (stream.name, stream.start, stream.end) == (names.STREAM, 3.0, 5.0)
+    assert child_of(stream, SAMPLED.child(operation.id))
+    assert whole.attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] == 2.0
+    assert whole.attributes[names.GEN_AI_TIME_PER_TOKEN] == pytest.approx(0.1)
+
+
+def test_drafts_are_counted() -> None:
+    (span,), _ = spans(ended=outcome(accepted=5, rejected=2))
+    assert (span.attributes[names.ACCEPTED_DRAFTS], span.attributes[names.REJECTED_DRAFTS]) == (5, 2)
+
+
+def test_a_client_that_left() -> None:
+    (span,), _ = spans(ended=outcome(left=True, finishes=(Finish.NONE,)))
+    assert events(span) == [names.CLIENT_LEFT]
+    assert span.attributes[names.ERROR_TYPE] == "client_left"
+    assert names.GEN_AI_FINISH_REASONS not in span.attributes
+
+
+def test_a_deadline() -> None:
+    (span,), _ = spans(ended=outcome(error=DeadlineExceeded("too late"), finishes=(Finish.NONE,)))
+    assert events(span) == [names.DEADLINE]
+    assert span.error == "too late"
+
+
+def test_an_error_and_what_happened_before() -> None:
+    bench = Bench()
+    operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
+    operation.add_event(names.MOVED, 2.0)
+    operation.end(outcome(error=Unavailable("gone", code="part_lost")), 3.0)
+    (span,) = bench.told()
+    assert (events(span), span.error, span.attributes[names.ERROR_TYPE]) == ([names.MOVED], "gone", "part_lost")
+
+
+@pytest.mark.parametrize("trace", [UNSAMPLED, TraceContext()])
+def test_what_is_not_traced_has_no_operation(trace: TraceContext) -> None:
+    bench = Bench()
+    operations = Operations(bench.tracer, "demo")
+    assert operations.begin((asked(trace=trace),), 1.0) is None
+    assert operations.begin((asked(),), 1.0) is not None
+    assert bench.told() == []
+
+
+def test_one_that_begins_a_trace() -> None:
+    """A program's request, where there is no exchange above it."""
+    bench = Bench()
+    operation = Operations(bench.tracer, "demo").begin((asked(trace=ROOT),), 1.0)
+    assert operation is not None
+    (request,) = operation.requests
+    operation.end(outcome(), 2.0)
+    (root,) = bench.told()
+    assert (root.parent.span_id, root.parent.trace_id) == ("", TRACE)
+    assert (request.trace.trace_id, request.trace.span_id, request.trace.sampled) == (TRACE, root.id, True)

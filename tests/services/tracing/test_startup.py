@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from penstock.protocol.messages import TraceContext
 from penstock.services.supervisor.process import StartupPhase, StartupPhases
-from penstock.services.tracing.startup import PARENT, STATE, OwnStart, Start
+from penstock.services.tracing.startup import PARENT, STATE, Start, environment
+from penstock.services.tracing.tracer import Tracer
 from tests.services.tracing.tracing import SAMPLED, Bench, child_of
 
-STAGES = (StartupPhase("importing", 1.0), StartupPhase("loading weights", 2.0), StartupPhase("warming up", 5.0))
+STAGES = StartupPhases()
+STAGES.all = [StartupPhase("importing", 1.0), StartupPhase("loading weights", 2.0), StartupPhase("warming up", 5.0)]
 
 
 def test_stages_are_below_their_process() -> None:
     bench = Bench()
-    Start(bench.tracer, {}).ready("executor-0", STAGES, 9.0, {"a": 1})
+    Start(bench.tracer, "executor-0", STAGES, {}).ready(9.0, {"a": 1})
     whole, *stages = bench.told()
     assert (whole.name, whole.start, whole.end, whole.attributes) == ("start executor-0", 1.0, 9.0, {"a": 1})
     assert whole.parent.span_id == ""
@@ -25,11 +27,10 @@ def test_stages_are_below_their_process() -> None:
 
 def test_children_are_below_their_launcher() -> None:
     bench = Bench()
-    launcher = Start(bench.tracer, {PARENT: SAMPLED.traceparent, STATE: SAMPLED.tracestate})
-    environ = launcher.environment()
-    child = Start(bench.tracer, environ)
-    child.ready("api-0", STAGES, 9.0, {})
-    launcher.ready("launcher", STAGES, 9.0, {})
+    launcher = Start(bench.tracer, "launcher", STAGES, {PARENT: SAMPLED.traceparent, STATE: SAMPLED.tracestate})
+    child = Start(bench.tracer, "api-0", STAGES, environment(launcher.context))
+    child.ready(9.0)
+    launcher.ready(9.0)
     told = bench.told()
     assert told[0].parent == launcher.context
     assert told[0].remote
@@ -40,7 +41,7 @@ def test_children_are_below_their_launcher() -> None:
 def test_what_is_no_context_begins_a_trace() -> None:
     bench = Bench()
     for junk in ("", "00-abc", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", SAMPLED.traceparent + "-x"):
-        start = Start(bench.tracer, {PARENT: junk})
+        start = Start(bench.tracer, "api-0", STAGES, {PARENT: junk})
         assert start.context.trace_id != TraceContext(junk).trace_id
     bench.told()
 
@@ -49,11 +50,13 @@ def test_a_process_tells_its_start_once() -> None:
     bench = Bench()
     stages = StartupPhases()
     stages.note("waiting")
-    start = OwnStart(bench.tracer, "api-0", stages)
+    start = Start(bench.tracer, "api-0", stages)
     start.ready(stages.all[-1].began + 1.0)
     start.ready(stages.all[-1].began + 2.0)
     assert [span.name for span in bench.told()] == ["start api-0", "importing", "waiting"]
 
 
 def test_nothing_without_a_tracer() -> None:
-    OwnStart(None, "api-0", StartupPhases()).ready(1.0)
+    start = Start(Tracer(), "api-0", StartupPhases())
+    start.ready(1.0)
+    assert environment(start.context) == {}

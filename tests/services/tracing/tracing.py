@@ -1,37 +1,60 @@
-"""A tracer that keeps what it is told, for tests of who tells."""
+"""A tracer whose spans stay here, for tests of what is recorded."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from penstock.protocol.messages import TraceContext
-from penstock.services.tracing.clock import Clock
-from penstock.services.tracing.context import joined
-from penstock.services.tracing.settings import HTTP, Sampling, Settings
-from penstock.services.tracing.span import Span
-from penstock.services.tracing.tracer import Tracer
+from penstock.services.tracing.otlp import OtlpTracer
+from penstock.services.tracing.tracer import HTTP, Sampling, Settings
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-SAMPLED = joined(TRACE, PARENT, sampled=True, state="a=1")
-UNSAMPLED = joined(TRACE, PARENT, sampled=False)
+SAMPLED = TraceContext(f"00-{TRACE}-{PARENT}-01", "a=1")
+UNSAMPLED = TraceContext(f"00-{TRACE}-{PARENT}-00")
+ROOT = TraceContext(f"00-{TRACE}")
 
 
-class Kept:
+class Kept(SpanExporter):
     """Takes what is exported."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[ReadableSpan] = []
 
-    def export(self, spans: Any) -> None:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.spans += spans
+        return SpanExportResult.SUCCESS
 
-    def close(self) -> None:
-        """Nothing is open."""
+
+class Event(NamedTuple):
+    name: str
+    time: float
+    attributes: dict[str, Any]
+
+
+class Span(NamedTuple):
+    """A span as it was recorded, with times in monotonic seconds."""
+
+    name: str
+    parent: TraceContext
+    id: str
+    start: float
+    end: float
+    attributes: dict[str, Any]
+    events: list[Event]
+    links: tuple[TraceContext, ...]
+    error: str | None
+    server: bool
+    remote: bool
 
 
 def settings(**given: Any) -> Settings:
     fields: dict[str, Any] = {"endpoint": "http://c:4318/v1/traces", "protocol": HTTP, "sampling": Sampling(1.0),
-                              "service": "penstock", "steps_per_second": 10.0, "tokens_per_event": 4}  # fmt: skip
+                              "service": "penstock", "steps_per_second": 10.0}  # fmt: skip
     return Settings(**fields | given)
 
 
@@ -40,12 +63,34 @@ class Bench:
 
     def __init__(self, **given: Any) -> None:
         self._kept = Kept()
-        self.tracer = Tracer(settings(**given), {}, Clock(0), self._kept)
+        self.tracer = OtlpTracer(settings(**given), {}, self._kept)
 
     def told(self) -> list[Span]:
         """All spans, in their order; the tracer is closed."""
         self.tracer.close(60.0)
-        return self._kept.spans
+        return [self._read(span) for span in self._kept.spans]
+
+    def _read(self, span: ReadableSpan) -> Span:
+        assert span.context is not None
+        assert span.attributes is not None
+        parent = TraceContext(f"00-{span.context.trace_id:032x}") if span.parent is None else context_of(span.parent)
+        failed = span.status.status_code is StatusCode.ERROR
+        return Span(
+            span.name, parent, f"{span.context.span_id:016x}", self._seconds(span.start_time),
+            self._seconds(span.end_time), dict(span.attributes),
+            [Event(event.name, self._seconds(event.timestamp), dict(event.attributes or {})) for event in span.events],
+            tuple(context_of(link.context) for link in span.links), (span.status.description or "") if failed else None,
+            span.kind is SpanKind.SERVER, span.parent is not None and span.parent.is_remote,
+        )  # fmt: skip
+
+    def _seconds(self, wall: int | None) -> float:
+        assert wall is not None
+        return round((wall - self.tracer._offset) / 1e9, 6)
+
+
+def context_of(context: SpanContext) -> TraceContext:
+    name = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    return TraceContext(name, context.trace_state.to_header())
 
 
 def named(spans: list[Span], name: str) -> Span:

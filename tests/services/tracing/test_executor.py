@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.protocol.messages import Sampling, TraceContext
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 from penstock.services.tracing import names
-from penstock.services.tracing.context import Ids, joined
-from penstock.services.tracing.execution import CALM, ExecutionTraces
+from penstock.services.tracing.executor import CALM, ExecutorTraces
+from penstock.services.tracing.propagation import root
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, named
 
 
@@ -30,7 +30,7 @@ class Execution:
 
     def __init__(self) -> None:
         self.bench = Bench()
-        self.traces = ExecutionTraces(self.bench.tracer)
+        self.traces = ExecutorTraces(self.bench.tracer)
         self.now = 0.0
         self.step = 0
 
@@ -98,7 +98,7 @@ def test_a_slot_that_stands_still_for_a_step_goes_on() -> None:
 
 def test_a_slot_that_somebody_else_gets_is_told_at_once() -> None:
     execution = Execution()
-    other = joined(Ids().trace(), "0" * 15 + "1", sampled=True)
+    other = root().child("0" * 15 + "1")
     execution.run(starts=(start(0),), chunks=ints(0, 0, 5, 1))
     one = execution.begin(decode_on=ints(0))
     two = execution.begin(starts=(start(0, other),), chunks=ints(0, 0, 9, 1))
@@ -124,7 +124,7 @@ def test_who_decoded_when_the_work_ended_is_told_without_a_further_plan() -> Non
     execution.run(decode_on=ints(0))
     execution.run()
     execution.traces.tick(execution.now + CALM / 2)
-    assert execution.bench.tracer.statistics().told == 1
+    assert execution.bench.tracer.statistics().recorded == 1
     execution.traces.tick(execution.now + 2 * CALM)
     decode = named(execution.bench.told(), names.EXECUTE_DECODE)
     assert (decode.attributes[names.STEPS], decode.end) == (2, 3.0)

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.messages import Rejected, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext, Written
 from penstock.services.tracing import names
-from penstock.services.tracing.texts import CROWD, TextTraces
+from penstock.services.tracing.tokenizer import CROWD, TokenizerTraces
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, named
 
 
@@ -34,7 +34,7 @@ def batch(*rows: tuple[int, int, int, int]) -> TokenBatch:
 
 def test_a_prompt() -> None:
     bench = Bench()
-    TextTraces(bench.tracer).tokenized(text(), prepared(), 1.0, 1.25)
+    TokenizerTraces(bench.tracer).tokenized(text(), prepared(), 1.0, 1.25)
     (span,) = bench.told()
     assert (span.name, span.start, span.end, span.error) == (names.TOKENIZE, 1.0, 1.25, None)
     assert span.attributes == {names.REQUEST: "1", names.PROMPT_TOKENS: 5}
@@ -42,7 +42,7 @@ def test_a_prompt() -> None:
 
 def test_a_prompt_that_is_refused() -> None:
     bench = Bench()
-    traces = TextTraces(bench.tracer)
+    traces = TokenizerTraces(bench.tracer)
     refused = Rejected(id=1, status=400, message="too long")
     traces.tokenized(text(), refused, 1.0, 1.25)
     traces.compiled(text(), refused, 1.0, 1.25)
@@ -51,14 +51,14 @@ def test_a_prompt_that_is_refused() -> None:
 
 def test_a_grammar() -> None:
     bench = Bench()
-    TextTraces(bench.tracer).compiled(text(), prepared(), 1.0, 1.5)
+    TokenizerTraces(bench.tracer).compiled(text(), prepared(), 1.0, 1.5)
     (span,) = bench.told()
     assert (span.name, span.end, span.error) == (names.COMPILE_GRAMMAR, 1.5, None)
 
 
 def test_an_answer_from_its_first_row_to_its_last() -> None:
     bench = Bench()
-    traces = TextTraces(bench.tracer)
+    traces = TokenizerTraces(bench.tracer)
     traces.tokenized(text(n=2), prepared(), 0.0, 1.0)
     traces.batch(batch((1, 0, 1, 0), (9, 0, 1, 1)), 2.0)
     traces.batch(batch((1, 0, 3, 1), (1, 1, 1, 0)), 3.0)
@@ -71,7 +71,7 @@ def test_an_answer_from_its_first_row_to_its_last() -> None:
 
 def test_choices_that_had_ended_elsewhere_are_not_waited_for() -> None:
     bench = Bench()
-    traces = TextTraces(bench.tracer)
+    traces = TokenizerTraces(bench.tracer)
     traces.tokenized(text(n=2, written=(Written(b"", True), Written(b"", False))), prepared(), 0.0, 1.0)
     traces.batch(batch((1, 1, 1, 1)), 2.0)
     assert named(bench.told(), names.DETOKENIZE).end == 2.0
@@ -79,7 +79,7 @@ def test_choices_that_had_ended_elsewhere_are_not_waited_for() -> None:
 
 def test_nothing_of_the_untraced() -> None:
     bench = Bench()
-    traces = TextTraces(bench.tracer)
+    traces = TokenizerTraces(bench.tracer)
     for trace in (UNSAMPLED, TraceContext()):
         traces.tokenized(text(trace=trace), prepared(), 0.0, 1.0)
         traces.compiled(text(trace=trace), prepared(), 0.0, 1.0)
@@ -89,10 +89,10 @@ def test_nothing_of_the_untraced() -> None:
 
 def test_answers_that_nobody_ends_are_forgotten() -> None:
     bench = Bench(queue=1 << 16)
-    traces = TextTraces(bench.tracer)
+    traces = TokenizerTraces(bench.tracer)
     for number in range(CROWD + 5):
         traces.tokenized(text(number), prepared(number), 0.0, 1.0)
-    traces.tidy(range(CROWD, CROWD + 4).__contains__)
+    traces.prune(range(CROWD, CROWD + 4).__contains__)
     for number in (1, CROWD + 1, CROWD + 4):
         traces.batch(batch((number, 0, 1, 1)), 2.0)
     told = [span for span in bench.told() if span.name == names.DETOKENIZE]

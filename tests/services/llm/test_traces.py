@@ -13,7 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from penstock import LLM, AsyncLLM, ConfigError, SamplingParams
 from penstock.protocol.messages import TraceContext
-from penstock.services.llm.calls import current
+from penstock.services.tracing.otlp import current
 from tests.e2e.collector import Collector, Span, collecting
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE
 

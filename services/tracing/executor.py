@@ -1,0 +1,183 @@
+"""An executor's spans: chunks of traced prompts, stretches of decoding, and the steps that have a span.
+
+Decoding costs nothing per token: the totals over steps are noted when a slot begins to decode and when it ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.engine_core.text.columns import unpack
+from penstock.protocol.messages import TraceContext
+from penstock.protocol.steps import StepPlan, StepResult
+from penstock.services.tracing import names
+from penstock.services.tracing.tracer import Attributes, Tracer
+
+CALM = 0.2  # seconds without a step after which a slot's decoding counts as over
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Over steps; a difference is what a stretch of steps took. In seconds."""
+
+    steps: int = 0
+    busy: float = 0.0
+    masks: float = 0.0
+
+    def plus(self, now: Totals, before: Totals) -> Totals:
+        """With what was added between two moments."""
+        return Totals(self.steps + now.steps - before.steps, self.busy + now.busy - before.busy,
+                      self.masks + now.masks - before.masks)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Occupant:
+    """A traced sequence in a slot, and its decoding since the last span of it."""
+
+    trace: TraceContext
+    choice: int
+    since: float | None = None  # when its first step began
+    until: float = 0.0  # when its last step's result came, once it has paused
+    before: Totals | None = None  # when it went on decoding; None: it does not decode
+    taken: Totals = Totals()  # by its decoding until it last paused
+
+    def resume(self, began: float, totals: Totals) -> None:
+        if self.since is None:
+            self.since = began
+        self.before = totals
+
+    def pause(self, now: float, totals: Totals) -> None:
+        if self.before is not None:
+            self.taken = self.taken.plus(totals, self.before)
+            self.until, self.before = now, None
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A step between its plan and its result, with what is to be noted when that comes."""
+
+    plan: StepPlan
+    began: float
+    chunks: list[tuple[Occupant, int, int]] = field(default_factory=list)  # start, count
+    resumed: list[Occupant] = field(default_factory=list)  # decode from this step on
+    paused: list[Occupant] = field(default_factory=list)  # decode no more after it
+    waited: float = 0.0  # seconds for its masks
+
+
+class ExecutorTraces:
+    """What traced requests do in this executor's slots. Each plan is begun, and its result collected, in order.
+
+    A slot that leaves the decode set may come back with the next plan, so its stretch of decoding is recorded when it
+    has stood still for a moment, or when the slot has another occupant.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._slots: dict[int, Occupant] = {}
+        self._decoding: set[int] = set()  # of those slots
+        self._in_flight: deque[InFlight] = deque()
+        self._totals = Totals()
+        self._collected = 0.0  # when the last result came
+        self._rested = False  # no step for a while, and all decoding was paused
+        self._leaving: list[Occupant] = []  # their slots have other occupants, their last step may be in flight
+
+    def begin(self, plan: StepPlan, now: float) -> None:
+        """A plan is about to be launched."""
+        if not (self._slots or plan.trace) and not (plan.starts and self._tracer.enabled):
+            return
+        step = InFlight(plan, now)
+        for slot in (*unpack("i", plan.decode_off), *(start.slot for start in plan.starts)):
+            if slot in self._decoding:
+                self._decoding.discard(slot)
+                self._pause(self._slots[slot])
+        for start in plan.starts:
+            occupant = self._slots.pop(start.slot, None)
+            if occupant is not None:
+                self._leaving.append(occupant)
+            if start.trace.sampled:
+                self._slots[start.slot] = Occupant(start.trace, start.choice)
+        on = {slot for slot in unpack("i", plan.decode_on) if slot in self._slots}
+        self._decoding |= on
+        step.resumed = [self._slots[slot] for slot in (self._decoding if self._rested else on)]
+        self._rested = False
+        table = unpack("i", plan.chunks)
+        for slot, first, count in zip(table[::4], table[1::4], table[2::4], strict=True):
+            if (occupant := self._slots.get(slot)) is not None:
+                step.chunks.append((occupant, first, count))
+        self._in_flight.append(step)
+
+    def masked(self, number: int, seconds: float) -> None:
+        """A step has waited for its masks."""
+        for step in self._in_flight:
+            if step.plan.step == number:
+                step.waited = seconds
+
+    def collect(self, result: StepResult, now: float) -> None:
+        """The result of a step has come."""
+        while self._in_flight and self._in_flight[0].plan.step != result.step:
+            self._in_flight.popleft()  # its masks never came
+        if not self._in_flight:
+            return
+        step = self._in_flight.popleft()
+        for occupant in step.resumed:
+            occupant.resume(step.began, self._totals)
+        totals = self._totals
+        self._totals = Totals(totals.steps + 1, totals.busy + result.busy, totals.masks + step.waited)
+        self._collected = now
+        plan, record = step.plan, self._tracer.record
+        for occupant, start, count in step.chunks:
+            record(names.EXECUTE_PREFILL, occupant.trace, step.began, now, {
+                names.CHOICE: occupant.choice, names.CHUNK_START: start, names.CHUNK_TOKENS: count,
+                names.STEP_NUMBER: plan.step, names.DEVICE_SECONDS: result.busy, names.MASK_SECONDS: step.waited,
+            })  # fmt: skip
+        for occupant in step.paused:
+            occupant.pause(now, self._totals)
+        for occupant in self._leaving:
+            self._record_decode(occupant)
+        self._leaving = [occupant for occupant in self._leaving if occupant.before is not None]
+        if plan.trace is not None:
+            record(names.EXECUTE_STEP, plan.trace, step.began, now, {
+                names.STEP_NUMBER: plan.step, names.EPOCH: plan.epoch, names.BATCH: len(result.token_ids) // 4,
+                names.STEP_CHUNKS: len(plan.chunks) // 16, names.STEP_DRAFTS: len(plan.draft_ids) // 4,
+                names.DEVICE_SECONDS: result.busy, names.WAITED_SECONDS: result.waited,
+                names.MASK_SECONDS: step.waited,
+            })  # fmt: skip
+
+    def tick(self, now: float) -> None:
+        """Called now and then: records the decoding of slots that have stood still for a moment."""
+        if not self._in_flight and now - self._collected >= CALM:
+            self._rested = True
+            for occupant in self._slots.values():
+                occupant.pause(self._collected, self._totals)
+        for occupant in self._slots.values():
+            if now - occupant.until >= CALM:
+                self._record_decode(occupant)
+
+    def forget(self) -> None:
+        """The slots are empty: a scheduler has come or gone, or a new epoch begins."""
+        for occupant in (*self._slots.values(), *self._leaving):
+            occupant.pause(self._collected, self._totals)
+            self._record_decode(occupant)
+        self._in_flight.clear()
+        self._slots.clear()
+        self._leaving.clear()
+        self._decoding.clear()
+
+    def _pause(self, occupant: Occupant) -> None:
+        """The last step that it decodes in is the one begun last."""
+        if self._in_flight:
+            self._in_flight[-1].paused.append(occupant)
+        else:
+            occupant.pause(self._collected, self._totals)
+
+    def _record_decode(self, occupant: Occupant) -> None:
+        """Record its decoding up to its last pause; while it decodes nothing is recorded."""
+        if occupant.since is None or occupant.before is not None or not occupant.taken.steps:
+            return
+        attributes: Attributes = {
+            names.CHOICE: occupant.choice, names.STEPS: occupant.taken.steps,
+            names.DEVICE_SECONDS: occupant.taken.busy, names.MASK_SECONDS: occupant.taken.masks,
+        }  # fmt: skip
+        self._tracer.record(names.EXECUTE_DECODE, occupant.trace, occupant.since, occupant.until, attributes)
+        occupant.since, occupant.taken = None, Totals()

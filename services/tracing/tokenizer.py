@@ -1,0 +1,80 @@
+"""The tokenizer's spans: how a prompt was made, and how the output became text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.engine_core.text.columns import unpack
+from penstock.engine_core.text.prompts import Prepared
+from penstock.protocol.messages import Rejected, SubmitText, TokenBatch, TraceContext
+from penstock.services.tracing import names
+from penstock.services.tracing.tracer import Attributes, Tracer
+
+CROWD = 1024  # outputs at which those of requests that are gone are looked for
+
+
+@dataclass(slots=True)
+class Output:
+    """The tokens of a traced request so far."""
+
+    trace: TraceContext
+    open: int  # choices
+    first: float | None = None
+    rows: int = 0
+    tokens: int = 0
+
+
+class TokenizerTraces:
+    """Owner of the outputs that are growing."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._outputs: dict[int, Output] = {}
+        self._crowd = CROWD
+
+    def tokenized(self, text: SubmitText, made: Prepared | Rejected, since: float, now: float) -> None:
+        """The prompt of a request was tokenized or refused."""
+        if not self._tracer.records(text.trace):
+            return
+        attributes: Attributes = {names.REQUEST: f"{text.id:x}"}
+        if isinstance(made, Prepared):
+            attributes[names.PROMPT_TOKENS] = len(made.token_ids)
+            ended = sum(written.ended for written in text.written)
+            self._outputs[text.id] = Output(text.trace, text.n - ended)
+        error = made.message if isinstance(made, Rejected) else None
+        self._tracer.record(names.TOKENIZE, text.trace, since, now, attributes, error=error)
+
+    def compiled(self, text: SubmitText, made: Prepared | Rejected, since: float, now: float) -> None:
+        """The grammar of a request was compiled, found in the cache, or refused."""
+        if self._tracer.records(text.trace):
+            attributes: Attributes = {names.REQUEST: f"{text.id:x}"}
+            error = made.message if isinstance(made, Rejected) else None
+            self._tracer.record(names.COMPILE_GRAMMAR, text.trace, since, now, attributes, error=error)
+
+    def batch(self, batch: TokenBatch, now: float) -> None:
+        """The tokens of a step have become text."""
+        outputs = self._outputs
+        if not outputs:
+            return
+        ids, counts = unpack("q", batch.ids), unpack("i", batch.counts)
+        for number, count, finish in zip(ids, counts, batch.finish, strict=True):
+            output = outputs.get(number)
+            if output is None:
+                continue
+            if output.first is None:
+                output.first = now
+            output.rows += 1
+            output.tokens += count
+            output.open -= bool(finish)
+            if finish and not output.open:
+                del outputs[number]
+                self._tracer.record(names.DETOKENIZE, output.trace, output.first, now, {
+                    names.REQUEST: f"{number:x}", names.ROWS: output.rows, names.OUTPUT_TOKENS: output.tokens,
+                })  # fmt: skip
+
+    def prune(self, wanted: Callable[[int], bool]) -> None:
+        """Once there may be many, drop the outputs of requests that ended without their scheduler saying so."""
+        if len(self._outputs) >= self._crowd:
+            self._outputs = {number: output for number, output in self._outputs.items() if wanted(number)}
+            self._crowd = max(CROWD, 2 * len(self._outputs))
