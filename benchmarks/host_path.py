@@ -31,7 +31,7 @@ from benchmarks.load.executor import BLOCKS, STEP_TOKENS, Device
 from benchmarks.report import commit, machine
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.histogram import Histogram
-from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Config, ModelConfig, RunConfig
 from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, Link, Role, decoder
 from penstock.protocol.messages import Message

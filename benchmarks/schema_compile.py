@@ -24,7 +24,7 @@ from benchmarks.schemas import OWN, ROOT, own_groups, percentile
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.grammar.compilation import compile_grammar
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
-from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
 

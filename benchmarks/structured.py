@@ -30,7 +30,7 @@ from benchmarks.structured_engine import Answer, Ask, Cell, Engine
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.grammar.compilation import compile_grammar
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
-from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Automaton, Finish, Sampling
 

@@ -13,8 +13,8 @@ from penstock.engine_core.grammar import calls
 from penstock.engine_core.grammar.calls import Format, Function
 from penstock.engine_core.grammar.fields import text_of
 from penstock.engine_core.grammar.regexes import names_of
-from penstock.engine_core.text.columns import pack
-from penstock.engine_core.text.parsers.dialect import Dialect
+from penstock.engine_core.parsers.dialect import Dialect
+from penstock.protocol.columns import pack
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar, ToolUse
 

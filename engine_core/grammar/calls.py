@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.text.parsers.dialect import ARGS, CallFormat, Dialect
-from penstock.engine_core.text.parsers.mistral import MARKER as TOOL_CALLS
-from penstock.engine_core.text.parsers.values import kinds_of
+from penstock.engine_core.parsers.dialect import ARGS, CallFormat, Dialect
+from penstock.engine_core.parsers.mistral import MARKER as TOOL_CALLS
+from penstock.engine_core.parsers.values import kinds_of
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import CustomInput
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.text.ends import end_tokens
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens
 
 ABSENT = -1  # in place of the token of a byte that has none
 MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from penstock.engine_core.parsers.output import OutputParser
+from penstock.engine_core.parsers.pieces import content, leading_text
 from penstock.engine_core.text.detokenizer import Detokenizer
 from penstock.engine_core.text.logprobs import positions
-from penstock.engine_core.text.parsers.output import OutputParser
-from penstock.engine_core.text.parsers.pieces import content, leading_text
 from penstock.engine_core.text.stops import Match, StopScanner
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra
 
 

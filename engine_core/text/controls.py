@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.text.parsers.dialect import MARKS, Dialect
+from penstock.engine_core.parsers.dialect import MARKS, Dialect
 from penstock.engine_core.text.template import Conversation
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.errors import InvalidRequest
 
 TRUSTED_ROLES = ("system", "developer")

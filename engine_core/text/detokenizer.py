@@ -15,7 +15,7 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from penstock.engine_core.text.vocabulary import Shape, Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Shape, Vocabulary
 
 RUN_LIMIT = 32  # bytes of a byte-fallback run that are held
 WINDOW_KEPT = 4  # tokens that stay as context when a window slides

@@ -17,14 +17,14 @@ import msgspec
 
 from penstock.engine_core.placement.placement import Placement
 from penstock.engine_core.text.choice import Choice, Delta
-from penstock.engine_core.text.columns import unpack
 from penstock.engine_core.text.dispatch import Dispatch, DispatchStatistics
 from penstock.engine_core.text.logprobs import prompt_positions
 from penstock.engine_core.text.outbox import Outbox
 from penstock.engine_core.text.prompts import Prepared, Prompter
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import Kept, Request, named
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.columns import unpack
 from penstock.protocol.errors import ContextExceeded, Overloaded, RequestError, Unavailable
 from penstock.protocol.messages import (
     Abort,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.engine_core.text.columns import unpack, unpack_floats
 from penstock.engine_core.text.detokenizer import detokenizer
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.columns import unpack, unpack_floats
 from penstock.protocol.messages import Logprobs, PositionLogprobs, TokenLogprob
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say

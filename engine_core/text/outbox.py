@@ -8,9 +8,9 @@ from itertools import chain
 
 import msgspec
 
+from penstock.engine_core.parsers.pieces import content, merged
 from penstock.engine_core.text.choice import Delta
-from penstock.engine_core.text.columns import pack
-from penstock.engine_core.text.parsers.pieces import content, merged
+from penstock.protocol.columns import pack
 from penstock.protocol.messages import EngineStatus, Message, ParsedRow, Piece, TextBatch, TextExtra
 
 VECTOR_BYTES = 4 << 20  # of a message, well within what a link takes

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from penstock.engine_core.text.columns import pack, unpack_token_ids
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.columns import pack, unpack_token_ids
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Pooling, SubmitText, SubmitTokens
 

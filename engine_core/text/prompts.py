@@ -8,15 +8,15 @@ import msgspec
 
 from penstock.engine_core.grammar.answers import Bound, Opening, answer_bound
 from penstock.engine_core.grammar.calls import read_functions
-from penstock.engine_core.text.columns import pack, unpack, unpack_token_ids
+from penstock.engine_core.parsers.dialect import UNTYPED, Dialect, Parsing
+from penstock.engine_core.parsers.values import parameter_kinds
 from penstock.engine_core.text.controls import Controls
 from penstock.engine_core.text.detokenizer import detokenizer
-from penstock.engine_core.text.parsers.dialect import UNTYPED, Dialect, Parsing
-from penstock.engine_core.text.parsers.values import parameter_kinds
 from penstock.engine_core.text.pooling import pooled_submission
 from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.template import ChatTemplate
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.columns import pack, unpack, unpack_token_ids
 from penstock.protocol.errors import ContextExceeded, InvalidRequest, NotBuilt
 from penstock.protocol.limits import MAX_BAD_WORD_TOKENS
 from penstock.protocol.messages import (

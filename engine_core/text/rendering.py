@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine_core.parsers.dialect import CallFormat, Dialect
 from penstock.engine_core.text.chat import read_json, read_messages
 from penstock.engine_core.text.controls import Controls, Splitter
-from penstock.engine_core.text.parsers.dialect import CallFormat, Dialect
 from penstock.engine_core.text.template import ChatTemplate, Conversation
 from penstock.engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
 from penstock.protocol.errors import InvalidRequest

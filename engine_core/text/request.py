@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.engine_core.parsers.pieces import content, merged
 from penstock.engine_core.text.choice import Choice, Delta
-from penstock.engine_core.text.columns import pack, unpack
 from penstock.engine_core.text.detokenizer import SILENT, detokenizer
 from penstock.engine_core.text.outbox import Seat
-from penstock.engine_core.text.parsers.pieces import content, merged
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.stops import StopScanner, compile_stops
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import (
     Piece,
     PositionLogprobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.text.parsers.reasoning import Markers
+from penstock.engine_core.parsers.reasoning import Markers
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.errors import InvalidRequest
 

@@ -18,7 +18,7 @@ from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.engine_core.text.codec import read_codec
+from penstock.engine_core.tokenizer.codec import read_codec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import FLAG, WITH_MODEL, read_speculative

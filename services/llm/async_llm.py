@@ -7,7 +7,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
-from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, Tokenize, Tokenized
 from penstock.services.client.model_info import ServedModel
 from penstock.services.llm.ending import Ending

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, SubmitText, Tokenize, Tokenized
 from penstock.services.client.model_info import ServedModel
 from penstock.services.commands.progress import Meter

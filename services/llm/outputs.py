@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.text.columns import unpack
+from penstock.protocol.columns import unpack
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
 from penstock.services.client.output_collector import Choice, Reply, Segment

@@ -16,7 +16,7 @@ import zmq
 from penstock.engine_core import folder
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ModelError
 from penstock.protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash

@@ -19,7 +19,7 @@ import msgspec
 from penstock.engine_core.grammar import automata
 from penstock.engine_core.grammar.compilation import compile_grammar
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
-from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
 from penstock.services.supervisor.process import PARENT, follow_parent

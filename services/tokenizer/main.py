@@ -20,14 +20,13 @@ import zmq
 from penstock.engine_core import folder
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.parsers.dialect import read_dialect
 from penstock.engine_core.placement.placement import Placement
 from penstock.engine_core.text.controls import read_controls
-from penstock.engine_core.text.ends import end_tokens
 from penstock.engine_core.text.frontend import Frontend
-from penstock.engine_core.text.parsers.dialect import read_dialect
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import read_template
-from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens, read_vocabulary
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine_core.text.parsers.dialect import Dialect
+from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text.prompts import PromptLimits
 from penstock.engine_core.text.rendering import Rendered
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize

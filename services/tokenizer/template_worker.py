@@ -29,7 +29,7 @@ from penstock.engine_core.text.prompts import Prompter
 from penstock.engine_core.text.rendering import Renderer
 from penstock.engine_core.text.request import Request
 from penstock.engine_core.text.template import DEFAULT, ChatTemplate, read_template
-from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
 from penstock.services.supervisor.process import PARENT, follow_parent
@@ -179,8 +179,6 @@ class Tokenizing:
     """What a tokenizer does with a request before the first token comes."""
 
     def __init__(self, setting: Setting) -> None:
-        import penstock.engine_core.text.plain  # noqa: F401 (children, which open no file, can import nothing)
-
         folder = Path(setting.folder)
         self._vocabulary = read_vocabulary(folder)
         template = read_template(folder, setting.names, setting.chat_template)

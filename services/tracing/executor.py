@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.engine_core.text.columns import unpack
+from penstock.protocol.columns import unpack
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.engine_core.text.columns import unpack
 from penstock.engine_core.text.prompts import Prepared
+from penstock.protocol.columns import unpack
 from penstock.protocol.messages import Rejected, SubmitText, TokenBatch, TraceContext
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Tracer

@@ -21,7 +21,7 @@ from benchmarks.shapes import (
 )
 from penstock.engine_core import folder
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.text.vocabulary import read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.engine_core.grammar.answers import Bound, Opening, answer_bound, format_of
 from penstock.engine_core.grammar.calls import NO_PARAMETERS, Function
-from penstock.engine_core.text.columns import unpack
-from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar, ToolUse
 from tests.engine_core.grammar.vocabulary import automaton, ids, tokens

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from penstock.engine_core.grammar.calls import NO_PARAMETERS, Function, calls_alone, calls_in_text, read_functions
-from penstock.engine_core.text.parsers.dialect import UNTYPED, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import UNTYPED, CallFormat, Dialect
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import CustomInput
 from tests.engine_core.grammar.vocabulary import automaton, ids, tokens
-from tests.engine_core.text.parsers.outputs import elements, pairs
+from tests.engine_core.parsers.outputs import elements, pairs
 
 PERSON: Any = {
     "type": "object",

@@ -22,14 +22,14 @@ from penstock.engine_core.grammar.masks import MaskRow, MaskStore
 from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.engine_core.text.codec import FastCodec
+from penstock.engine_core.parsers.dialect import CallFormat, Dialect
 from penstock.engine_core.text.detokenizer import detokenizer
-from penstock.engine_core.text.parsers.dialect import CallFormat, Dialect
-from penstock.engine_core.text.vocabulary import Vocabulary
+from penstock.engine_core.tokenizer.codec import FastCodec
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Automaton, Grammar
 from tests.engine_core.grammar.vocabulary import END, tokens, vocabulary
-from tests.engine_core.text.parsers.outputs import elements, pairs
+from tests.engine_core.parsers.outputs import elements, pairs
 
 THINK, CALL = 4090, 4092
 SPECIAL = ["<|end|>", "<|call|>", "[INST]", "<s>", "</s>", "<|tool▁call▁begin|>", "<unk>"]

@@ -10,7 +10,7 @@ from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
-from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from penstock.protocol.messages import Automaton, Grammar
 
 END = 4089  # <|im_end|>

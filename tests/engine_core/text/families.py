@@ -9,9 +9,9 @@ import msgspec
 from tokenizers import AddedToken
 
 from penstock.engine_core.embedded import demo_folder
-from penstock.engine_core.text.codec import FastCodec
-from penstock.engine_core.text.vocabulary import Vocabulary
-from tests.engine_core.text.vocabularies import BUILDERS, CHAT_TEMPLATE
+from penstock.engine_core.tokenizer.codec import FastCodec
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from tests.engine_core.tokenizer.vocabularies import BUILDERS, CHAT_TEMPLATE
 
 
 class Family(msgspec.Struct, frozen=True):

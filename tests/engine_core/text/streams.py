@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from penstock.engine_core.placement.placement import Placement
-from penstock.engine_core.text.columns import pack, unpack
 from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import (
     EngineStatus,
     Finish,
@@ -25,7 +25,7 @@ from penstock.protocol.messages import (
     TokenBatch,
     TokenExtra,
 )
-from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, vocabulary
+from tests.engine_core.tokenizer.vocabularies import CHAT_TEMPLATE, vocabulary
 
 API = 1
 STATUS = EngineStatus(

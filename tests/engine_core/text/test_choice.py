@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine_core.text.choice import Choice, Delta, without_surplus
-from penstock.engine_core.text.columns import pack
 from penstock.engine_core.text.detokenizer import detokenizer
 from penstock.engine_core.text.outbox import merge_extras
 from penstock.engine_core.text.stops import StopScanner, compile_stops
+from penstock.protocol.columns import pack
 from penstock.protocol.messages import Finish, Logprobs, TextExtra, TokenExtra
 from tests.engine_core.text.test_stops import expected
-from tests.engine_core.text.vocabularies import CORPUS, vocabulary
+from tests.engine_core.tokenizer.vocabularies import CORPUS, vocabulary
 
 FOUND = vocabulary("byte_level")
 EOS = FOUND.eos or 0

@@ -9,16 +9,16 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine_core.parsers.dialect import THINK, CallFormat, Parsing
+from penstock.engine_core.parsers.pieces import content, merged
 from penstock.engine_core.text.choice import Choice, Delta
 from penstock.engine_core.text.detokenizer import detokenizer
 from penstock.engine_core.text.outbox import Outbox, Seat
-from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Parsing
-from penstock.engine_core.text.parsers.pieces import content, merged
 from penstock.engine_core.text.request import Kept
 from penstock.engine_core.text.stops import StopScanner, compile_stops
 from penstock.protocol.messages import Finish, Piece, PieceKind, TextBatch
 from tests.engine_core.grammar.vocabulary import END, ids, vocabulary
-from tests.engine_core.text.parsers.outputs import SOUPS, calls_of, content_of, reasoning_of
+from tests.engine_core.parsers.outputs import SOUPS, calls_of, content_of, reasoning_of
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PARSING = Parsing(reasoning=THINK, calls=CallFormat.HERMES)

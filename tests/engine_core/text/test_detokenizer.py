@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine_core.text.detokenizer import RUN_LIMIT, SILENT, ByteRun, detokenizer
-from penstock.engine_core.text.vocabulary import Shape, Vocabulary
-from tests.engine_core.text.vocabularies import CORPUS, KINDS, stream, vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Shape, Vocabulary
+from tests.engine_core.tokenizer.vocabularies import CORPUS, KINDS, stream, vocabulary
 
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(CORPUS), max_size=3).map(" ".join))
 SHAPES = {

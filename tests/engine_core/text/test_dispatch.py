@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine_core.text.columns import pack, unpack
 from penstock.engine_core.text.dispatch import DispatchStatistics
 from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol import messages
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import (
     Abort,
     EngineStatus,
@@ -25,7 +25,7 @@ from penstock.protocol.messages import (
     Written,
 )
 from tests.engine_core.text.streams import STATUS, Client, batch, make_frontend, submit
-from tests.engine_core.text.vocabularies import tokenizer
+from tests.engine_core.tokenizer.vocabularies import tokenizer
 
 TEXT = "one two three, größe 你好 😀 four"
 IDS = tokenizer("byte_level").encode(TEXT).ids

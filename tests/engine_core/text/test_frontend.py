@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.text.choice import Choice, Delta
-from penstock.engine_core.text.columns import pack, unpack
 from penstock.engine_core.text.frontend import MOST_KEPT, Frontend
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
@@ -24,7 +24,7 @@ from penstock.protocol.messages import (
     Tokenize,
 )
 from tests.engine_core.text.streams import API, STATUS, Client, batch, make_frontend, submit
-from tests.engine_core.text.vocabularies import tokenizer, vocabulary
+from tests.engine_core.tokenizer.vocabularies import tokenizer, vocabulary
 
 TEXT = "one two three, größe 你好 😀 four"
 IDS = tokenizer("byte_level").encode(TEXT).ids

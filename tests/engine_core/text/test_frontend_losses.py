@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine_core.text.columns import pack
 from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol import messages
+from penstock.protocol.columns import pack
 from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitText, SubmitTokens, Written
 from tests.engine_core.text.streams import API, STATUS, Answer, Client, batch, make_frontend, submit
-from tests.engine_core.text.vocabularies import tokenizer
+from tests.engine_core.tokenizer.vocabularies import tokenizer
 
 TEXT = "one two three, größe 你好 😀 four"
 IDS = tokenizer("byte_level").encode(TEXT).ids

@@ -7,10 +7,10 @@ import struct
 
 import pytest
 
-from penstock.engine_core.text.columns import pack
 from penstock.engine_core.text.logprobs import LOWEST, positions, prompt_positions
+from penstock.protocol.columns import pack
 from penstock.protocol.messages import Logprobs
-from tests.engine_core.text.vocabularies import vocabulary
+from tests.engine_core.tokenizer.vocabularies import vocabulary
 
 
 def test_columns_become_positions() -> None:

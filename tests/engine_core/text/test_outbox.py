@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.engine_core.text.choice import Delta
-from penstock.engine_core.text.columns import unpack
 from penstock.engine_core.text.outbox import VECTOR_BYTES, Outbox, Seat, merge_extras
+from penstock.protocol.columns import unpack
 from penstock.protocol.messages import Finish, PositionLogprobs, Rejected, TextBatch, TextExtra, TokenLogprob
 from tests.engine_core.text.streams import STATUS
 

@@ -11,7 +11,7 @@ from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.text.pooling import pooled_submission
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import read_template
-from penstock.engine_core.text.vocabulary import Vocabulary, read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Client, Pooling, Sampling, SubmitText
 

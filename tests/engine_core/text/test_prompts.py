@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine_core.text.columns import pack, unpack
-from penstock.engine_core.text.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.errors import ContextExceeded, InvalidRequest
 from penstock.protocol.messages import (
     Client,
@@ -23,7 +23,7 @@ from penstock.protocol.messages import (
     ToolUse,
     TraceContext,
 )
-from tests.engine_core.text.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
+from tests.engine_core.tokenizer.vocabularies import CHAT_TEMPLATE, tokenizer, vocabulary
 
 LENGTH = 64
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import THINK, CallFormat, Dialect
 from penstock.engine_core.text.rendering import Rendered, Renderer, short_id
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.errors import InvalidRequest

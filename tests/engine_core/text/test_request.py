@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engine_core.text.choice import Delta
-from penstock.engine_core.text.columns import pack
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.request import Kept, Request
+from penstock.protocol.columns import pack
 from penstock.protocol.messages import (
     Finish,
     PositionLogprobs,
@@ -18,7 +18,7 @@ from penstock.protocol.messages import (
     TokenLogprob,
     Written,
 )
-from tests.engine_core.text.vocabularies import vocabulary
+from tests.engine_core.tokenizer.vocabularies import vocabulary
 
 FOUND = vocabulary("byte_level")
 

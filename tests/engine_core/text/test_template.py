@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.engine_core.text.template import OPEN_END, ChatTemplate, Conversation, read_template
 from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError
-from tests.engine_core.text.vocabularies import CHAT_TEMPLATE
+from tests.engine_core.tokenizer.vocabularies import CHAT_TEMPLATE
 
 NOON = datetime(2026, 11, 21, 12, 0)
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.text.parsers.dialect import THINK
+from penstock.engine_core.parsers.dialect import THINK
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
 from penstock.protocol.errors import InvalidRequest

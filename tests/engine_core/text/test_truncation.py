@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Sampling
 from tests.engine_core.text.test_prompts import LENGTH, prepare

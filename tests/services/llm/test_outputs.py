@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.text.columns import pack
+from penstock.protocol.columns import pack
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
 from penstock.services.client.output_collector import Reply

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.text.columns import unpack
 from penstock.protocol import limits
+from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import Prompt, chat_order, conversations, listed, orders

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine_core.histogram import Histogram
-from penstock.engine_core.text.parsers.dialect import Dialect
+from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text.prompts import PromptLimits
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.figures import Census

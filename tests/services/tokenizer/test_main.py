@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 
-from penstock.engine_core.text.columns import pack, unpack
+from penstock.protocol.columns import pack, unpack
 from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
 from penstock.protocol.links import TEXT, TOKENS, Role, shared_hash
 from penstock.protocol.messages import (
@@ -38,7 +38,7 @@ from penstock.protocol.messages import (
 from penstock.services.links.link import Port, Self
 from penstock.services.supervisor.sd_notify import NoticeSocket
 from penstock.services.tokenizer.main import placement_of
-from tests.engine_core.text.vocabularies import tokenizer, write_folder
+from tests.engine_core.tokenizer.vocabularies import tokenizer, write_folder
 
 STATUS = EngineStatus(
     time=1.0, epoch=1, ready=True, step=1, step_age=0.0, running=0, waiting=0, blocks=8, blocks_free=8, blocks_idle=0,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.engine_core.text.columns import unpack
 from penstock.engine_core.text.frontend import Frontend
+from penstock.protocol.columns import unpack
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
@@ -30,7 +30,7 @@ from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.tokenizer import server_loop as relaying
 from penstock.services.tokenizer.server_loop import LONG_PROMPT, Relay, length
 from tests.engine_core.text.streams import STATUS, batch, make_frontend
-from tests.engine_core.text.vocabularies import tokenizer
+from tests.engine_core.tokenizer.vocabularies import tokenizer
 
 TEXT = "one two three"
 IDS = tokenizer("byte_level").encode(TEXT).ids

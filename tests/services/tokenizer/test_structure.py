@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.text.columns import pack
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
+from penstock.protocol.columns import pack
 from penstock.protocol.errors import InvalidRequest, Overloaded
 from penstock.protocol.messages import Automaton, Grammar, Rejected, Sampling, SubmitText, SubmitTokens
 from penstock.services.tokenizer.compile_protocol import Done

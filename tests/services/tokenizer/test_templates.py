@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.embedded import demo_folder
-from penstock.engine_core.text.columns import pack
-from penstock.engine_core.text.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import THINK, CallFormat, Dialect
 from penstock.engine_core.text.prompts import PromptLimits
 from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.template import ChatTemplate
+from penstock.protocol.columns import pack
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest
 from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written

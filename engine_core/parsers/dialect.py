@@ -1,0 +1,173 @@
+"""How a model writes what is not content: which call format, which reasoning markers. Told by its chat template."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from penstock.engine_core.parsers.custom import CustomInputs
+from penstock.engine_core.parsers.hermes import HermesParser
+from penstock.engine_core.parsers.llama import MARKER as PYTHON_TAG
+from penstock.engine_core.parsers.llama import LlamaParser
+from penstock.engine_core.parsers.mistral import MARKER as TOOL_CALLS
+from penstock.engine_core.parsers.mistral import MistralParser
+from penstock.engine_core.parsers.output import CallParser, OutputParser
+from penstock.engine_core.parsers.pythonic import CLOSING as PYTHON_END
+from penstock.engine_core.parsers.pythonic import OPENING as PYTHON_START
+from penstock.engine_core.parsers.pythonic import PythonicParser
+from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
+from penstock.engine_core.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
+from penstock.engine_core.parsers.values import Kinds
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+
+AUTO, NONE = "auto", "none"
+THINK = Markers("<think>", "</think>")
+BRACKETS = Markers("[THINK]", "[/THINK]")
+WORDS = Markers("<reasoning>", "</reasoning>")
+ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
+# A call written in Python, as templates and their instructions show it.
+PYTHONIC = re.compile(r"\[\s*\w+\(\s*\w+\s*=|<\|python_start\|>")
+
+
+class CallFormat(enum.Enum):
+    """How calls are written; the values are the names of `--tool-call-parser`."""
+
+    HERMES = "hermes"
+    LLAMA = "llama3_json"
+    MISTRAL = "mistral"
+    PYTHONIC = "pythonic"
+    QWEN3_CODER = "qwen3_coder"
+    GLM45 = "glm45"
+
+
+# Names of `--reasoning-parser` → markers, and whether an output begins within them whatever the prompt ends with.
+REASONING: Mapping[str, tuple[Markers, bool]] = {
+    "think": (THINK, False),
+    "qwen3": (THINK, False),
+    "deepseek_r1": (THINK, True),
+    "mistral": (BRACKETS, False),
+    "reasoning": (WORDS, False),
+}
+MARKS: Mapping[CallFormat, tuple[str, ...]] = {
+    CallFormat.HERMES: ("<tool_call>", "</tool_call>"),
+    CallFormat.LLAMA: (PYTHON_TAG,),
+    CallFormat.MISTRAL: (TOOL_CALLS, ARGS, CALL_ID),
+    CallFormat.PYTHONIC: (PYTHON_START, PYTHON_END),
+    CallFormat.QWEN3_CODER: (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>"),
+    CallFormat.GLM45: (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+
+UNTYPED = frozenset((CallFormat.QWEN3_CODER, CallFormat.GLM45))  # whose calls do not tell strings from other values
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model's ways. None: it has no such thing, or nobody knows how it writes it."""
+
+    calls: CallFormat | None = None
+    listed: bool = False  # MISTRAL: calls stand in a list, as before version 11 of their tokenizer
+    call_marks: frozenset[int] = frozenset()  # special tokens that the parser of calls must see
+    reasoning: Markers | None = None
+    begins_inside: bool = False  # outputs begin within the reasoning although the prompt does not say so
+    closing: int | None = None  # the one token of the closing marker, if it is one
+    reasoning_marks: frozenset[int] = frozenset()
+
+
+class Parsing(msgspec.Struct, frozen=True, kw_only=True):
+    """How the output of one request is parsed."""
+
+    reasoning: Markers | None = None
+    inside: bool = False  # the output begins within the reasoning
+    exact: bool = False  # a structure begins right behind the reasoning
+    calls: CallFormat | None = None
+    names: frozenset[str] = frozenset()  # functions that may be called
+    held: frozenset[str] = frozenset()  # those of them whose calls a grammar holds
+    kinds: Mapping[str, Mapping[str, Kinds]] = {}  # types of the functions' parameters, where calls do not tell them
+    customs: frozenset[str] = frozenset()  # functions that stand for custom tools
+    shown: frozenset[int] = frozenset()  # special tokens that are not skipped
+
+    def parser(self) -> OutputParser:
+        """For one choice."""
+        reasoning = None
+        if self.reasoning is not None:
+            reasoning = ReasoningParser(self.reasoning, inside=self.inside, exact=self.exact)
+        if self.calls is None:
+            return OutputParser(reasoning, None)
+        inputs = CustomInputs(self.customs) if self.customs else None
+        return OutputParser(reasoning, call_parser(self.calls, self.names, self.kinds, self.held), inputs)
+
+
+def call_parser(
+    calls: CallFormat,
+    names: frozenset[str],
+    kinds: Mapping[str, Mapping[str, Kinds]] | None = None,
+    held: frozenset[str] = frozenset(),
+) -> CallParser:
+    """What stands without a marker is taken for a call only if it names one of these functions. `kinds` are the types
+    of their parameters. No grammar sees what Qwen3-Coder writes without its marker, so no call of a function
+    that is `held` to one is read there."""
+    match calls:
+        case CallFormat.HERMES:
+            return HermesParser()
+        case CallFormat.LLAMA:
+            return LlamaParser(names)
+        case CallFormat.MISTRAL:
+            return MistralParser()
+        case CallFormat.PYTHONIC:
+            return PythonicParser(names)
+        case CallFormat.QWEN3_CODER:
+            return TaggedParser(read_functions, kinds or {}, bare=names - held)
+        case CallFormat.GLM45:
+            return TaggedParser(read_pairs, kinds or {})
+
+
+def read_dialect(template: str, vocabulary: Vocabulary, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
+    """`calls` and `reasoning` are the options' values; `auto` asks the template's source."""
+    found = told_calls(template) if calls == AUTO else None if calls == NONE else CallFormat(calls)
+    if reasoning == AUTO:
+        markers, inside = told_reasoning(template), False
+    else:
+        markers, inside = (None, False) if reasoning == NONE else REASONING[reasoning]
+    return Dialect(
+        calls=found,
+        listed=found is CallFormat.MISTRAL and not special_tokens(vocabulary, (ARGS,)),
+        call_marks=special_tokens(vocabulary, MARKS[found]) if found is not None else frozenset(),
+        reasoning=markers,
+        begins_inside=inside,
+        closing=single_token(vocabulary, markers.closing) if markers is not None else None,
+        reasoning_marks=special_tokens(vocabulary, (markers.opening, markers.closing)) if markers else frozenset(),
+    )
+
+
+def told_calls(template: str) -> CallFormat | None:
+    """The format that a template writes calls in, as far as its marks tell."""
+    if "<tool_call>" in template:
+        if "<arg_key>" in template:
+            return CallFormat.GLM45
+        return CallFormat.QWEN3_CODER if "<function=" in template else CallFormat.HERMES
+    if TOOL_CALLS in template:
+        return CallFormat.MISTRAL
+    if PYTHONIC.search(template):
+        return CallFormat.PYTHONIC
+    if '"parameters"' in template and '"name"' in template and "<|start_header_id|>" in template:
+        return CallFormat.LLAMA
+    return None
+
+
+def told_reasoning(template: str) -> Markers | None:
+    """The markers that a template knows of."""
+    return next((each for each in (THINK, BRACKETS, WORDS) if each.closing in template), None)
+
+
+def special_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:
+    """Those special tokens that read like one of these."""
+    wanted = frozenset(texts)
+    return frozenset(token_id for token_id in vocabulary.special if vocabulary.token(token_id) in wanted)
+
+
+def single_token(vocabulary: Vocabulary, text: str) -> int | None:
+    """The one token that a text is, where it is one."""
+    token_ids = vocabulary.encode(text, add_special_tokens=False)
+    return token_ids[0] if len(token_ids) == 1 and vocabulary.raw(token_ids[0]) == text.encode() else None

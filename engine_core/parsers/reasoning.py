@@ -1,0 +1,109 @@
+"""Reasoning between its markers, at the beginning of an output. Blanks beside the markers belong to them, except where
+a structure begins right behind the closing one: then they are part of it."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from penstock.engine_core.parsers.scanning import BLANKS, FreeText, Lead
+from penstock.protocol.messages import Piece, PieceKind
+
+
+class Markers(msgspec.Struct, frozen=True):
+    """What stands before a model's reasoning and behind it."""
+
+    opening: str
+    closing: str
+
+
+class Place(enum.Enum):
+    """Where the text stands."""
+
+    START = enum.auto()
+    INSIDE = enum.auto()
+    CLOSED = enum.auto()  # behind the closing marker, before anything else
+    OVER = enum.auto()
+
+
+class ReasoningParser:
+    """`inside`: the output begins within the reasoning. An opening marker that the model still writes is dropped."""
+
+    __slots__ = ("_exact", "_fresh", "_inside", "_lead", "_mark", "_markers", "_place", "_text")
+
+    def __init__(self, markers: Markers, *, inside: bool, exact: bool = False) -> None:
+        self._markers = markers
+        self._exact = exact  # what stands behind the closing marker is content to the letter
+        self._inside = inside
+        self._fresh = True  # nothing but blanks has been reasoned
+        self._place = Place.START
+        self._lead = Lead()
+        self._mark = ""  # as much of the opening marker as has come
+        self._text = FreeText(markers.closing)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes is reasoning."""
+        return self._place is Place.INSIDE or (self._inside and self._place is Place.START)
+
+    @property
+    def over(self) -> bool:
+        """Whether what comes is none of this parser's."""
+        return self._place is Place.OVER
+
+    def push(self, text: str, out: list[Piece]) -> str:
+        """What stands behind the reasoning, once it is over."""
+        while text:
+            match self._place:
+                case Place.START:
+                    text = self._start(text)
+                case Place.INSIDE:
+                    text = self._reason(text, out)
+                case Place.CLOSED:
+                    text = text.lstrip(BLANKS)
+                    if text:
+                        self._place = Place.OVER
+                case Place.OVER:
+                    return text
+        return ""
+
+    def flush(self, out: list[Piece]) -> str:
+        """What was held and is no reasoning."""
+        held = self._lead.held + self._mark
+        match self._place:
+            case Place.START if not self._inside:
+                return held
+            case Place.START:
+                reasoned(held.lstrip(BLANKS), out)
+            case Place.INSIDE:
+                reasoned(self._text.release(), out)
+        return ""
+
+    def _start(self, text: str) -> str:
+        opening = self._markers.opening
+        rest = self._mark + (text if self._mark else self._lead.push(text))
+        if len(rest) < len(opening) and opening.startswith(rest):
+            self._mark = rest
+            return ""
+        if rest.startswith(opening):
+            self._place = Place.INSIDE
+            return rest[len(opening) :]
+        self._place = Place.INSIDE if self._inside else Place.OVER
+        return rest if self._inside else self._lead.held + rest
+
+    def _reason(self, text: str, out: list[Piece]) -> str:
+        if self._fresh:
+            text = text.lstrip(BLANKS)
+            self._fresh = not text
+        given, rest = self._text.push(text)
+        reasoned(given, out)
+        if rest is None:
+            return ""
+        self._place = Place.OVER if self._exact else Place.CLOSED
+        return rest
+
+
+def reasoned(text: str, out: list[Piece]) -> None:
+    if text:
+        out.append(Piece(PieceKind.REASONING, text))

@@ -1,0 +1,1 @@
+"""The tokenizer of a model: text to token ids and back."""
