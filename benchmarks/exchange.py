@@ -26,14 +26,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks.shapes import EIGHT, SEVENTY, Shape
-from penstock.engine_core.execution.exchange import Exchange, open_exchange
-from penstock.engine_core.execution.exchange_trial import Trial, microseconds, try_exchange
-from penstock.engine_core.execution.group import Group
-from penstock.engine_core.execution.peers import CudaMemory
+from penstock.engine_core.distributed.custom_all_reduce import Exchange, open_exchange
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.distributed.peer_memory import CudaMemory
+from penstock.engine_core.execution.all_reduce_tuning import Trial, microseconds, try_exchange
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 from penstock.services.executor.process_groups import ENVIRONMENT, ONE_HOST
 
 RANKS = (2, 4, 8)

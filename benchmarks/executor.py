@@ -26,11 +26,11 @@ import torch
 
 from benchmarks.shapes import SHAPES
 from penstock.engine_core import loading
-from penstock.engine_core.execution.estimate import idle_weights
-from penstock.engine_core.execution.graph_sizes import graph_sizes
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
-from penstock.engine_core.execution.trial import warm_steps
+from penstock.engine_core.execution.cuda_graphs import graph_sizes
+from penstock.engine_core.execution.dummy_runs import warm_steps
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.memory_estimate import idle_weights
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan

@@ -20,12 +20,11 @@ import triton
 from torch import Tensor
 
 from benchmarks.linear_kernels import Clock, Figure, describe, figure, record, text
-from penstock.kernels.experts import expert_mlp
-from penstock.kernels.experts_tilings import ExpertTiling, choose_expert_tiling
+from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.experts_triton import multiply_sorted
 from penstock.kernels.linear import linear
-from penstock.kernels.linear_tilings import Tiling
-from penstock.kernels.routing import Routes, route
+from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
+from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import sort_pairs
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)

@@ -24,13 +24,12 @@ from torch import Tensor
 
 from benchmarks.limits import CHIPS
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_device import attend_pages, chunk_attention
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.norm import add_rms_norm
-from penstock.kernels.qkv import rotate_and_store
-from penstock.kernels.rope import Rotation
+from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.rope import rotate_and_store
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16  # Llama-3.1-8B
 HIDDEN, INTERMEDIATE = 4096, 14336

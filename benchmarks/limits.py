@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.engine_core.execution.estimate import expert_weights
+from penstock.engine_core.models.memory_estimate import expert_weights
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.services.bench.workload import Workload, lengths
 

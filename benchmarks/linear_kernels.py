@@ -29,14 +29,14 @@ from benchmarks.kernels import replayed
 from benchmarks.limits import CHIPS
 from benchmarks.linear_shapes import MODELS, Model, Product, candidates, products, work
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.attention import AttentionBatch, paged_attention
+from penstock.kernels.attention import paged_attention
 from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.linear_hopper import multiply_ring
 from penstock.kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling
 from penstock.kernels.linear_triton import multiply_described, multiply_tiles, multiply_vector
 from penstock.kernels.norm import add_rms_norm
-from penstock.kernels.qkv import rotate_and_store
-from penstock.kernels.rope import Rotation
+from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.rope import rotate_and_store
 
 Way = Tiling | VectorTiling | RingTiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -29,7 +29,7 @@ import msgspec
 from benchmarks.report import ROOT, commit, machine
 from benchmarks.server import serving
 from penstock.engine_core import folder
-from penstock.engine_core.execution.capacity import block_bytes
+from penstock.engine_core.models.memory_estimate import block_bytes
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 
 RESULTS = ROOT / "benchmarks" / "results" / "placement_cpu.json"

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import READ, timed
-from penstock.engine_core.execution.slots import SlotSizes, SlotTable
+from penstock.engine_core.execution.input_batch import SlotSizes, SlotTable
 from penstock.engine_core.execution.transfer import Upload
-from penstock.kernels.acceptance import accept
-from penstock.kernels.gather import DECODING, InputRows, gather_inputs
-from penstock.kernels.logprobs import Processing, token_logprobs
-from penstock.kernels.sampling import sample_entries
+from penstock.kernels.gather import gather_inputs
+from penstock.kernels.logprobs import token_logprobs
+from penstock.kernels.records import DECODING, InputRows, Processing
+from penstock.kernels.sampling import accept, sample_entries
 from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from benchmarks.report import commit, machine
 from benchmarks.tracing import collecting
-from penstock.engine_core.scheduling.history import PrefillChunk, Stay, StepFacts
+from penstock.engine_core.scheduling.tracing import PrefillChunk, Stay, StepFacts
 from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext

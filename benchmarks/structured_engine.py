@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.draft_model import Draft
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens

@@ -32,7 +32,7 @@ import uvloop
 import zmq
 
 from benchmarks.shapes import SMOKE, make_folder
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec

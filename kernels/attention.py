@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from penstock.kernels.records import AttentionBatch, Span
+
 GROUP_KEYS = 2048  # keys gathered at once for rows of one query: what stays in a core's cache measures best
 QUERY_PIECE = 256  # queries of a chunk taken at once: bounds the mask, and skips keys that lie in their future
-
-
-@dataclass(frozen=True)
-class Span:
-    """Rows that the reference attends together: several rows of one query each, or one row of several queries."""
-
-    tokens: slice
-    slots: Tensor  # [rows, keys], where each key stands in the flattened pages
-    seen: Tensor | None  # bool [rows, 1, 1, keys] of single queries; None when all keys are seen or it is a chunk
-    first: int  # position of the first query, counted from the first gathered key
-    queries: int
-
-
-@dataclass(frozen=True)
-class AttentionBatch:
-    """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
-
-    query_start: Tensor  # int32 [rows + 1], first token of each row
-    context: Tensor  # int32 [rows], keys of each row, its new ones included
-    slots: Tensor  # int32 [rows], each row's line of the block tables
-    block_tables: Tensor  # int32 [slots, max_blocks]
-    slot_mapping: Tensor  # int64 [tokens], block * block_size + offset of each new token
-    max_query: int
-    max_context: int
-    invariant: bool = False  # a query's result has the same bits whatever the batch and the chunk (on a GPU)
-    arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
-    # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
-    spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
-    # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by
-    # block size and rows of a tile, and the tiles of chunks, by their queries and the fewest of a row.
-    schedules: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
-    tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:

@@ -12,7 +12,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_tiling import (
     LOW,
     PACKED,
@@ -26,6 +25,7 @@ from penstock.kernels.attention_tiling import (
 )
 from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.launch import processors
+from penstock.kernels.records import AttentionBatch
 
 SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float], Tensor]
 COUNTERS = 1 << 13  # rows times key-value heads whose parts streamed attention can count

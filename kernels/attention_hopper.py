@@ -24,9 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
 from penstock.kernels.launch import overlaps
+from penstock.kernels.records import AttentionBatch
 
 try:
     from triton.experimental.gluon.language import barrier

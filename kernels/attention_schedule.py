@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.launch import overlaps
+from penstock.kernels.records import AttentionBatch
 
 ROWS = 256  # whose tiles are listed at once, so that one kernel serves steps of any number of rows
 HEADER = 3  # units that rows share; groups of rows; the first row that is served

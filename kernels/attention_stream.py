@@ -25,11 +25,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_hopper import pieces_of
 from penstock.kernels.attention_parts import count_part, join_row, part_line, put_part
 from penstock.kernels.attention_schedule import HEADER, schedule_units
 from penstock.kernels.launch import overlaps, processors
+from penstock.kernels.records import AttentionBatch
 
 try:
     from triton.experimental.gluon.language import barrier

@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.launch import overlaps
+from penstock.kernels.records import AttentionBatch
 
 LOG2_E = math.log2(math.e)
 

@@ -7,29 +7,9 @@ numbers stand in the upload, so a graph of the launch carries out whatever is wr
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
-
 from torch import Tensor
 
-COUNTS = struct.Struct("<4i")  # heads, pairs, tokens of the head that has most, nothing
-COUNT_WORDS = COUNTS.size // 4
-# slot; first word and number of its tokens, then of its blocks; its `NUMBERS`: a seed of 64 bits, integers, floats
-HEAD = struct.Struct("<5iq7i6f")
-HEAD_WORDS = HEAD.size // 4
-PLACES = 5  # words of a head before the numbers
-SEED_WORDS = 2  # of the numbers; they come first
-NUMBERS = HEAD_WORDS - PLACES
-PAIR = 3  # slot, column of its table, block
-
-
-@dataclass(frozen=True)
-class SlotMemory:
-    """Where the changes go."""
-
-    tokens: Tensor  # int32 [slots, row length]
-    block_tables: Tensor  # int32 [slots, blocks]
-    numbers: Tensor  # int32 [NUMBERS, slots or more]: the seeds as the first lines' int64, then a line for each number
+from penstock.kernels.records import COUNT_WORDS, HEAD_WORDS, PAIR, SEED_WORDS, SlotMemory
 
 
 def change_slots(packed: Tensor, memory: SlotMemory) -> bool:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.changes import COUNT_WORDS, HEAD_WORDS, NUMBERS, PAIR, PLACES, SEED_WORDS, SlotMemory
+from penstock.kernels.records import COUNT_WORDS, HEAD_WORDS, NUMBERS, PAIR, PLACES, SEED_WORDS, SlotMemory
 
 TILE = 1024  # words of one turn of a program
 PROGRAMS = 64  # as many for any changes, so that one graph serves all

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.routing import Routes
+from penstock.kernels.records import Routes
 
 
 def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0) -> Tensor:
@@ -37,3 +37,20 @@ def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, firs
         found = linear(silu_mul(linear(x[tokens], gate_up[expert])), down[expert])
         total.index_add_(0, tokens, found * routes.shares.flatten()[own, None])
     return total.to(x.dtype)
+
+
+def route(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
+    """The `chosen` likeliest of `logits  # [tokens, experts]`, of equals the first; computed in fp32.
+
+    Shares are probabilities, or if `normalised` add up to one. A row with NaN has some experts and shares of NaN.
+    """
+    if logits.is_cuda:
+        from penstock.kernels.routing_triton import route_rows
+
+        return route_rows(logits, chosen, normalised=normalised)
+    probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    experts = probabilities.argsort(dim=-1, descending=True, stable=True)[:, :chosen]
+    shares = probabilities.gather(1, experts)
+    if normalised:
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    return Routes(experts.int(), shares, logits.shape[1])

@@ -17,11 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from penstock.kernels.experts_tilings import ExpertTiling, choose_expert_tiling
 from penstock.kernels.launch import overlaps
-from penstock.kernels.linear_tilings import Tiling
+from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
 from penstock.kernels.linear_triton import add_product, describable, gate_values, load_box, load_tile
-from penstock.kernels.routing import Routes
+from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import Schedule, sort_pairs
 
 COLUMNS = 1024  # of a token's sum that a program makes

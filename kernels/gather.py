@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-DECODING = -1  # in `InputRows.starts`: the slot's last known token
-
-
-@dataclass(frozen=True)
-class InputRows:
-    """Which positions of which slots a step computes. Rows and tokens may be padded: see `gather_inputs`."""
-
-    query_start: Tensor  # int32 [rows + 1], first token of each row
-    slots: Tensor  # int32 [rows]
-    starts: Tensor  # int32 [rows], first position of a chunk; below 0: counted back from the slot's known tokens
-    draft_ids: Tensor  # int32 [tokens], the id of a token that is a draft; below 0: what stands in the slot's row
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What the model is given."""
-
-    input_ids: Tensor  # int32 [tokens]
-    positions: Tensor  # int64 [tokens]
-    slot_mapping: Tensor  # int64 [tokens], block * block_size + offset of each token's keys and values
-    context: Tensor  # int32 [rows], keys of each row, its new ones included
+from penstock.kernels.records import AttentionBatch, InputRows, Inputs, StatePlaces
+from penstock.kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
 
 
 def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
@@ -64,3 +45,78 @@ def gather_rows(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Te
     places[:used] = np.where(at < capacity, blocks * block_size + at % block_size, 0)
     context = np.where(counts > 0, np.minimum(firsts + counts, capacity), 0).astype(np.int32)
     return Inputs(*(torch.from_numpy(column) for column in (ids, positions, places, context)))
+
+
+def read_drafts(entries: Entries, history: SlotHistory) -> Entries:
+    """The entries with the ids of drafts that were OWN_DRAFT; the tensors given stay as they are.
+
+    The draft behind an entry is the token at known + depth of its slot's row. One launch on a GPU, which waits for
+    nothing.
+    """
+    if entries.drafts.is_cuda:
+        from penstock.kernels.gather_triton import drafts_of
+
+        return replace(entries, drafts=drafts_of(entries, history))
+    return replace(entries, drafts=own_drafts(entries, history))
+
+
+def standing_drafts(slots: Tensor, count: int, history: SlotHistory) -> Tensor:
+    """The `count` tokens behind the known ones of each slot: int32 [slots named, count]. slots: int64."""
+    return history.tokens[slots[:, None], draft_places(slots, count, history)]
+
+
+def place_drafts(drafts: Tensor, slots: Tensor, history: SlotHistory) -> None:
+    """Have drafts stand behind the known tokens of their slots, as if they had been made here.
+
+    drafts: int32 [slots named, count]. slots: int64, each named once. What is past a row's end is lost.
+    """
+    places = draft_places(slots, drafts.shape[1], history)
+    history.tokens.index_put_((slots[:, None], places), drafts)
+
+
+def draft_places(slots: Tensor, count: int, history: SlotHistory) -> Tensor:
+    """Where drafts stand in their slots' rows; those past the end at the last place. # int64 [slots named, count]"""
+    behind = torch.arange(count, device=slots.device)
+    return (history.known[slots, None] + behind).clamp_(max=history.tokens.shape[1] - 1)
+
+
+def own_drafts(entries: Entries, history: SlotHistory) -> Tensor:
+    """The reference of `read_drafts`: int32 [entries]."""
+    drafts = entries.drafts.numpy()
+    own = (drafts == OWN_DRAFT).nonzero()[0]
+    if not len(own):
+        return entries.drafts
+    slots = entries.slots.numpy()[own]
+    places = np.minimum(history.known.numpy()[slots] + entries.depth.numpy()[own], history.tokens.shape[1] - 1)
+    found = drafts.copy()
+    found[own] = history.tokens.numpy()[slots, places]
+    return torch.from_numpy(found)
+
+
+def state_places(positions: Tensor, batch: AttentionBatch, known: Tensor, block_size: int, zeros: int) -> StatePlaces:
+    """One launch on a GPU, which waits for nothing; on a CPU the same by `find_places`.
+
+    positions: int64 [tokens]. known: int32 [slots]; a token's own state may be put where its position is at least
+    known - 1, as the state of an earlier one is the model's and stands there already. zeros: the line of zeros, which a
+    token at or past the last row's end gets, too.
+    """
+    if positions.is_cuda:
+        from penstock.kernels.gather_triton import places_of
+
+        return places_of(positions, batch, known, block_size, zeros)
+    return find_places(positions, batch, known, block_size, zeros)
+
+
+def find_places(positions: Tensor, batch: AttentionBatch, known: Tensor, block_size: int, zeros: int) -> StatePlaces:
+    """The reference of `state_places`."""
+    tokens = torch.arange(len(positions), device=positions.device)
+    rows = torch.searchsorted(batch.query_start[1:], tokens, right=True)  # the first row that ends behind the token
+    used = rows < len(batch.slots)
+    slots = batch.slots.index_select(0, rows.clamp(max=len(batch.slots) - 1)).long()
+    earlier = (positions - 1).clamp(min=0)
+    blocks = (earlier // block_size).clamp(max=batch.block_tables.shape[1] - 1)
+    before = batch.block_tables[slots, blocks] * block_size + earlier % block_size
+    ahead = used & (positions >= known.index_select(0, slots) - 1)
+    return StatePlaces(
+        before=torch.where(used & (positions > 0), before, zeros), own=torch.where(ahead, batch.slot_mapping, 0)
+    )

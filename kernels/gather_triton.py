@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gather import InputRows, Inputs
+from penstock.kernels.records import AttentionBatch, InputRows, Inputs, StatePlaces
+from penstock.kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
 
 TILE = 128  # tokens or rows of one program
+OWN = tl.constexpr(OWN_DRAFT)
 
 
 def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
@@ -80,3 +82,68 @@ def gather_kernel(
     tl.store(input_ids + token, tl.where(draft >= 0, draft, own), mask=there)
     tl.store(positions + token, position.to(tl.int64), mask=there)
     tl.store(slot_mapping + token, tl.where(held, page * BLOCK_SIZE + position % BLOCK_SIZE, 0), mask=there)
+
+
+def drafts_of(entries: Entries, history: SlotHistory) -> Tensor:
+    """`kernels.gather.own_drafts` by the kernel, without waiting for the device: int32 [entries]."""
+    assert history.tokens.is_contiguous()
+    count = len(entries.drafts)
+    found = torch.empty_like(entries.drafts)
+    drafts_kernel[(triton.cdiv(count, TILE),)](
+        entries.drafts, entries.slots, entries.depth, history.known, history.tokens, found,
+        count, history.tokens.shape[1], TILE=TILE, num_warps=4,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit(do_not_specialize=("count",))
+def drafts_kernel(drafts, slots, depths, known, tokens, found, count, row_length, TILE: tl.constexpr):
+    """Drafts that the host named stay; the others are read behind the known tokens."""
+    entry = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    there = entry < count
+    draft = tl.load(drafts + entry, mask=there, other=0)
+    own = there & (draft == OWN)
+    slot = tl.load(slots + entry, mask=own, other=0).to(tl.int64)
+    place = tl.load(known + slot, mask=own, other=0) + tl.load(depths + entry, mask=own, other=0)
+    token = tl.load(tokens + slot * row_length + tl.minimum(place, row_length - 1), mask=own, other=0)
+    tl.store(found + entry, tl.where(own, token, draft), mask=there)
+
+
+def places_of(positions: Tensor, batch: AttentionBatch, known: Tensor, block_size: int, zeros: int) -> StatePlaces:
+    """`kernels.gather.state_places` by the kernel, without waiting for the device."""
+    total, count = len(positions), len(batch.slots)
+    found = StatePlaces(torch.empty_like(positions), torch.empty_like(positions))
+    places_kernel[(triton.cdiv(total, TILE),)](
+        positions, batch.query_start, batch.slots, batch.block_tables, batch.slot_mapping, known,
+        found.before, found.own, total, count, count.bit_length() + 1, batch.block_tables.stride(0),
+        batch.block_tables.shape[1], zeros, BLOCK_SIZE=block_size, TILE=TILE, num_warps=4,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit(do_not_specialize=("total", "count", "steps", "zeros"))
+def places_kernel(
+    positions, query_start, slots, block_tables, slot_mapping, known, before, own,
+    total, count, steps, table_stride, table_blocks, zeros, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """steps: enough to search the rows by halves."""
+    token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    there = token < total
+    low = token * 0  # how many of query_start are known not to lie past the token
+    high = low + count + 1
+    for _ in range(steps):
+        middle = (low + high) // 2
+        reached = tl.load(query_start + middle, mask=low < high, other=0) <= token
+        low, high = tl.where((low < high) & reached, middle + 1, low), tl.where((low < high) & ~reached, middle, high)
+    row = low - 1
+    used = there & (row < count)
+    slot = tl.load(slots + row, mask=used, other=0).to(tl.int64)
+    position = tl.load(positions + token, mask=there, other=0)
+    earlier = tl.maximum(position - 1, 0)
+    block = tl.minimum(earlier // BLOCK_SIZE, table_blocks - 1)
+    held = used & (position > 0)
+    page = tl.load(block_tables + slot * table_stride + block, mask=held, other=0).to(tl.int64)
+    tl.store(before + token, tl.where(held, page * BLOCK_SIZE + earlier % BLOCK_SIZE, zeros), mask=there)
+    ahead = used & (position >= tl.load(known + slot, mask=used, other=0) - 1)
+    place = tl.load(slot_mapping + token, mask=ahead, other=0)
+    tl.store(own + token, place, mask=there)

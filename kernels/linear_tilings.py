@@ -57,6 +57,8 @@ class RingTiling:
 
 # Each processor has one tile at most and keeps its matrix units at it, while cuBLAS cuts the inputs and adds up parts.
 SQUARE = Tiling(64, 64, 128, 4, 6, described=True, gated=False, resident=2)
+
+
 SINGLE = Tiling(16, 64, 32, 4, 2)  # of single precision, which is for tests: nobody serves it on a GPU for speed
 
 
@@ -141,3 +143,52 @@ def tall_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
 def turns(rows: int, outputs: int, wide: int) -> int:
     """How many tiles, 128 rows high and so wide, each processor of the chip they were measured on takes at most."""
     return -(-(-(-rows // 128) * -(-outputs // wide)) // PROCESSORS)
+
+
+@dataclass(frozen=True)
+class ExpertTiling:
+    """How products of the tokens of one expert are cut: both have tiles of as many rows."""
+
+    gate_up: Tiling  # of whose outputs each has its gate
+    down: Tiling
+
+    def __post_init__(self) -> None:
+        assert self.gate_up.rows == self.down.rows
+
+
+SINGLES = ExpertTiling(SINGLE, SINGLE)
+
+
+LOWEST = ExpertTiling(
+    Tiling(16, 64, 128, 4, 4, swapped=True),
+    Tiling(16, 128, 128, 4, 4, swapped=True),
+)
+
+
+LOW = ExpertTiling(
+    Tiling(32, 64, 128, 4, 4, swapped=True),
+    Tiling(32, 128, 128, 4, 4, swapped=True),
+)
+
+
+MIDDLE = ExpertTiling(
+    Tiling(64, 128, 64, 4, 4, described=True),
+    Tiling(64, 256, 64, 4, 4, described=True),
+)
+
+
+HIGH = ExpertTiling(
+    Tiling(128, 128, 64, 8, 4, described=True),
+    Tiling(128, 256, 64, 8, 4, described=True),
+)
+
+
+BY_MEAN = ((8, LOWEST), (16, LOW), (32, MIDDLE))  # up to so many tokens to an expert
+
+
+def choose_expert_tiling(pairs: int, experts: int, dtype: torch.dtype) -> ExpertTiling:
+    """How to multiply so many pairs of a token and one of all `experts`, on every rank alike."""
+    if dtype.itemsize > 2:
+        return SINGLES
+    mean = pairs / experts
+    return next((tiling for most, tiling in BY_MEAN if mean <= most), HIGH)

@@ -6,35 +6,13 @@ What min_p, top_k and top_p cut off keeps its log-probability: they choose among
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.kernels.records import MOST, Processing, TokenLogprobs
 from penstock.kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, PROCESSED
-
-MOST = 20  # of the best that one may ask for
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities of some tokens. A line of a token that nobody asked about holds nothing of meaning."""
-
-    ids: Tensor  # int32 [tokens, 1 + MOST], the token, then the best in order, the lower id first among equals
-    values: Tensor  # float32 [tokens, 1 + MOST]; -inf among the best: there are no more, the id means nothing
-    ranks: Tensor  # int32 [tokens], 1 for the best; tokens as likely as this one do not count
-
-
-@dataclass(frozen=True)
-class Processing:
-    """What sampling made of the logits, and whose tokens are scored by that."""
-
-    uses: Tensor  # int32 [slots], as in `SlotSampling`
-    temperature: Tensor  # float32 [slots]
-    masks: Tensor  # int32 [tokens], NO_MASK without one
-    adjusted: Tensor | None  # as in `Chosen`
 
 
 def token_logprobs(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.kernels import sampling_tables
 from penstock.kernels.drawing_triton import ADJUSTED, DRAWS, read_logits
-from penstock.kernels.logprobs import MOST, Processing, TokenLogprobs
+from penstock.kernels.records import MOST, Processing, TokenLogprobs
 
 SPAN = 8192  # tokens of one program
 GROUP = 64

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class Rotation(NamedTuple):
-    """Cosines and sines of one step's tokens, made once and used by every layer."""
-
-    cos: Tensor  # [tokens, 1, dim], fp32
-    sin: Tensor  # [tokens, 1, dim], fp32; the first half is negated
+from penstock.kernels.attention import write_kv
+from penstock.kernels.norm import rms_norm
+from penstock.kernels.records import HeadNorms, Rotation
 
 
 def gather_rotation(table: Tensor, positions: Tensor) -> Rotation:
@@ -30,3 +25,28 @@ def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
     half = x.shape[-1] // 2
     turned = (x * rotation.cos).addcmul_(x.roll(half, dims=-1), rotation.sin)
     return turned.to(x.dtype)
+
+
+def rotate_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: Rotation,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    """Turned queries `[tokens, heads, dim]`; keys, turned likewise, and values go to their slots of the pages.
+
+    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms come before the turn.
+    On a GPU it is one kernel, which rounds once.
+    """
+    if q.is_cuda:
+        from penstock.kernels.rope_triton import rotate_heads
+
+        return rotate_heads(q, k, v, rotation, k_pages, v_pages, slot_mapping, norms)
+    if norms is not None:
+        q, k = rms_norm(q, norms.query, norms.eps), rms_norm(k, norms.key, norms.eps)
+    write_kv(apply_rope(k, rotation), v, k_pages, v_pages, slot_mapping)
+    return apply_rope(q, rotation)

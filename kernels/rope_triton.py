@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.launch import overlaps
-from penstock.kernels.rope import Rotation
+from penstock.kernels.records import Rotation
+
+if TYPE_CHECKING:
+    from penstock.kernels.records import HeadNorms
+
+HEADS_TILE = 8  # heads of one program
 
 
 def rotation_rows(table: Tensor, positions: Tensor) -> Rotation:
@@ -42,3 +49,91 @@ def rotation_kernel(table, positions, cos, sin, HALF: tl.constexpr, TILE: tl.con
     tl.store(cos + out + HALF, c, mask=there)
     tl.store(sin + out, -s, mask=there)
     tl.store(sin + out + HALF, s, mask=there)
+
+
+def rotate_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: Rotation,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    norms: HeadNorms | None,
+) -> Tensor:
+    """`kernels.rope.rotate_and_store` by the kernel."""
+    tokens, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    assert all(part.stride(1) == dim and part.stride(2) == 1 for part in (q, k, v))
+    assert q.stride(0) == k.stride(0) == v.stride(0)
+    assert k_pages.is_contiguous()
+    assert v_pages.is_contiguous()
+    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
+    query, key, eps = norms or (q, q, 0.0)
+    ahead = overlaps(q.device)
+    programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
+    rotate_kernel[(tokens, programs)](
+        q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key, q.stride(0), eps,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
+        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def turn_heads(
+    source, target, weight, cos, sin, eps, head, there, DIM: tl.constexpr, HALF_TILE: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Some heads `[heads]` of one token, from source to target, turned by its angles; computed in fp32."""
+    HALF: tl.constexpr = DIM // 2
+    pairs = tl.arange(0, HALF_TILE)
+    held = there[:, None] & (pairs < HALF)[None, :]  # [heads, pairs]
+    places = head[:, None] * DIM + pairs[None, :]
+    left = tl.load(source + places, mask=held, other=0.0).to(tl.float32)
+    right = tl.load(source + places + HALF, mask=held, other=0.0).to(tl.float32)
+    if NORM:
+        gain = tl.rsqrt(tl.sum(left * left + right * right, 1) / DIM + eps)
+        left *= gain[:, None] * tl.load(weight + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
+        right *= gain[:, None] * tl.load(weight + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
+    c = tl.load(cos + pairs, mask=pairs < HALF, other=0.0)[None, :]
+    s = tl.load(sin + HALF + pairs, mask=pairs < HALF, other=0.0)[None, :]
+    tl.store(target + places, (left * c - right * s).to(target.dtype.element_ty), mask=held)
+    tl.store(target + places + HALF, (right * c + left * s).to(target.dtype.element_ty), mask=held)
+
+
+@triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
+def rotate_kernel(
+    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
+    NORMS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One token, a few heads of its queries, keys or values: the grid's second axis counts them in this order."""
+    if AHEAD:  # in this order: when attention begins, everything but what this kernel writes is complete
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    QUERY_TILES: tl.constexpr = (HEADS + HEADS_TILE - 1) // HEADS_TILE
+    KEY_TILES: tl.constexpr = (KV_HEADS + HEADS_TILE - 1) // HEADS_TILE
+    token = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    lanes = tl.arange(0, HEADS_TILE)
+    slot = tl.load(slot_mapping + token) * (KV_HEADS * DIM)
+    cos += token * DIM
+    sin += token * DIM
+    if tile < QUERY_TILES:
+        head = tile * HEADS_TILE + lanes
+        turn_heads(
+            q + token * stride, out + token * (HEADS * DIM), query_weight, cos, sin, eps, head, head < HEADS,
+            DIM, HALF_TILE, NORMS,
+        )  # fmt: skip
+    elif tile < QUERY_TILES + KEY_TILES:
+        head = (tile - QUERY_TILES) * HEADS_TILE + lanes
+        turn_heads(
+            k + token * stride, k_pages + slot, key_weight, cos, sin, eps, head, head < KV_HEADS,
+            DIM, HALF_TILE, NORMS,
+        )  # fmt: skip
+    else:
+        head = (tile - QUERY_TILES - KEY_TILES) * HEADS_TILE + lanes
+        dims = tl.arange(0, 2 * HALF_TILE)
+        held = (head < KV_HEADS)[:, None] & (dims < DIM)[None, :]
+        places = head[:, None] * DIM + dims[None, :]
+        tl.store(v_pages + slot + places, tl.load(v + token * stride + places, mask=held, other=0.0), mask=held)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.launch import overlaps
-from penstock.kernels.routing import Routes
+from penstock.kernels.records import Routes
 
 FEW = 512  # pairs that are counted at once
 MANY = 8192  # where there are more
@@ -29,7 +29,7 @@ class Schedule(NamedTuple):
 
 
 def route_rows(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
-    """`kernels.routing.route` by the kernel."""
+    """`kernels.experts.route` by the kernel."""
     rows, count = logits.shape
     assert logits.stride(1) == 1
     experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)

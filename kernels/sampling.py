@@ -22,15 +22,29 @@ gives token -1.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels import adjustment
-from penstock.kernels.random import GUMBEL_MAX, GUMBEL_MIN, gumbel_at, gumbel_rows
-from penstock.kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, Chosen, Entries, SlotHistory, SlotSampling
+from penstock.kernels.random import GUMBEL_MAX, GUMBEL_MIN, acceptance_words, gumbel_at, gumbel_rows
+from penstock.kernels.sampling_tables import (
+    ADJUSTED,
+    DRAWS,
+    NO_DRAFT,
+    NO_MASK,
+    OWN_DRAFT,
+    PENALTIES,
+    REJECTED,
+    Chosen,
+    Entries,
+    SlotHistory,
+    SlotSampling,
+    threshold,
+)
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tell its distribution from the best token
 
@@ -150,3 +164,69 @@ def floors(logits: Tensor, draws: Draws) -> Tensor:
 def descending(logits: Tensor) -> Tensor:
     """Each row sorted, the best first; by numpy, whose sort of plain numbers takes a fifteenth of torch's."""
     return torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
+
+
+def accept(
+    tokens: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory, rate: float | None = None
+) -> None:
+    """Mark the entries behind the first wrong draft of each row REJECTED, and carry the others into the history.
+
+    tokens: int32 [entries], of `sample_entries`, changed in place. A row's accepted tokens are written behind its
+    slot's known ones (0 for a failed entry, harmless to a step that was planned already; nothing past the table's end),
+    added to its penalty counts where its request has penalties, and counted as known. The scratch slot stays as it is.
+    One launch on a GPU, which waits for nothing. `rate`, 0 to 1, is for benchmarks: see above.
+    """
+    if tokens.is_cuda:
+        from penstock.kernels.sampling_triton import accept_rows
+
+        accept_rows(tokens, entries, sampling, history, rate)
+    else:
+        accept_entries(tokens, entries, sampling, history, rate)
+
+
+def accept_entries(
+    tokens: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory, rate: float | None = None
+) -> None:
+    """The reference of `accept`: all rows at once, by numpy."""
+    found, slots, depth = tokens.numpy(), entries.slots.numpy(), entries.depth.numpy()
+    kept = slots < len(history.known) - 1
+    if depth.any():
+        drafts = entries.drafts.numpy()
+        if rate is None:
+            right = found == drafts
+        else:
+            right = (found >= 0) & (drafts != NO_DRAFT) & kept_at_rate(entries, sampling, history, rate)
+            found[right] = drafts[right]
+        for at in depth.nonzero()[0].tolist():  # few; a row's entries stand in order
+            right[at] &= right[at - 1]
+            if not right[at - 1]:
+                kept[at], found[at] = False, REJECTED
+    stays = kept.nonzero()[0]
+    slots = slots[stays]
+    known = history.known.numpy()
+    positions = known[slots] + depth[stays]
+    new = found[stays].clip(min=0)
+    inside = positions < history.tokens.shape[1]
+    history.tokens.numpy()[slots[inside], positions[inside]] = new[inside]
+    penalised = (sampling.uses.numpy()[slots] & PENALTIES).nonzero()[0]
+    if len(penalised):
+        places = torch.from_numpy(slots[penalised]).long(), torch.from_numpy(new[penalised]).long()
+        history.counts.index_put_(places, history.counts.new_tensor(2), accumulate=True)
+    known[slots] = positions + 1  # the deepest of a slot's comes last
+
+
+def marked_entries(tokens: Tensor, entries: Entries) -> Entries:
+    """The entries for a further `accept` of tokens that it has marked already, elsewhere: it keeps the same ones.
+
+    Drafts need not be known here: each is what the token before it says, unless the token behind is REJECTED.
+    """
+    drafts = torch.where(tokens.roll(-1) == REJECTED, OWN_DRAFT, tokens)
+    return replace(entries, drafts=drafts)
+
+
+def kept_at_rate(entries: Entries, sampling: SlotSampling, history: SlotHistory, rate: float) -> NDArray[np.bool_]:
+    """Whether the draft behind each entry would be kept, by its position's word. # [entries]"""
+    slots = entries.slots.numpy()
+    positions = (history.known.numpy()[slots] + entries.depth.numpy()).astype(np.int64)
+    found: NDArray[np.bool_] = acceptance_words(sampling.seed.numpy()[slots], positions) < threshold(rate)
+    return found

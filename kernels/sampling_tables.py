@@ -24,6 +24,7 @@ ADJUSTED = PENALTIES | EDITS | WORDS | ALLOWED  # its logits are changed before 
 WORD_END = -1  # in `SlotSampling.words`, behind a word's first token
 NO_MASK = -1
 NO_DRAFT = -1
+REJECTED = -2  # the token of an entry behind a draft that was not drawn; as in protocol/steps.py
 OWN_DRAFT = -3  # a draft that stands behind its slot's known tokens; as in protocol/steps.py
 
 
@@ -83,3 +84,8 @@ class Chosen:
 
     tokens: Tensor  # int32 [entries], -1 where there is none
     adjusted: Tensor | None  # float32 [entries, vocabulary], logits of the entries that change theirs; None: nobody
+
+
+def threshold(rate: float) -> int:
+    """How many of the 2**32 words stand for a chance."""
+    return round(rate * 2**32)

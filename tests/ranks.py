@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
 from penstock.services.executor.process_groups import ENVIRONMENT, ONE_HOST
 
 Size = int | tuple[int, int]  # ranks, or ranks and stages

@@ -15,20 +15,30 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine_core.execution.forward import Forward
-from penstock.engine_core.execution.graph_sizes import (
+from penstock.engine_core.execution.cuda_graphs import (
     MIXED_MOST,
     Captures,
+    ForwardGraphs,
+    GraphColumns,
     GraphSizes,
+    Memory,
     Shape,
     decode_sizes,
     entry_lengths,
     graph_sizes,
     mixed_sizes,
+    nobodys_entries,
+    nobodys_inputs,
     shapes,
 )
-from penstock.engine_core.execution.graphs import ForwardGraphs, GraphColumns, Memory, nobodys_entries, nobodys_inputs
-from penstock.engine_core.execution.rows import HostRows, entry_columns, entry_padding, input_columns, input_padding
+from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.input_batch import (
+    HostRows,
+    entry_columns,
+    entry_padding,
+    input_columns,
+    input_padding,
+)
 from penstock.engine_core.execution.sampler import Sampler
 from penstock.engine_core.execution.transfer import Upload
 

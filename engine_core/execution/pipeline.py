@@ -30,16 +30,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine_core.execution.draft_rows import DraftRows
-from penstock.engine_core.execution.forward import Network
-from penstock.engine_core.execution.group import Group
-from penstock.engine_core.execution.pages import Pages
-from penstock.engine_core.execution.rows import HostRows, entry_columns
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.execution.draft_model import DraftRows
+from penstock.engine_core.execution.forward import Network, Pages
+from penstock.engine_core.execution.input_batch import HostRows, entry_columns
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.decoder import Decoder
-from penstock.kernels.acceptance import accept, marked_entries
-from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.drafts import place_drafts
+from penstock.kernels.gather import place_drafts
+from penstock.kernels.records import AttentionBatch
+from penstock.kernels.sampling import accept, marked_entries
 from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.forward import Network
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.kernels.acceptance import accept
-from penstock.kernels.drafts import read_drafts
-from penstock.kernels.logprobs import Processing, TokenLogprobs, token_logprobs
-from penstock.kernels.sampling import sample_entries
+from penstock.kernels.gather import read_drafts
+from penstock.kernels.logprobs import token_logprobs
+from penstock.kernels.records import Processing, TokenLogprobs
+from penstock.kernels.sampling import accept, sample_entries
 from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.execution.model_runner import Runner
 from penstock.protocol.errors import ModelError
 from penstock.protocol.messages import Logprobs, Sampling
 from penstock.protocol.steps import SlotStart, StepPlan

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from penstock.engine_core.loading.checkpoint import LEFTOVER, read_checkpoint
 from penstock.engine_core.loading.dummy import fill_random
+from penstock.engine_core.models.config_file import read_names
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import Destination
-from penstock.engine_core.models.weight_names import read_names
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"

@@ -11,8 +11,8 @@ from torch import Tensor
 from penstock.engine_core.loading.checkpoint import read_checkpoint, stored_names
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import HeadSpec, read_head
 from penstock.engine_core.models.eagle import EagleHead
-from penstock.engine_core.models.head_spec import HeadSpec, read_head
 from penstock.protocol.errors import ModelError
 
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.

@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import struct
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from penstock.protocol.errors import ModelError
+
+# What the families of spec.py and expert_spec.py read, or what says the same as a key that they read.
+READ = frozenset((
+    *("attention_bias", "decoder_sparse_step", "dtype", "head_dim", "hidden_act", "hidden_size", "intermediate_size"),
+    *("is_causal", "layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias", "mlp_only_layers"),
+    *("moe_intermediate_size", "norm_topk_prob", "num_attention_heads", "num_experts", "num_experts_per_tok"),
+    *("num_hidden_layers", "num_key_value_heads", "num_local_experts", "original_max_position_embeddings"),
+    *("partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window"),
+    *("tie_word_embeddings", "torch_dtype", "use_bidirectional_attention", "use_sliding_window", "vocab_size"),
+))  # fmt: skip
+# Words of settings that change arithmetic.
+ARITHMETIC = re.compile(
+    r"soft_?cap|multipl|scal(e|ing)|clip|clamp|(^|_)norm|norm(_|\Z)|layer_?norm|sink|sandwich|residual|gate|gating"
+    r"|alibi|rotary|rope|interleave|bias|lora_rank|mamba|ssm|conv|recurren|linear_(key|value|num|head|attn)|lru"
+    r"|query_pre_attn|(^|_)qk?v?_|attn_(temp|scale|window)|attention_(chunk|window|sink|temp|scale|head_dim|gate)"
+    r"|window|sparse|shared|per_layer|altup|laurel|swiglu|glu_|activation|hidden_act|parallel_(attn|residual)"
+    r"|_attn_layers|n_group|topk_group|topk_method|scoring_func|dense_(replace|layers|intermediate)|swa_|index_(topk|n)"
+    r"|expert|moe_|(^|_)v_head_dim|attn_layer|full_attn|global_attn|local_(attention|layer)|block_types?\Z|attention_(k_eq|type)"
+    r"|double_wide|prefix_lm|(alpha|beta)_factor|indexer|ngram|hyper_connection|hc_mult|mup|new_decoder|multi_query|kv_channels|num_kv_heads|position_embedding_type"
+)
+# Words of settings that only training, quantization tools, or another task reads.
+HARMLESS = re.compile(
+    r"dropout|pdrop|initializ|init_|loss|jitter|aux|output_(router|hidden_states|attentions|scores)|^_|classifier|unsloth|quant|label|pretraining|token|cache"
+    r"|checkpoint|implementation|problem_type|summary|max_norm|version|kernels?\Z"
+)
+ROPE_READ = frozenset((
+    *("rope_type", "type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "rope_theta"),
+    *("partial_rotary_factor", "finetuned"),
+))  # fmt: skip
+SAME: Mapping[str, frozenset[str]] = {  # true says what the family does anyway
+    "qwen2": frozenset(("qkv_bias",)),
+    "qwen3": frozenset(("qk_norm", "use_qk_norm", "qk_layernorm")),
+    "qwen3_moe": frozenset(("qk_norm", "use_qk_norm", "qk_layernorm")),
+}
+NOTHING: tuple[object, ...] = (None, 0, 1, "", "silu", "swish", "rope", "rotary", "rmsnorm")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LONGEST = 100 << 20  # bytes of a header, the format's own bound
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
@@ -70,3 +111,45 @@ def read_json(path: Path) -> ConfigFile:
     if not isinstance(values, dict):
         raise ModelError(f"{path}: a JSON object is expected")
     return ConfigFile(path, values)
+
+
+def refuse_unread(file: ConfigFile, family: str, known: Collection[str] = ()) -> None:
+    """Raise ModelError naming a key that changes arithmetic and is not read, with a value that asks for something.
+
+    known: keys that the caller reads itself.
+    """
+    for key, value in file.values.items():
+        if key in READ or key in known or (value is True and key in SAME.get(family, ())):
+            continue
+        if ARITHMETIC.search(key) and not HARMLESS.search(key) and not asks_for_nothing(file, key, value):
+            raise file.error(key, "Penstock does not know what it changes in this family, and does not pass it over")
+    for key in ("rope_scaling", "rope_parameters"):
+        values = file.values.get(key)
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if name not in ROPE_READ and not isinstance(value, Mapping) and not asks_for_nothing(file, name, value):
+                raise file.error(key, f"Penstock does not know {name}, and does not pass it over")
+
+
+def asks_for_nothing(file: ConfigFile, key: str, value: Any) -> bool:
+    """Whether a setting has the value that leaves the arithmetic as it is: empty, one, or what another key says."""
+    if isinstance(value, list | dict):
+        return not value
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return value in (0.0, 1.0) or ("eps" in key and value == file.get("rms_norm_eps"))
+    return value in NOTHING or (key == "num_kv_heads" and value == file.get("num_key_value_heads"))
+
+
+def read_names(folder: Path) -> frozenset[str]:
+    """What the index or the one file names; nothing where neither can be read, which loading will complain about."""
+    if (folder / INDEX).exists():
+        names = read_json(folder / INDEX).get("weight_map")
+        return frozenset(names) if isinstance(names, dict) else frozenset()
+    try:
+        with (folder / SINGLE).open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            found = msgspec.json.decode(file.read(min(size, LONGEST)), type=dict[str, msgspec.Raw])
+    except (OSError, struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return frozenset()
+    return frozenset(found)

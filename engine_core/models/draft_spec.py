@@ -5,14 +5,27 @@ It stands on the last stage of a pipeline, where tokens are sampled, as a whole 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
-from penstock.engine_core.execution.estimate import weights
-from penstock.engine_core.models.head_spec import HeadSpec, head_weights, read_head
-from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.engine_core.models.memory_estimate import weights
+from penstock.engine_core.models.spec import ModelSpec, decoder_spec, read_spec
+
+FIRST, THIRD = 1, 3  # versions; the second is the first with trees of drafts
+ARCHITECTURES: Mapping[str, int] = {
+    "LlamaForCausalLM": FIRST,  # how most heads name themselves, of either version: a draft vocabulary tells
+    "EagleLlamaForCausalLM": FIRST,
+    "LlamaForCausalLMEagle": FIRST,
+    "Eagle3LlamaForCausalLM": THIRD,
+    "LlamaForCausalLMEagle3": THIRD,
+}
+DEPTHS = 3  # of the target's residual stream
+# Keys that would change what the head computes.
+READ = ("draft_vocab_size", "target_hidden_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "bias")
+UNKNOWN = ("norm_before_residual", "norm_before_fc", "fc_norm", "parallel_drafting")
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,3 +52,81 @@ def read_draft(method: str, folder: Path, target: ModelSpec, names: Collection[s
         head = read_head(folder, target, names)
         return DraftSpec(layers=head.layers, head=head)
     return DraftSpec(layers=read_spec(folder))
+
+
+class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A head as its config.json and its tensors' names describe it."""
+
+    version: int
+    layers: ModelSpec  # its own
+    taps: tuple[int, ...] = ()  # EAGLE-3: the target's layers at whose beginning the residual stream is read
+    fc_bias: bool = False
+    vocabulary: int = 0  # of its own output embedding; 0: it has the target's
+
+
+def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) -> HeadSpec:
+    """The head in `folder`, for a target. names: of the tensors that its files hold; None: of random ones.
+
+    Raises ModelError naming the file and the key: no EAGLE head, one of another shape than the target, one that
+    computes something that is not known here.
+    """
+    file = read_json(folder / "config.json")
+    version = read_version(file)
+    spec = decoder_spec(file, "llama", (*UNKNOWN, *READ))
+    for key, value, wanted in (
+        ("hidden_size", spec.hidden, target.hidden),
+        ("vocab_size", spec.vocab_size, target.vocab_size),
+        ("target_hidden_size", file.integer("target_hidden_size", target.hidden), target.hidden),
+    ):
+        if value != wanted:
+            raise file.error(key, f"the model that the head drafts for has {wanted}")
+    for key in UNKNOWN:
+        if file.get(key):
+            raise file.error(key, "such heads are not known")
+    bias = names is not None and "fc.bias" in names
+    if names is not None and any(name.endswith("self_attn.q_proj.bias") for name in names):
+        spec = msgspec.structs.replace(spec, qkv_bias=True)  # heads of Qwen models say so nowhere else
+    if version == FIRST:
+        return HeadSpec(version=version, layers=spec, fc_bias=bias)
+    if spec.layers != 1:
+        raise file.error("num_hidden_layers", "a head of EAGLE-3 has one layer")
+    vocabulary = file.integer("draft_vocab_size", spec.vocab_size, high=spec.vocab_size)
+    if vocabulary == spec.vocab_size and names is not None and "lm_head.weight" not in names:
+        vocabulary = 0
+    return HeadSpec(version=version, layers=spec, taps=read_taps(file, target), fc_bias=bias, vocabulary=vocabulary)
+
+
+def read_version(file: ConfigFile) -> int:
+    """By `architectures`, and by a draft vocabulary, which the first version has not."""
+    named = file.get("architectures")
+    versions = [ARCHITECTURES[name] for name in named or () if isinstance(name, str) and name in ARCHITECTURES]
+    if not versions:
+        raise file.error("architectures", f"EAGLE heads are known as {', '.join(ARCHITECTURES)}")
+    return THIRD if file.get("draft_vocab_size") is not None else versions[0]
+
+
+def read_taps(file: ConfigFile, target: ModelSpec) -> tuple[int, ...]:
+    """The target's layers that the head listens to: given, or the third, the middle one and the last but two."""
+    nested = file.get("eagle_config")
+    given = file.get("eagle_aux_hidden_state_layer_ids")
+    if given is None and isinstance(nested, dict):
+        given = nested.get("eagle_aux_hidden_state_layer_ids")
+    taps = (2, target.layers // 2, target.layers - 3) if given is None else given
+    key = "eagle_aux_hidden_state_layer_ids"
+    if not isinstance(taps, (list, tuple)) or not all(type(tap) is int and 0 <= tap < target.layers for tap in taps):
+        raise file.error(key, f"three of the target's {target.layers} layers are expected")
+    if len(set(taps)) != DEPTHS or list(taps) != sorted(taps):
+        raise file.error(key, f"three different layers, ascending, are expected; without the key they are {taps}")
+    return tuple(taps)
+
+
+def head_weights(spec: HeadSpec) -> int:
+    """Numbers in all tensors of a head, as `models.eagle` lays them out; its target's are not among them."""
+    layers, hidden = spec.layers, spec.layers.hidden
+    blocks = weights(layers) - weights(layers.part(()))
+    joined = 2 if spec.version == FIRST else DEPTHS
+    found = blocks + joined * hidden * hidden + hidden * spec.fc_bias
+    if spec.version == FIRST:
+        return found - hidden  # the first layer has one norm
+    wider = hidden * (layers.heads + 2 * layers.kv_heads) * layers.head_dim  # attention reads embedding and state
+    return found + wider + 2 * hidden + spec.vocabulary * hidden

@@ -26,9 +26,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.attention import SelfAttention
-from penstock.engine_core.models.decoder import Block, Decoder, Pages
-from penstock.engine_core.models.head_spec import DEPTHS, FIRST, HeadSpec
+from penstock.engine_core.models.decoder import Block, Decoder, Pages, SelfAttention
+from penstock.engine_core.models.draft_spec import DEPTHS, FIRST, HeadSpec
 from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
@@ -41,10 +40,10 @@ from penstock.engine_core.models.layers import (
 )
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.linear import linear
 from penstock.kernels.norm import add_rms_norm
-from penstock.kernels.rope import Rotation, gather_rotation
+from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.rope import gather_rotation
 
 LEAST = -30000.0  # logit of a target token that the head does not know; in range of every type
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.engine_core.models.expert_spec import ExpertSpec
 from penstock.engine_core.models.layers import Destination, Destinations, GatedMlp, Linear, Placement, whole
-from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.experts import expert_mlp
-from penstock.kernels.routing import route
+from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
+from penstock.kernels.experts import expert_mlp, route
 
 
 class SparseMlp:

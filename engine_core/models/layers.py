@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.models.shares import vocabulary_share
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.norm import add_rms_norm, rms_norm

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.models.attention import SelfAttention
-from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.models.decoder import Decoder, SelfAttention
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.sharding import stage_layers
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.engine_core.models.stages import stage_layers
 
 
 def build(

@@ -5,21 +5,23 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from penstock.engine_core.kv.identity import extend
-from penstock.engine_core.scheduling.forecast import Outlook
-from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel, preempt
-from penstock.engine_core.scheduling.queue import rank
+from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce, cancel
+from penstock.engine_core.scheduling.peak_estimate import Outlook
+from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.request import Choice
-from penstock.engine_core.scheduling.slots import Ints, blocks_at_end
+from penstock.engine_core.scheduling.request_queue import rank
+from penstock.engine_core.scheduling.running_batch import Ints, blocks_at_end
 from penstock.engine_core.scheduling.state import State
-from penstock.engine_core.scheduling.tracing import YIELDED, enter
 from penstock.protocol.messages import Finish
 
 LOOKAHEAD = 256  # waiting choices that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
+REASONS = ("trial", "slot", "blocks", "step", "prefix")
 
 
 @dataclass(slots=True)
@@ -142,7 +144,7 @@ class Admissions:
             state.totals.count_lookup(choice.request.cached)
         insort(state.prefilling, choice, key=rank)
         announce(state, choice)
-        enter(state, choice)
+        state.traces.enter(choice, state.durations.now, reused)
 
     def _hopeless(self) -> bool:
         """Nobody is left to give memory back, and it still does not fit: a quarantine has made the pool too small."""
@@ -169,29 +171,29 @@ class Admissions:
         state.owners[found[~stays]] = choice.life
 
 
-def make_way(state: State) -> None:
-    """Have starved clients go next, and running choices give their slots up to them. Called before the rows of a step
-    are chosen. What waits behind the fence is given to them first, so nothing more is taken meanwhile."""
-    while (choice := state.queue.starved(state.durations.now)) is not None:
-        state.queue.promise(choice)
-    promised = state.queue.promised()
-    if not promised or len(state.fence):
-        return
-    short = len(promised) - state.slots.free
-    if short <= 0 and state.refused is promised[0]:
-        short = 1  # there are slots, and too few blocks for it
-    for choice in promised[: max(0, short)]:
-        victim = state.queue.victim(choice)
-        if victim is not None:
-            preempt(state, victim, YIELDED)
-
-
-def leaving_blocks(state: State) -> int:
-    """Blocks that come back when the fence opens."""
-    return sum(state.pool.lone_among(table) for table in state.fence.tables())
-
-
 def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
     """How many leading identities two chains share: equal at one place means equal before it."""
     shorter = range(min(len(chain), len(other)))
     return bisect_left(shorter, True, key=lambda index: chain[index] != other[index])
+
+
+def reasons(state: State) -> dict[str, int]:
+    """Choices in the queue by what they wait for. Nobody overtakes, so all wait for what the first one lacks, but those
+    that wait for a prefix which somebody else is computing.
+
+    trial: one of those that executors may have died of runs alone. slot: --max-num-seqs run. blocks: there is no KV
+    cache for more. step: there is room, and the next step will have it, or the one after that.
+    """
+    waiting = len(state.queue)
+    if not waiting:
+        return {}
+    behind = sum(choice.behind is not None for choice in islice(state.queue, LOOKAHEAD))
+    if state.accused:
+        reason = "trial"
+    elif not state.slots.free:
+        reason = "slot"
+    elif state.refused is not None or state.tight:
+        reason = "blocks"
+    else:
+        reason = "step"
+    return {name: count for name, count in ((reason, waiting - behind), ("prefix", behind)) if count}

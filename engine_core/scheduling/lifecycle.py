@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
-from penstock.engine_core.kv.fence import Fenced
-from penstock.engine_core.kv.identity import extend
+from penstock.engine_core.kv.block_pool import Fenced
+from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.outbox import end_row
+from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.request import Choice, Request
 from penstock.engine_core.scheduling.state import State
 from penstock.engine_core.scheduling.statistics import FINISHED
-from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED, tell, wait
+from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED
 from penstock.protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
+SUSPICIOUS = 2  # deaths without progress before a choice is tried
+AHEAD = 2  # tokens that were in flight at a death: as many more, and the choice has got past what killed
+KILLER = f"the engine's executor died {SUSPICIOUS + 1} times while it ran this request, the last time with nothing else"
 
 
 def seal(state: State, choice: Choice) -> None:
@@ -78,10 +83,10 @@ def release(state: State, fenced: Fenced) -> None:
 def preempt(state: State, choice: Choice, reason: str = PREEMPTED) -> None:
     """Back to the queue, to be recomputed. Tokens in flight are still taken. One that gave its slot up for another
     client waits for its own client's turn."""
-    tell(state, choice, reason)
+    state.traces.leave(choice, reason, state.durations.now, state.slots)
     vacate(state, choice)
     state.queue.put(choice, state.durations.now, preempted=reason != YIELDED)
-    wait(state, choice)
+    state.traces.queue(choice, state.durations.now)
     if reason == YIELDED:
         state.totals.yielded += 1
     else:
@@ -92,7 +97,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     """The choice is over, wherever it stands. The terminal row is the caller's."""
     assert not choice.ended
     request = choice.request
-    tell(state, choice, finish)
+    state.traces.leave(choice, finish, state.durations.now, state.slots)
     state.queue.settle(choice)
     if choice.slot >= 0:
         vacate(state, choice, trusted=finish != Finish.ERROR)
@@ -109,6 +114,7 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
     if finish in FINISHED and not request.pools:
         state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
     state.suspects.remove(request.ending)
+    state.queue.forget(choice)
     del request.choices[choice.index]
     if not request.choices:
         assert request.spawned == request.message.n
@@ -152,7 +158,7 @@ def add(state: State, request: Request) -> Choice:
     request.spawned += 1
     state.suspects.add(request.ending)
     state.queue.put(choice, state.durations.now)
-    wait(state, choice)
+    state.traces.queue(choice, state.durations.now)
     return choice
 
 
@@ -169,3 +175,38 @@ def resume(state: State, request: Request) -> None:
             request.spawned += 1
         else:
             add(state, request)
+
+
+def flown(state: State) -> list[Choice]:
+    """Choices with work in a step that has not been answered."""
+    found: dict[Choice, None] = {}
+    for flight in state.flights:
+        found.update(dict.fromkeys(flight.lane.choices))
+        found.update((chunk.choice, None) for chunk in flight.chunks)
+    return [choice for choice in found if not choice.ended]
+
+
+def charge(state: State, suspects: Iterable[Choice], now: float) -> None:
+    """The executor died with these choices in flight, all of which are back in the queue."""
+    for choice in suspects:
+        if choice.ended:
+            continue  # with a sibling
+        stuck = choice.deaths > 0 and len(choice.tokens) <= choice.mark + AHEAD
+        choice.deaths = choice.deaths + 1 if stuck else 1
+        choice.mark = len(choice.tokens)
+        state.accused.pop(choice, None)
+        if choice.deaths > SUSPICIOUS:
+            state.condemned.add(signature(choice.request.message), now)
+            state.totals.condemned += 1
+            cancel(state, choice.request, Finish.ERROR, KILLER)
+        elif choice.deaths == SUSPICIOUS:
+            state.accused[choice] = None
+
+
+def acquit(state: State) -> None:
+    """Whoever has got past the place of the deaths is one of many again; it makes room for the next to be tried."""
+    for choice in list(state.accused):
+        if len(choice.tokens) > choice.mark + AHEAD:
+            del state.accused[choice]
+            if choice.slot >= 0 and state.accused:
+                preempt(state, choice)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from penstock.engine_core.grammar.guide import Guide
-from penstock.engine_core.scheduling.history import Passage
 from penstock.engine_core.speculation.drafter import Drafter
-from penstock.protocol.messages import Logprobs, SubmitTokens
-
-if TYPE_CHECKING:
-    from penstock.engine_core.scheduling.queue import Client
+from penstock.protocol.messages import Finish, Logprobs, Sampling, SubmitTokens
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, choice: smaller goes first
 
@@ -43,13 +38,9 @@ class Choice:
     guide: Guide | None = None  # has taken every token of the output
     drafter: Drafter | None = None
     guesses: list[int] | None = None  # the drafts that stand behind its tokens, where their ids are told
-    accepted: int = 0  # drafts that stand in its output
-    rejected: int = 0  # the others that were verified for it
+    drafted: tuple[int, int] | None = None  # drafts accepted and rejected; None: it never had any
     deaths: int = 0  # of executors that had it in flight, since it last got further
     mark: int = 0  # its tokens at the last of them
-    passage: Passage | None = None  # while it is traced
-    client: Client | None = None  # whose it is, from its first stay in the queue on
-    paid: int = 0  # tokens that it was expected to reach when its client paid for it; 0: not yet
 
     @property
     def outputs(self) -> int:
@@ -66,11 +57,6 @@ class Choice:
         """Whether every position of it must be computed, so that none may come from the cache."""
         pooling = self.request.message.pooling
         return self.wants_scores or (pooling is not None and pooling.whole)
-
-    @property
-    def drafted(self) -> tuple[int, int] | None:
-        """Drafts accepted and rejected, None if it never had any."""
-        return (self.accepted, self.rejected) if self.accepted or self.rejected else None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,3 +85,18 @@ class Request:
     @property
     def wants_scores(self) -> bool:
         return self.message.sampling.prompt_logprobs >= 0
+
+
+def ending_tokens(sampling: Sampling, vocab_size: int) -> frozenset[int]:
+    """Ids that end a choice; those outside the vocabulary can never be sampled and are left out."""
+    ids = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + sampling.eos_token_ids
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
+
+
+def verdict(request: Request, token: int, length: int) -> Finish:
+    """Whether `token` ends a choice that has `length` tokens with it. An ending token beats the length."""
+    if token in request.ending and length - request.prompt_tokens >= request.message.sampling.min_tokens:
+        return Finish.STOP
+    if length >= request.limit:
+        return Finish.LENGTH
+    return Finish.NONE

@@ -9,21 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.engine_core.grammar.guide import Guide
-from penstock.engine_core.kv.pool import PoolReport
-from penstock.engine_core.scheduling.applying import apply
-from penstock.engine_core.scheduling.history import Stay, StepFacts
-from penstock.engine_core.scheduling.intake import longest, submit
-from penstock.engine_core.scheduling.judging import follow
-from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, end_aside, preempt
-from penstock.engine_core.scheduling.masking import MaskWork, mask_work
+from penstock.engine_core.kv.block_pool import PoolReport
+from penstock.engine_core.scheduling.admission import reasons
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, charge, end_aside, flown, preempt
 from penstock.engine_core.scheduling.options import SchedulingOptions
-from penstock.engine_core.scheduling.overload import expire
-from penstock.engine_core.scheduling.planning import plan
+from penstock.engine_core.scheduling.plan_builder import MaskWork, mask_work, plan
 from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.engine_core.scheduling.tracing import RESTARTED, last_step
-from penstock.engine_core.scheduling.trials import charge, flown
-from penstock.engine_core.scheduling.waiting import reasons
+from penstock.engine_core.scheduling.tracing import RESTARTED, Stay, StepFacts
+from penstock.engine_core.scheduling.update_from_output import apply, follow
+from penstock.engine_core.scheduling.validation import expire, longest, submit
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepPlan, StepResult
 
@@ -67,7 +62,7 @@ class Scheduler:
     @property
     def traced(self) -> bool:
         """Whether any choice in a slot is traced."""
-        return bool(self._state.history.traced)
+        return bool(self._state.traces.running)
 
     def submit(self, request: SubmitTokens, source: int, now: float, guide: Guide | None = None) -> None:
         """Queue a request that came from `source`. One that can never be served is answered with `Rejected`.
@@ -147,7 +142,7 @@ class Scheduler:
     def restart(self, epoch: int, now: float, blocks: int | None = None) -> None:
         """A new executor group with empty pages (`blocks` of them, if their number changed): everything that ran is
         recomputed; steps in flight are lost and their results, if they still come, discarded. Whoever was in them may
-        be what the last group died of: see trials.py."""
+        be what the last group died of: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         state.totals.tick(now)
@@ -179,12 +174,30 @@ class Scheduler:
 
     def stays(self) -> list[Stay]:
         """What traced requests have been through since the last call."""
-        stays, self._state.history.stays = self._state.history.stays, []
-        return stays
+        return self._state.traces.collect()
 
     def last_step(self) -> StepFacts:
-        """What the step has that was planned last and is in flight."""
-        return last_step(self._state)
+        """The step that was planned last, which is in flight."""
+        state = self._state
+        flight, chunks = state.flights[-1], state.flights[-1].chunks
+        choices = [*flight.lane.choices, *(chunk.choice for chunk in chunks)]
+        traced = {choice.request: None for choice in choices if state.traces.traced(choice)}
+        drafts = 0 if flight.drafts is None else flight.drafts.total
+        decoding = len(flight.lane.choices) - sum([chunk.sample for chunk in chunks])
+        return StepFacts(
+            step=flight.step,
+            epoch=state.epoch,
+            rows=len(flight.lane.choices),
+            chunks=len(chunks),
+            tokens=decoding + drafts + sum([chunk.count for chunk in chunks]),
+            drafts=drafts,
+            masked=len(flight.guided),
+            running=len(state.slots.occupied()),
+            waiting=len(state.queue),
+            blocks=state.pool.total,
+            blocks_used=state.pool.held,
+            traced=tuple([request.message.trace for request in traced]),
+        )
 
     def fail(self, error: str) -> None:
         """End every request with this error: nobody will compute it."""

@@ -10,25 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine_core.grammar.spacing import Habits
-from penstock.engine_core.kv.fence import Fence
-from penstock.engine_core.kv.pool import Pool
-from penstock.engine_core.kv.prefix import Prefix
-from penstock.engine_core.scheduling.condemned import Condemned
-from penstock.engine_core.scheduling.durations import Durations
-from penstock.engine_core.scheduling.forecast import Forecast
-from penstock.engine_core.scheduling.history import History
-from penstock.engine_core.scheduling.lengths import Lengths
+from penstock.engine_core.kv.block_pool import Fence, Pool
+from penstock.engine_core.kv.prefix_index import Prefix
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outbox
-from penstock.engine_core.scheduling.queue import Queue
+from penstock.engine_core.scheduling.peak_estimate import Forecast
+from penstock.engine_core.scheduling.poison_requests import Condemned
 from penstock.engine_core.scheduling.request import Choice, Request
-from penstock.engine_core.scheduling.slots import Ints, Lane, Slots
-from penstock.engine_core.scheduling.statistics import Totals
-from penstock.engine_core.scheduling.stops import Suspects
+from penstock.engine_core.scheduling.request_queue import Queue
+from penstock.engine_core.scheduling.running_batch import Ints, Lane, Slots, Suspects
+from penstock.engine_core.scheduling.statistics import Durations, Lengths, Totals
+from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
-from penstock.engine_core.speculation.cost import StepCost
-from penstock.engine_core.speculation.guesses import Guesses
-from penstock.engine_core.speculation.looks import Looks
+from penstock.engine_core.speculation.draft_model import Guesses
+from penstock.engine_core.speculation.jump_forward import Looks
+from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.messages import Finish
 
 
@@ -135,6 +131,7 @@ class State:
     decoding: npt.NDArray[np.bool_]  # [micro-batches, slots], the executors' decode sets as of the last plan
     epoch: int
     condemned: Condemned
+    traces: RequestTraces
     sent: list[Lane | None]  # [micro-batches], the lane of the last plan of each
     turns: list[int]  # the micro-batches, the one that has waited longest first
     requests: dict[int, Request] = field(default_factory=dict)
@@ -146,7 +143,6 @@ class State:
     accused: dict[Choice, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
     judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
     totals: Totals = field(default_factory=Totals)
-    history: History = field(default_factory=History)
     durations: Durations = field(default_factory=Durations)
     lengths: Lengths = field(default_factory=Lengths)
     looks: Looks = field(default_factory=Looks)
@@ -185,6 +181,7 @@ def new_state(options: SchedulingOptions) -> State:
         decoding=np.zeros((options.stages, options.max_num_seqs), bool),
         epoch=options.epoch,
         condemned=Condemned(),
+        traces=RequestTraces(options.trace_tokens),
         sent=[None] * options.stages,
         turns=list(range(options.stages)),
     )

@@ -7,21 +7,26 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.engine_core.kv.pool import PoolStatistics
-from penstock.engine_core.kv.prefix import PrefixStatistics
-from penstock.engine_core.scheduling.durations import DurationStatistics
-from penstock.engine_core.scheduling.forecast import ForecastStatistics
-from penstock.engine_core.scheduling.lengths import LengthStatistics
+from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.kv.block_pool import PoolStatistics
+from penstock.engine_core.kv.prefix_index import PrefixStatistics
+from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
+from penstock.engine_core.scheduling.request import Choice
 from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
-from penstock.engine_core.speculation.cost import CostStatistics
-from penstock.engine_core.speculation.draft_cost import DraftCostStatistics
-from penstock.engine_core.speculation.guesses import GuessStatistics
-from penstock.engine_core.speculation.looks import LookStatistics
+from penstock.engine_core.speculation.draft_model import GuessStatistics
+from penstock.engine_core.speculation.jump_forward import LookStatistics
+from penstock.engine_core.speculation.step_cost import CostStatistics, DraftCostStatistics
+from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
 SAMPLE = 0.25
 FINISHED = (Finish.STOP, Finish.LENGTH)  # as their clients wanted
+# Seconds: from a lone short prompt on a fast device to what an overloaded server does to a long one.
+PHASE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TOKENS = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6,
+)  # fmt: skip
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,3 +140,78 @@ class Totals:
             return 0.0
         (begin, before), (end, after) = self.ends[0], self.ends[-1]
         return (after - before) / (end - begin)
+
+
+class DurationStatistics(msgspec.Struct, frozen=True):
+    """Seconds of the phases of choices that have been through them here, once each."""
+
+    queue: HistogramStatistics  # arrival to first step
+    prefill: HistogramStatistics  # first step to first token, or to the vector
+    decode: HistogramStatistics  # first token to the end
+    inference: HistogramStatistics  # first step to the end
+
+
+class Durations:
+    """A choice that goes on from elsewhere began elsewhere: its queue is counted and nothing else. Preempted ones keep
+    their beginnings, so what was lost is part of the phase that it was lost in."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # as the caller said last
+        self._queue = Histogram(PHASE)
+        self._prefill = Histogram(PHASE)
+        self._decode = Histogram(PHASE)
+        self._inference = Histogram(PHASE)
+
+    def enter(self, choice: Choice) -> None:
+        """It has a slot; the first one counts."""
+        if choice.entered is None:
+            choice.entered = self.now
+            self._queue.observe(self.now - choice.request.since)
+
+    def begin(self, choice: Choice) -> None:
+        """Its first token is there."""
+        assert choice.entered is not None, "who samples has had a slot"
+        choice.spoke = self.now
+        self._prefill.observe(self.now - choice.entered)
+
+    def end(self, choice: Choice, finish: Finish) -> None:
+        """It is over. Who was cut off says nothing of how long such a request takes."""
+        if choice.entered is None or finish not in (Finish.STOP, Finish.LENGTH):
+            return
+        if choice.request.pools:
+            self._prefill.observe(self.now - choice.entered)
+        elif choice.spoke is None:
+            return
+        else:
+            self._decode.observe(self.now - choice.spoke)
+        self._inference.observe(self.now - choice.entered)
+
+    def statistics(self) -> DurationStatistics:
+        phases = (self._queue, self._prefill, self._decode, self._inference)
+        return DurationStatistics(*[phase.statistics() for phase in phases])
+
+
+class LengthStatistics(msgspec.Struct, frozen=True):
+    """Tokens of choices that ended here, once each."""
+
+    prompt: HistogramStatistics
+    output: HistogramStatistics  # what makes a vector has none
+
+
+class Lengths:
+    """Owner of the counts. Who was cut off says nothing of how long such a request is."""
+
+    def __init__(self) -> None:
+        self._prompt = Histogram(TOKENS)
+        self._output = Histogram(TOKENS)
+
+    def end(self, choice: Choice, finish: Finish) -> None:
+        """It is over."""
+        if finish not in (Finish.STOP, Finish.LENGTH):
+            return
+        self._prompt.observe(choice.request.prompt_tokens)
+        if not choice.request.pools:
+            self._output.observe(choice.outputs)
+
+    def statistics(self) -> LengthStatistics:
+        return LengthStatistics(self._prompt.statistics(), self._output.statistics())

@@ -1,117 +1,165 @@
-"""Notes what becomes of traced requests as it happens, and tells it when a choice leaves its slot or the queue.
+"""Traces of sampled requests: one record for each stay in the queue and in a slot, and the facts of one step.
 
-Nothing here is done for requests that nobody traces, and nothing per token.
+Nothing here is done for requests that are not traced, and nothing per token. Times are those that the scheduler was
+last given.
 """
 
 from __future__ import annotations
 
-from penstock.engine_core.scheduling.history import Passage, PrefillChunk, Stay, StepFacts
-from penstock.engine_core.scheduling.request import Choice
-from penstock.engine_core.scheduling.slots import NEVER, Ints
-from penstock.engine_core.scheduling.state import Flight, State
-from penstock.protocol.messages import Finish, SubmitTokens
+from dataclasses import dataclass, field
 
-MOST_CHOICES = 16  # of one request that are told one by one
+import msgspec
+
+from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.running_batch import NEVER, Ints, Slots
+from penstock.protocol.messages import Finish, TraceContext
+
+MOST_CHOICES = 16  # of one request that are traced one by one
 PREEMPTED = "preempted"
 YIELDED = "yielded"  # its slot went to a client that had none
 RESTARTED = "restarted"  # the executors were lost
 
 
-def traces(state: State, message: SubmitTokens) -> bool:
-    """Whether a request's history is told."""
-    return state.options.traced and message.trace.sampled
+class PrefillChunk(msgspec.Struct, frozen=True, gc=False):
+    """Positions of a prompt, or of what is recomputed, that one step ran."""
+
+    step: int
+    start: int
+    count: int
+    planned: float
+    applied: float
 
 
-def wait(state: State, choice: Choice) -> None:
-    """It is put into the queue."""
-    if choice.request.traced and choice.index < MOST_CHOICES:
-        choice.passage = Passage(
-            state.durations.now, outputs=choice.outputs, accepted=choice.accepted, rejected=choice.rejected
+class Stay(msgspec.Struct, frozen=True, kw_only=True):
+    """One wait of a choice in the queue and the stay in a slot behind it, if it got one."""
+
+    trace: TraceContext
+    request: int
+    choice: int
+    queued: float
+    entered: float | None
+    left: float
+    end: str  # a finish in lower case, or why it goes back to the queue
+    prompt_tokens: int
+    reused: int  # positions that the prefix cache had
+    chunks: tuple[PrefillChunk, ...]
+    decoding: float | None  # since when it has a token to go on from
+    first: bool  # its very first token came in this stay
+    tokens: int  # output tokens of this stay
+    accepted: int  # drafts of this stay
+    rejected: int
+    marks: tuple[tuple[float, int], ...]  # when its output had so many tokens
+
+
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that was planned last."""
+
+    step: int
+    epoch: int
+    rows: int  # that sample
+    chunks: int
+    tokens: int  # positions that it runs
+    drafts: int
+    masked: int
+    running: int
+    waiting: int
+    blocks: int
+    blocks_used: int
+    traced: tuple[TraceContext, ...]  # of the requests in it
+
+
+@dataclass(slots=True, eq=False)
+class OpenStay:
+    """A stay that has not ended."""
+
+    queued: float
+    outputs: int  # these two: of the choice when it began to wait
+    drafted: tuple[int, int]
+    entered: float | None = None
+    reused: int = 0
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    decoding: float | None = None
+    first: bool = False
+    marks: list[tuple[float, int]] = field(default_factory=list)
+
+
+class RequestTraces:
+    """Owner of the stays of traced requests. `mark_tokens`: output tokens between two marks, 0 for none."""
+
+    def __init__(self, mark_tokens: int) -> None:
+        self.running: dict[int, Choice] = {}  # traced choices by slot
+        self._mark_tokens = mark_tokens
+        self._open: dict[Choice, OpenStay] = {}
+        self._ended: list[Stay] = []
+
+    def traced(self, choice: Choice) -> bool:
+        """Whether a stay of the choice is being recorded."""
+        return choice in self._open
+
+    def queue(self, choice: Choice, now: float) -> None:
+        """The choice is put into the queue."""
+        if choice.request.traced and choice.index < MOST_CHOICES:
+            self._open[choice] = OpenStay(now, choice.outputs, choice.drafted or (0, 0))
+
+    def enter(self, choice: Choice, now: float, reused: int) -> None:
+        """The choice has a slot, and so many positions from the prefix cache."""
+        stay = self._open.get(choice)
+        if stay is not None:
+            stay.entered = now
+            stay.reused = reused
+            self.running[choice.slot] = choice
+
+    def chunk(self, choice: Choice, chunk: PrefillChunk, slots: Slots, *, last: bool) -> None:
+        """A chunk's result has come; `last`: its step samples. Called before its tokens are taken, which may end the
+        choice."""
+        stay = self._open.get(choice)
+        if stay is None or stay.entered is None or stay.entered > chunk.planned:
+            return  # planned in an earlier stay
+        stay.chunks.append(chunk)
+        if last:
+            stay.decoding, stay.first = chunk.applied, not choice.began
+            if self._mark_tokens:
+                slots.mark[choice.slot] = len(choice.tokens) + 1 + self._mark_tokens
+
+    def mark(self, settled: Ints, slots: Slots, now: float) -> None:
+        """Tokens have come to these slots: record the time of those that have so many more again."""
+        for slot in settled[slots.known[settled] >= slots.mark[settled]].tolist():
+            choice = self.running[slot]
+            self._open[choice].marks.append((now, choice.outputs))
+            slots.mark[slot] = len(choice.tokens) + self._mark_tokens
+
+    def leave(self, choice: Choice, end: Finish | str, now: float, slots: Slots) -> None:
+        """The choice leaves its slot, or the queue; called while it still has it."""
+        stay = self._open.pop(choice, None)
+        if stay is None:
+            return
+        request = choice.request
+        if choice.slot >= 0:
+            del self.running[choice.slot]
+            slots.mark[choice.slot] = NEVER
+        accepted, rejected = choice.drafted or (0, 0)
+        self._ended.append(
+            Stay(
+                trace=request.message.trace,
+                request=request.message.id,
+                choice=choice.index,
+                queued=stay.queued,
+                entered=stay.entered,
+                left=now,
+                end=end.name.lower() if isinstance(end, Finish) else end,
+                prompt_tokens=request.prompt_tokens,
+                reused=stay.reused,
+                chunks=tuple(stay.chunks),
+                decoding=stay.decoding,
+                first=stay.first,
+                tokens=choice.outputs - stay.outputs,
+                accepted=accepted - stay.drafted[0],
+                rejected=rejected - stay.drafted[1],
+                marks=tuple(stay.marks),
+            )
         )
 
-
-def enter(state: State, choice: Choice) -> None:
-    """It has a slot, and so many blocks from the prefix cache."""
-    passage = choice.passage
-    if passage is not None:
-        passage.entered = state.durations.now
-        passage.reused = len(choice.blocks) * state.options.block_size
-        state.history.traced[choice.slot] = choice
-
-
-def note_chunks(state: State, flight: Flight) -> None:
-    """A step's result has come. Called before its tokens are taken, which may end a choice."""
-    for chunk in flight.chunks:
-        choice, passage = chunk.choice, chunk.choice.passage
-        if passage is None or passage.entered is None or passage.entered > flight.planned:
-            continue  # planned in an earlier stay
-        passage.chunks.append(PrefillChunk(flight.step, chunk.start, chunk.count, flight.planned, state.durations.now))
-        if chunk.sample:
-            passage.decoding, passage.first = state.durations.now, not choice.began
-            if state.options.trace_tokens:
-                state.slots.mark[choice.slot] = len(choice.tokens) + 1 + state.options.trace_tokens
-
-
-def note_marks(state: State, settled: Ints) -> None:
-    """Tokens have come to these slots: note the time of those that have so many more again."""
-    slots = state.slots
-    for slot in settled[slots.known[settled] >= slots.mark[settled]].tolist():
-        choice = state.history.traced[slot]
-        assert choice.passage is not None
-        choice.passage.marks.append((state.durations.now, choice.outputs))
-        slots.mark[slot] = len(choice.tokens) + state.options.trace_tokens
-
-
-def tell(state: State, choice: Choice, end: Finish | str) -> None:
-    """It leaves its slot, or the queue; called while it still stands there."""
-    passage = choice.passage
-    if passage is None:
-        return
-    request = choice.request
-    if choice.slot >= 0:
-        del state.history.traced[choice.slot]
-        state.slots.mark[choice.slot] = NEVER
-    choice.passage = None
-    state.history.stays.append(
-        Stay(
-            trace=request.message.trace,
-            request=request.message.id,
-            choice=choice.index,
-            queued=passage.queued,
-            entered=passage.entered,
-            left=state.durations.now,
-            end=end.name.lower() if isinstance(end, Finish) else end,
-            prompt_tokens=request.prompt_tokens,
-            reused=passage.reused,
-            chunks=tuple(passage.chunks),
-            decoding=passage.decoding,
-            first=passage.first,
-            tokens=choice.outputs - passage.outputs,
-            accepted=choice.accepted - passage.accepted,
-            rejected=choice.rejected - passage.rejected,
-            marks=tuple(passage.marks),
-        )
-    )
-
-
-def last_step(state: State) -> StepFacts:
-    """Of the step that was planned last, which is in flight."""
-    flight, slots = state.flights[-1], state.slots
-    decoding = len(flight.lane.choices) - sum([chunk.sample for chunk in flight.chunks])
-    rows = {choice.request: None for choice in flight.lane.choices if choice.passage is not None}
-    rows |= {chunk.choice.request: None for chunk in flight.chunks if chunk.choice.passage is not None}
-    drafts = 0 if flight.drafts is None else flight.drafts.total
-    return StepFacts(
-        step=flight.step,
-        epoch=state.epoch,
-        rows=len(flight.lane.choices),
-        chunks=len(flight.chunks),
-        tokens=decoding + drafts + sum([chunk.count for chunk in flight.chunks]),
-        drafts=drafts,
-        masked=len(flight.guided),
-        running=len(slots.occupied()),
-        waiting=len(state.queue),
-        blocks=state.pool.total,
-        blocks_used=state.pool.held,
-        traced=tuple([request.message.trace for request in rows]),
-    )
+    def collect(self) -> list[Stay]:
+        """Stays that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended

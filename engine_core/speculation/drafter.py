@@ -12,12 +12,14 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.engine_core.speculation.acceptance import Acceptance
-from penstock.engine_core.speculation.looks import Gain
-from penstock.engine_core.speculation.proposer import Proposer
+from penstock.engine_core.speculation.jump_forward import Gain
 
 LONGEST_REST = 16  # plans
+LONGEST = 8  # tokens of the output that are looked for
+SHORTEST = 2  # fewer say too little about the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,64 @@ def agreement(drafts: Sequence[int], path: Sequence[int], start: int) -> int:
             break
         count += 1
     return count
+
+
+class Proposer(Protocol):
+    """One way to guess, for one choice; it may keep what it has learned of it."""
+
+    def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
+        """At most `most` token ids that may follow `tokens` and then `ahead`; fewer, or none, where nothing is known.
+
+        `tokens` are the choice's, prompt and output: from call to call they grow at their end and nothing else changes.
+        """
+        ...
+
+
+class Prediction:
+    """Owner of the place in one choice's prediction. `start`: where the output begins among the choice's tokens."""
+
+    def __init__(self, predicted: bytes, start: int) -> None:
+        self._bytes = predicted  # int32 [tokens]
+        self._tokens = array("i", predicted)
+        self._start = self._seen = start
+        self._place = 0  # of the token that is expected next
+        self._lost = False
+
+    def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
+        """What the prediction says after the place where `tokens` and `ahead` stand in it."""
+        for token in tokens[self._seen :]:
+            self._place, self._lost = self._step(self._place, self._lost, token)
+        self._seen = len(tokens)
+        tail = tokens[max(self._start, len(tokens) - LONGEST) :]
+        if self._lost:
+            self._place, self._lost = self._find(tail)
+        place, lost = self._place, self._lost
+        for token in ahead:
+            place, lost = self._step(place, lost, token)
+        if lost and ahead:
+            place, lost = self._find((tail + array("i", ahead))[-LONGEST:])
+        return [] if lost else self._tokens[place : place + most].tolist()
+
+    def _step(self, place: int, lost: bool, token: int) -> tuple[int, bool]:
+        """The place after one more token of the output, which stays where the prediction was left."""
+        if not lost and place < len(self._tokens) and self._tokens[place] == token:
+            return place + 1, False
+        return place, True
+
+    def _find(self, tail: array[int]) -> tuple[int, bool]:
+        """The place behind the longest end of `tail` that the prediction holds, and whether there is none."""
+        for length in range(len(tail), SHORTEST - 1, -1):
+            wanted = tail[len(tail) - length :].tobytes()
+            for low, high in ((self._place, len(self._tokens)), (0, self._place)):
+                found = aligned(self._bytes, wanted, max(0, low - length + 1) * 4, high * 4)
+                if found >= 0:
+                    return found // 4 + length, False
+        return self._place, True
+
+
+def aligned(data: bytes, wanted: bytes, low: int, high: int) -> int:
+    """Where `wanted` stands between two places of an int32 array, -1 if nowhere. All in bytes."""
+    found = data.find(wanted, low, high)
+    while found >= 0 and found % 4:
+        found = data.find(wanted, found + 1, high)
+    return found

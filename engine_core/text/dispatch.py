@@ -3,7 +3,7 @@
 A request moves when its scheduler is lost, and when that lost its executors while another replica is ready: whoever
 starts again has an empty cache, so what was written must be computed anew in either place, and elsewhere that begins at
 once. What executors die of must not go from one to the next: a request that has moved for the sake of executors, and
-has not got further since, stays where it is and is tried there (engine_core/scheduling/trials.py).
+has not got further since, stays where it is and is tried there (engine_core/scheduling/lifecycle.py).
 
 The scheduler that a request was taken from, if it lives, is told to end it. Until it has said so the request does not
 come back, so that each row from there is known to be of the former life.
@@ -16,7 +16,7 @@ from collections import deque
 
 import msgspec
 
-from penstock.engine_core.kv.identity import extend, root
+from penstock.engine_core.kv.prefix_index import extend, root
 from penstock.engine_core.placement.placement import Asked, Placement, PlacementStatistics
 from penstock.engine_core.text.choice import Choice
 from penstock.engine_core.text.request import Request

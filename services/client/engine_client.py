@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.engine_core.scheduling.condemned import Condemned, text_signature
+from penstock.engine_core.scheduling.poison_requests import Condemned, text_signature
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
 from penstock.protocol.figures import Census, ProcessFigures
 from penstock.protocol.messages import (

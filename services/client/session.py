@@ -3,8 +3,8 @@
 A session is named by the header X-Session-Id, or else by the body's `user`. Its requests go to one replica where no
 prefix that a replica knows decides (engine_core/placement). The name itself goes no further than a digest of it.
 
-The client is whom the engine is shared out to (engine_core/scheduling/queue.py): the tenant is the key, on a server
-that has keys, and below it stands the body's `user`, or else the session, or else the connection. So a key gains
+The client is whom the engine is shared out to (engine_core/scheduling/request_queue.py): the tenant is the key, on a
+server that has keys, and below it stands the body's `user`, or else the session, or else the connection. So a key gains
 nothing by inventing users. Keys that nobody checks are no names: OpenAI's client sends the same one from everywhere.
 """
 

@@ -1,8 +1,8 @@
 """`penstock plan`: what of a GPU's memory a model takes, and how many requests of which length run at once.
 
 Weights, bytes per token and blocks come from the formulas with which an executor makes its cache; see
-`engine_core.execution.estimate` for the rest, which an executor measures. Of several GPUs that share a model each has
-its share of weights and cache, and all of the logits; of several stages the one with the least room is told. What
+`engine_core.models.memory_estimate` for the rest, which an executor measures. Of several GPUs that share a model each
+has its share of weights and cache, and all of the logits; of several stages the one with the least room is told. What
 drafts stands on the last stage, as a whole on each GPU.
 """
 
@@ -17,19 +17,22 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core import folder
-from penstock.engine_core.execution.capacity import (
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.memory_estimate import (
     CacheShape,
+    StepShape,
     block_bytes,
     check_blocks,
     drafting_bytes,
     given_blocks,
     gpu_blocks,
+    idle_weights,
+    step_bytes,
+    taken_bytes,
+    weights,
 )
-from penstock.engine_core.execution.estimate import StepShape, idle_weights, step_bytes, taken_bytes, weights
-from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
-from penstock.engine_core.models.shares import check_ranks, part_spec
+from penstock.engine_core.models.sharding import check_ranks, held_weights, part_spec, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.engine_core.models.stages import held_weights, stage_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import WITH_MODEL, read_speculative

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from penstock.engine_core.execution.exchange import open_exchange
-from penstock.engine_core.execution.exchange_trial import Trial, quickest
-from penstock.engine_core.execution.group import Group
-from penstock.engine_core.execution.peers import CudaMemory, DeviceMemory, together
+from penstock.engine_core.distributed.custom_all_reduce import open_exchange
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.distributed.peer_memory import CudaMemory, DeviceMemory, together
+from penstock.engine_core.execution.all_reduce_tuning import Trial, quickest
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)

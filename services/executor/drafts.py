@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from penstock.engine_core import folder, loading
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.loading.checkpoint import stored_names
 from penstock.engine_core.loading.heads import load_head
 from penstock.engine_core.models import registry

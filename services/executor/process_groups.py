@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
 from penstock.protocol.config import Config
 from penstock.protocol.groups import Place
 from penstock.services.executor.handshake import Life

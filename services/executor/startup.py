@@ -13,29 +13,26 @@ import numpy as np
 import torch
 
 from penstock.engine_core import folder, loading
-from penstock.engine_core.execution.capacity import (
+from penstock.engine_core.distributed.group import ALONE
+from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
+from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
+from penstock.engine_core.execution.dummy_runs import WARM_TOKENS, warm_steps
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.execution.warmup import available_memory, compile_steps, step_peak, used_memory
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.memory_estimate import (
     CacheShape,
     block_bytes,
     check_blocks,
     cpu_blocks,
     given_blocks,
     gpu_blocks,
+    idle_weights,
 )
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.estimate import idle_weights
-from penstock.engine_core.execution.graph_sizes import GraphSizes, graph_sizes
-from penstock.engine_core.execution.group import ALONE
-from penstock.engine_core.execution.heads import draft_block_bytes
-from penstock.engine_core.execution.memory import available_memory, step_peak, used_memory
-from penstock.engine_core.execution.readying import compile_steps
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
-from penstock.engine_core.execution.trial import WARM_TOKENS, warm_steps
-from penstock.engine_core.models import registry
-from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.draft_spec import DraftSpec
-from penstock.engine_core.models.shares import check_ranks, rank_spec
+from penstock.engine_core.models.sharding import check_ranks, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.engine_core.models.stages import stage_layers
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError

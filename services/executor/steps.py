@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.execution.results import Launched
-from penstock.engine_core.execution.runner import Begun, Runner
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.model_runner import Begun, Runner
+from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.execution.self_test import read_probe, trouble
 from penstock.engine_core.loading.checkpoint import find_files
 from penstock.engine_core.loading.checksums import check_hash, published_hashes

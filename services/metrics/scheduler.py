@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.scheduling.waiting import REASONS
+from penstock.engine_core.scheduling.admission import REASONS
 from penstock.protocol.figures import Census
 from penstock.protocol.messages import EngineStatus, Finish
 from penstock.services.links.link import Port

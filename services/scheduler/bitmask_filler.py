@@ -11,7 +11,7 @@ import msgspec
 from penstock.engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.histogram import Histogram
-from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.steps import StepMasks
 from penstock.services.metrics.snapshot import PART

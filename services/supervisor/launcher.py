@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.engine_core import folder
-from penstock.engine_core.models.shares import check_ranks
+from penstock.engine_core.models.sharding import check_ranks
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.engine_core.scheduling.history import Stay, StepFacts
+from penstock.engine_core.scheduling.tracing import Stay, StepFacts
 from penstock.protocol.messages import SubmitTokens, TraceContext
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names

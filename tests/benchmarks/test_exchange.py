@@ -21,8 +21,8 @@ from benchmarks.exchange import (
     table_of_passes,
 )
 from benchmarks.shapes import SMOKE
-from penstock.engine_core.execution.exchange_trial import Trial
-from penstock.engine_core.execution.group import ALONE
+from penstock.engine_core.distributed.group import ALONE
+from penstock.engine_core.execution.all_reduce_tuning import Trial
 
 ONE = figure(
     "H200", 4, 8192, [Trial(64, 6.0, 18.0), Trial(64, 6.5, 17.0)], [Trial(64, 6.1, 30.0), Trial(64, 6.2, 31.0)]

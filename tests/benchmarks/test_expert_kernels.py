@@ -27,8 +27,7 @@ def test_what_a_rank_has() -> None:
 @pytest.mark.parametrize("tokens", [1, 4, 16, 64, 256, 1024, 8192])
 def test_candidates_differ_and_fit_the_chip(tokens: int) -> None:
     from benchmarks.expert_kernels import MODELS, candidates, name_of
-    from penstock.kernels.experts_tilings import ExpertTiling
-    from penstock.kernels.linear_tilings import MEMORY
+    from penstock.kernels.linear_tilings import MEMORY, ExpertTiling
 
     for model in MODELS:
         found = candidates(tokens, model)

@@ -10,7 +10,7 @@ from benchmarks import rows, scaling
 from benchmarks.rows import ALL, Record
 from benchmarks.scaling import CASES, SERVED, cell, gain, main, options_of, parser, read, sized, table, verdict
 from benchmarks.shapes import EIGHT, HALF_SEVENTY, SMOKE
-from penstock.engine_core.models.shares import shared_evenly
+from penstock.engine_core.models.sharding import shared_evenly
 from penstock.engine_core.models.spec import read_spec
 
 LATENCY = next(row for row in ALL if row.name == "lat_bs1")

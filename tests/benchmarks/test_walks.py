@@ -31,6 +31,6 @@ def test_both_walks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     walks = json.loads(output.read_bytes())
     assert "ChatCompletions.__call__" in walks["chat"]["functions"]["services/openai/chat.py"]
     assert {"Runner.begin", "Runner.finish", "Runner.collect"} <= set(
-        walks["step"]["functions"]["engine_core/execution/runner.py"]
+        walks["step"]["functions"]["engine_core/execution/model_runner.py"]
     )
     assert capsys.readouterr().out.startswith(f"chat: {walks['chat']['figures']['files']} files, ")

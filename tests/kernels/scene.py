@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch, paged_attention, write_kv
+from penstock.kernels.attention import paged_attention, write_kv
+from penstock.kernels.records import AttentionBatch
 
 Rows = list[tuple[int, int]]  # queries and context of each row
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.acceptance import REJECTED, accept, marked_entries
-from penstock.kernels.acceptance_triton import accept_rows
 from penstock.kernels.random import ACCEPTANCE, philox
-from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
+from penstock.kernels.sampling import accept, marked_entries
+from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT, REJECTED
+from penstock.kernels.sampling_triton import accept_rows
 from penstock.protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, chi_square, scene
 

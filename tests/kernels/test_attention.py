@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.attention import GROUP_KEYS, QUERY_PIECE, AttentionBatch, paged_attention, write_kv
+from penstock.kernels.attention import GROUP_KEYS, QUERY_PIECE, paged_attention, write_kv
+from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import MIXED, Scene
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch, attend_spans
+from penstock.kernels.attention import attend_spans
 from penstock.kernels.attention_device import (
     arrival_counters,
     attend_pages,
@@ -20,6 +20,7 @@ from penstock.kernels.attention_device import (
     shape_of,
 )
 from penstock.kernels.attention_tiling import WAVES
+from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import MIXED, Rows, Scene
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_schedule import FEW_ROWS, HEADER, SHORT, most_tiles, schedule_units, tiles_of
+from penstock.kernels.records import AttentionBatch
 
 KEYS = 64
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import attention_stream
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_device import arrival_counters, attend_pages, shared_attention
+from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import Rows, Scene
 from tests.kernels.test_attention_device import error
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
+from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import MIXED, Rows, Scene
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")

@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.changes import (
-    COUNT_WORDS,
-    COUNTS,
-    HEAD,
-    HEAD_WORDS,
-    NUMBERS,
-    PAIR,
-    SEED_WORDS,
-    SlotMemory,
-    change_slots,
-)
+from penstock.kernels.changes import change_slots
+from penstock.kernels.records import COUNT_WORDS, COUNTS, HEAD, HEAD_WORDS, NUMBERS, PAIR, SEED_WORDS, SlotMemory
 
 SLOTS, LENGTH, BLOCKS, LINES = 7, 2500, 9, 8
 

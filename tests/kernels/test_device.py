@@ -8,11 +8,12 @@ import sys
 CALLS = """
 import sys, torch
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.attention import AttentionBatch, paged_attention
+from penstock.kernels.records import (AttentionBatch)
+from penstock.kernels.attention import (paged_attention)
 from penstock.kernels.norm import add_rms_norm
-from penstock.kernels.qkv import rotate_and_store
-from penstock.kernels.rope import Rotation
-import penstock.engine_core.models.registry, penstock.engine_core.execution.runner
+from penstock.kernels.rope import (rotate_and_store)
+from penstock.kernels.records import (Rotation)
+import penstock.engine_core.models.registry, penstock.engine_core.execution.model_runner
 
 x, pages = torch.ones(1, 2, 8), torch.zeros(2, 4, 2, 8)
 one = torch.ones(1, dtype=torch.int32)

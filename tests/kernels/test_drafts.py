@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.drafts import place_drafts, read_drafts, standing_drafts
-from penstock.kernels.drafts_triton import drafts_of
+from penstock.kernels.gather import place_drafts, read_drafts, standing_drafts
+from penstock.kernels.gather_triton import drafts_of
 from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
 from penstock.protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, scene

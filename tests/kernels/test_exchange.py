@@ -1,5 +1,5 @@
 """The exchange's kernel, one rank after the other in one process: what later ranks send lies in the inboxes before.
-Ranks that wait for one another: tests/engine_core/execution/test_exchange.py."""
+Ranks that wait for one another: tests/engine_core/distributed/test_custom_all_reduce.py."""
 
 from __future__ import annotations
 

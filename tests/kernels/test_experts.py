@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.experts import expert_mlp
-from penstock.kernels.routing import Routes, route
+from penstock.kernels.experts import expert_mlp, route
+from penstock.kernels.records import Routes
 from tests.engine_core.models.parity import without_mkldnn
 
 

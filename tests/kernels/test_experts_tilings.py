@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.experts_tilings import (
+from penstock.kernels.linear_tilings import (
     BY_MEAN,
     HIGH,
     LOW,
     LOWEST,
+    MEMORY,
     MIDDLE,
     SINGLES,
     ExpertTiling,
+    Tiling,
     choose_expert_tiling,
 )
-from penstock.kernels.linear_tilings import MEMORY, Tiling
 
 TOKENS = (1, 2, 8, 64, 128, 256, 512, 1024, 8192)
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.kernels.experts import expert_mlp
-from penstock.kernels.experts_tilings import HIGH, LOW, LOWEST, MIDDLE, ExpertTiling
+from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.experts_triton import multiply_experts, multiply_sorted
-from penstock.kernels.linear_tilings import Tiling
-from penstock.kernels.routing import Routes, route
+from penstock.kernels.linear_tilings import HIGH, LOW, LOWEST, MIDDLE, ExpertTiling, Tiling
+from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import route_rows
 from tests.kernels.test_experts import exact, weights
 

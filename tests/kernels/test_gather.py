@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.gather import DECODING, InputRows, Inputs, gather_inputs
+from penstock.kernels.gather import gather_inputs
+from penstock.kernels.records import DECODING, InputRows, Inputs
 from tests.kernels.sampling_scene import moved
 
 SLOTS, BLOCK, BLOCKS = 6, 4, 5

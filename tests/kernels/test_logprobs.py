@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.logprobs import MOST, Processing, TokenLogprobs, logprobs, token_logprobs
+from penstock.kernels.logprobs import logprobs, token_logprobs
 from penstock.kernels.logprobs_triton import score_tokens
+from penstock.kernels.records import MOST, Processing, TokenLogprobs
 from penstock.kernels.sampling import sample_entries
 from penstock.kernels.sampling_triton import choose_tokens
 from tests.kernels.sampling_runs import SMALL

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.qkv import HeadNorms, rotate_and_store
-from penstock.kernels.qkv_triton import rotate_heads
-from penstock.kernels.rope import Rotation, apply_rope, gather_rotation
+from penstock.kernels.records import HeadNorms, Rotation
+from penstock.kernels.rope import apply_rope, gather_rotation, rotate_and_store
+from penstock.kernels.rope_triton import rotate_heads
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 

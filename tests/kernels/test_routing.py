@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.routing import route
+from penstock.kernels.experts import route
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.kernels import routing_triton
-from penstock.kernels.routing import route
+from penstock.kernels.experts import route
 from penstock.kernels.routing_triton import Schedule, most_tiles, route_rows, sort_pairs
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.gather import DECODING, InputRows, gather_inputs
-from penstock.kernels.states import StatePlaces, state_places
+from penstock.kernels.gather import gather_inputs, state_places
+from penstock.kernels.records import DECODING, AttentionBatch, InputRows, StatePlaces
 from tests.kernels.sampling_scene import moved
 from tests.kernels.test_gather import BLOCK, BLOCKS, slot_tables, step
 
@@ -40,7 +39,7 @@ def plainly(positions: torch.Tensor, batch: AttentionBatch, known: torch.Tensor)
 
 
 def check(rows: InputRows, known: torch.Tensor, tables: torch.Tensor, device: str) -> StatePlaces:
-    from penstock.kernels.states_triton import places_of
+    from penstock.kernels.gather_triton import places_of
 
     positions, batch = batch_of(rows, known, tables)
     expected = plainly(positions, batch, known)

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.graph_sizes import GraphSizes, graph_sizes
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.execution.results import Launched
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
-from penstock.engine_core.execution.trial import warm_steps
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
+from penstock.engine_core.execution.draft_model import Draft
+from penstock.engine_core.execution.dummy_runs import warm_steps
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import read_draft

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from penstock.engine_core.embedded import demo_folder, draft_folder
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec

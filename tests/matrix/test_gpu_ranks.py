@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from benchmarks.shapes import EIGHT, make_folder
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.embedded import demo_folder, draft_folder
-from penstock.engine_core.execution.group import ALONE, Group
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 from tests.engine_core.execution.exchange_ranks import opened
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
 from tests.matrix.test_gpu import BASE, prompts

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from benchmarks.structured_engine import follow, told
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.embedded import demo_folder, draft_folder
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.execution.results import Launched
-from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.execution.model_runner import Runner
+from penstock.engine_core.execution.step_output import Launched
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
 from tests.matrix.test_gpu import BASE, prompts

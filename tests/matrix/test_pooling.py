@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from penstock.engine_core.embedded import demo_folder
-from penstock.engine_core.execution.results import Launched
+from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepResult

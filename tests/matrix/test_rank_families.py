@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine_core.execution.group import ALONE, Group
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.expert_spec import NAMES, ExpertSpec
-from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import NAMES, ExpertSpec, ModelSpec
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.engine_core.execution.harness import LENGTH, Life, block_tables, decode, prefill, tiny_spec

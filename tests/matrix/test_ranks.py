@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Ask, Cell, Engine
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from penstock.engine_core.execution.group import Group
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import Outputs, asks, misremembered, outputs
 from tests.ranks import Ranks

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.structured_engine import Ask, Cell, Engine
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from penstock.engine_core.execution.group import Group
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from tests.engine_core.grammar.vocabulary import tokens

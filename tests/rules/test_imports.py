@@ -170,7 +170,7 @@ for name in sys.argv[1:]:
 def test_outlaws_are_found() -> None:
     text = "from services.links.link import Port\ndef f():\n import benchmarks.serve\nfrom ..services import x\n"
     assert len(list(outlaws(parse(text, "kernels/example.py")))) == 5
-    assert list(outlaws(parse("import protocol.steps\nimport kernels.norm", "engine_core/kv/pool.py"))) == []
+    assert list(outlaws(parse("import protocol.steps\nimport kernels.norm", "engine_core/kv/block_pool.py"))) == []
 
 
 def test_hidden_imports_are_found() -> None:
@@ -182,4 +182,4 @@ def test_clocks_are_found() -> None:
     text = "import time\nfrom time import monotonic as now\nfrom datetime import datetime\n"
     text += "a = time.time()\nb = now()\nc = datetime.now()\nd = time.perf_counter()\n"
     assert len(list(clock_readings(parse(text)))) == 4
-    assert len(list(clock_readings(parse(text, "engine_core/execution/runner.py")))) == 3
+    assert len(list(clock_readings(parse(text, "engine_core/execution/model_runner.py")))) == 3

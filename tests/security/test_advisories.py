@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from penstock.engine_core.kv.identity import IDENTITY_BYTES, extend, root
+from penstock.engine_core.kv.prefix_index import IDENTITY_BYTES, extend, root
 from penstock.engine_core.loading.checkpoint import find_files
 from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, check, fields
 from penstock.protocol.errors import ConfigError, ModelError

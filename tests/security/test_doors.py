@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine_core.kv.identity import root
+from penstock.engine_core.kv.prefix_index import root
 from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Message, Rejected, SubmitText
 from penstock.services.client.session import digest

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.steps import StepMasks
 from tests.sim.model import VOCAB

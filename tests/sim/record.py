@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.engine_core.scheduling.trials import KILLER
+from penstock.engine_core.scheduling.lifecycle import KILLER
 from penstock.protocol.messages import Finish, Logprobs, Pooling, Rejected, TokenBatch
 from penstock.protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide

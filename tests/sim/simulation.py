@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from penstock.engine_core.scheduling.forecast import Forecast
+from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import StopHit

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.engine_core.execution.exchange import Exchange, open_exchange
-from penstock.engine_core.execution.graphs import Memory
-from penstock.engine_core.execution.group import Group
-from penstock.engine_core.execution.peers import CudaMemory, DeviceMemory
+from penstock.engine_core.distributed.custom_all_reduce import Exchange, open_exchange
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.distributed.peer_memory import CudaMemory, DeviceMemory
+from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.kernels.exchange import add_parts
 from tests.engine_core.execution.file_memory import FileMemory
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock.engine_core import loading
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import ModelSpec, RopeSpec

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock.engine_core.execution.capacity import (
+from penstock.engine_core.models.memory_estimate import (
     CPU_CEILING,
     CacheShape,
     block_bytes,

@@ -27,7 +27,7 @@ def test_each_form_of_a_kernel_is_noted_once_and_not_run() -> None:
         assert ask("penstock.kernels.norm_triton", "norm", "a")
         assert ask("penstock.kernels.norm_triton", "norm", "b")
         assert ask("penstock.kernels.norm_triton", "norm", "a")
-        assert ask("penstock.kernels.qkv_triton", "norm", "a")
+        assert ask("penstock.kernels.rope_triton", "norm", "a")
     assert [one.form for one in missing] == ["a", "b", "a"]
     assert triton.knobs.runtime.jit_cache_hook is before
 
@@ -142,7 +142,7 @@ def test_a_process_has_a_target_and_no_gpu() -> None:
 
 @pytest.mark.gpu
 def test_nothing_is_left_to_compile_after_a_rehearsal() -> None:
-    from penstock.engine_core.execution.trial import warm_steps
+    from penstock.engine_core.execution.dummy_runs import warm_steps
     from tests.engine_core.execution.test_gpu import gpu_model, gpu_runner
 
     runner = gpu_runner(gpu_model(), graphs=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.engine_core.execution.cuda_graphs import MIXED_MOST, decode_sizes, entry_lengths, graph_sizes
 from penstock.engine_core.execution.draft_graphs import LACKED, draft_sizes, turn_lengths, turn_shape
-from penstock.engine_core.execution.graph_sizes import MIXED_MOST, decode_sizes, entry_lengths, graph_sizes
 
 EIGHT = graph_sizes(32, 8_000_000_000, 256, 8192, 4096)
 LAYER = 218_000_000  # weights of one of its layers

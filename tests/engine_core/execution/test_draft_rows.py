@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.engine_core.execution.draft_rows import draft_rows
-from penstock.engine_core.execution.rows import input_columns
-from penstock.kernels.gather import DECODING
+from penstock.engine_core.execution.draft_model import draft_rows
+from penstock.engine_core.execution.input_batch import input_columns
+from penstock.kernels.records import DECODING
 from tests.engine_core.execution.harness import column
 
 MIXED = column(

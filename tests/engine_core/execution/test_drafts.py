@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.models.decoder import Decoder
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from penstock.engine_core import loading
+from penstock.engine_core.execution.cuda_graphs import graph_sizes
 from penstock.engine_core.execution.forward import Network
-from penstock.engine_core.execution.graph_sizes import graph_sizes
-from penstock.engine_core.execution.memory import step_peak, used_memory
-from penstock.engine_core.execution.results import Launched
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.execution.step_output import Launched
+from penstock.engine_core.execution.warmup import step_peak, used_memory
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import StepMasks, StepPlan
 from tests.engine_core.execution.harness import (

@@ -7,12 +7,12 @@ import warnings
 import pytest
 import torch
 
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.runner import Runner
+from penstock.engine_core.execution.draft_model import Draft
+from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.models.decoder import Decoder
 from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import Life, column, decode, prefill, tiny_model, tiny_spec
-from tests.engine_core.execution.test_drafting import MOST, Bench
+from tests.engine_core.execution.test_draft_model import MOST, Bench
 from tests.engine_core.execution.test_gpu import Fast, gpu_model, lives, options
 
 pytestmark = pytest.mark.gpu

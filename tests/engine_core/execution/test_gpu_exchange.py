@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.engine_core.execution.exchange import MOST_LINES
+from penstock.engine_core.distributed.custom_all_reduce import MOST_LINES
 from penstock.kernels.exchange import add_parts
+from tests.engine_core.distributed.test_custom_all_reduce import check_exact
 from tests.engine_core.execution.exchange_ranks import EPS, differences, drawn, exchanged, replayed, waiting
-from tests.engine_core.execution.test_exchange import check_exact
 from tests.ranks import Ranks
 
 pytestmark = pytest.mark.gpu

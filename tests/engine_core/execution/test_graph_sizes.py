@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.engine_core.execution.graph_sizes import (
+from penstock.engine_core.execution.cuda_graphs import (
     DRAFTED_MOST,
     MIXED_MOST,
     REHEARSED,

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from penstock.engine_core import loading
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.heads import draft_block_bytes
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
+from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.loading.heads import load_head
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
@@ -33,7 +32,7 @@ from tests.engine_core.execution.harness import (
     tiny_spec,
     tokens_of,
 )
-from tests.engine_core.execution.test_drafting import MOST, STEPS, Bench, same
+from tests.engine_core.execution.test_draft_model import MOST, STEPS, Bench, same
 from tests.engine_core.execution.test_same_tokens import lives, outputs
 from tests.engine_core.models import eagle_heads as heads
 from tests.engine_core.models.parity import PagedRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from penstock.engine_core.execution.masks import MOST_BYTES, MOST_PLACES, entry_masks, mask_places, store_masks
+from penstock.engine_core.execution.input_batch import MOST_BYTES, MOST_PLACES, entry_masks, mask_places, store_masks
 from penstock.engine_core.execution.transfer import Upload
 from penstock.protocol.steps import StepMasks
 from tests.engine_core.execution.harness import column

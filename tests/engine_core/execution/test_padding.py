@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from penstock.engine_core import loading
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.padding import LEAST, PaddedModel, fitted
+from penstock.engine_core.execution.draft_model import LEAST, Draft, PaddedModel, fitted
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import ModelSpec
 from tests.engine_core.execution.harness import LENGTH, VOCABULARY, decode, prefill, tiny_model, tiny_runner, tiny_spec
-from tests.engine_core.execution.test_drafting import MOST, Bench, drafting_runner, same
+from tests.engine_core.execution.test_draft_model import MOST, Bench, drafting_runner, same
 from tests.engine_core.execution.test_same_tokens import lives, outputs
 
 STEPS = 10

@@ -13,14 +13,14 @@ from msgspec import structs
 from torch import Tensor
 
 from penstock.engine_core import embedded, loading
-from penstock.engine_core.execution.drafting import Draft
-from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.draft_model import Draft
+from penstock.engine_core.execution.dummy_runs import trial_step
+from penstock.engine_core.execution.input_batch import decode_rows
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.pipeline import Pipeline, PipelineStatistics, StageModel, staged
-from penstock.engine_core.execution.readying import shallow_draft
-from penstock.engine_core.execution.rows import decode_rows
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
 from penstock.engine_core.execution.transfer import Upload
-from penstock.engine_core.execution.trial import trial_step
+from penstock.engine_core.execution.warmup import shallow_draft
 from penstock.engine_core.loading.heads import load_head
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder

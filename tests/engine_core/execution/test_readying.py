@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from penstock.engine_core.execution.compilation import rehearsal
-from penstock.engine_core.execution.readying import compile_steps
-from penstock.engine_core.execution.runner import Runner, RunnerOptions
-from penstock.engine_core.execution.trial import warm_steps
+from penstock.engine_core.execution.dummy_runs import warm_steps
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.execution.warmup import compile_steps
 
 
 def test_a_cpu_compiles_nothing() -> None:

@@ -7,9 +7,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from penstock.engine_core.execution.results import Launched, Output, PromptScores, entry_logprobs, prompt_logprobs
-from penstock.engine_core.execution.timing import step_times
-from penstock.kernels.logprobs import TokenLogprobs, token_logprobs
+from penstock.engine_core.execution.step_output import (
+    Launched,
+    Output,
+    PromptScores,
+    entry_logprobs,
+    prompt_logprobs,
+    step_times,
+)
+from penstock.kernels.logprobs import token_logprobs
+from penstock.kernels.records import TokenLogprobs
 from penstock.protocol.steps import REJECTED
 
 WIDTHS = (2, -1, 5, 0, 2)  # of slots 0 to 4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine_core.execution.rows import (
+from penstock.engine_core.execution.input_batch import (
     Column,
     HostRows,
     Packing,
@@ -20,7 +20,7 @@ from penstock.engine_core.execution.rows import (
     mixed_rows,
     step_inputs,
 )
-from penstock.kernels.gather import DECODING
+from penstock.kernels.records import DECODING
 from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK
 from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import column

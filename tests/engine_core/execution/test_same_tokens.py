@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.engine_core.models.decoder import Decoder
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import (

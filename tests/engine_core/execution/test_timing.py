@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.engine_core.execution.results import Launched, Output
-from penstock.engine_core.execution.timing import StepTimes, step_times
+from penstock.engine_core.execution.step_output import Launched, Output, StepTimes, step_times
 
 EMPTY = Output(None, None, ())
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.engine_core.kv.fence import Fence, Fenced
+from penstock.engine_core.kv.block_pool import Fence, Fenced
 
 
 def test_what_a_step_touched_comes_back_with_its_result_and_not_before() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.kv.identity import IDENTITY_BYTES, extend, root
+from penstock.engine_core.kv.prefix_index import IDENTITY_BYTES, extend, root
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=0, max_size=60)
 

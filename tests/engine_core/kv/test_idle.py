@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.kv.idle import IdleQueue
+from penstock.engine_core.kv.block_pool import IdleQueue
 
 
 @given(st.lists(st.tuples(st.sampled_from("par"), st.integers(1, 6)), max_size=60))

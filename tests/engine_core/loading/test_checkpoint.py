@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
 from penstock.engine_core.loading.checkpoint import INDEX, SINGLE, read_checkpoint
 from penstock.engine_core.models.decoder import Decoder

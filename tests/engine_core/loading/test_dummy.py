@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import torch
 
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import dummy, load
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.registry import build
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 from tests.engine_core.loading.test_checkpoint import spec
 
 

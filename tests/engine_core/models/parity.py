@@ -17,7 +17,7 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 
 VOCAB = 160
 SIZES: dict[str, Any] = {

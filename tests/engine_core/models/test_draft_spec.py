@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from penstock.engine_core.execution.estimate import weights
 from penstock.engine_core.loading.checkpoint import stored_names
-from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
-from penstock.engine_core.models.head_spec import FIRST, head_weights
+from penstock.engine_core.models.draft_spec import FIRST, DraftSpec, head_weights, read_draft
+from penstock.engine_core.models.memory_estimate import weights
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import head_config, write_head

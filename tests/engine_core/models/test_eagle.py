@@ -15,7 +15,7 @@ from penstock.engine_core.loading.heads import load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import LEAST, EagleHead
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 from tests.engine_core.models import eagle_heads as heads
 from tests.engine_core.models.parity import CHUNKS, SIZES, VOCAB, PagedRun, ours, random_prompts, write_checkpoint
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.models.expert_spec import MIXTRAL, NAMES, QWEN, with_layout
-from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.spec import MIXTRAL, NAMES, QWEN, ModelSpec, read_spec, with_layout
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.test_spec import QWEN2
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.draft_spec import FIRST, THIRD, head_weights, read_head
 from penstock.engine_core.models.eagle import EagleHead
-from penstock.engine_core.models.head_spec import FIRST, THIRD, head_weights, read_head
 from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import HIDDEN, KNOWN, first_weights, head_config, third_weights, write_head

@@ -13,7 +13,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import FusedQKV, GatedMlp, Linear, Placement, whole
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, RopeSpec
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.records import AttentionBatch
 
 LENGTH, BLOCK = 400, 16
 SPEC = ModelSpec(

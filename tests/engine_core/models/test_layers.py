@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
 from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import MistralConfig
 
-from penstock.engine_core.models.attention import SelfAttention
+from penstock.engine_core.models.decoder import SelfAttention
 from tests.engine_core.models.parity import PROMPT, SIZES, check_parity, ours, write_checkpoint
 
 CASES: dict[str, dict[str, Any]] = {

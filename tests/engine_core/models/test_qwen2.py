@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
-from penstock.engine_core.models.attention import SelfAttention
+from penstock.engine_core.models.decoder import SelfAttention
 from tests.engine_core.models.parity import SIZES, check_parity, ours, write_checkpoint
 
 MIXED = ["full_attention", "sliding_attention", "full_attention"]

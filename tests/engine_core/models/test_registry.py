@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from penstock.engine_core.execution.group import Group
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ARCHITECTURES, FAMILY_DEFAULTS
 from tests.engine_core.models.test_layers import SPEC

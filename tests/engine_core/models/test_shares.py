@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.engine_core.models.expert_spec import NAMES, QWEN, ExpertSpec
-from penstock.engine_core.models.shares import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
-from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
+from penstock.engine_core.models.spec import NAMES, QWEN, ExpertSpec, ModelSpec
 from penstock.protocol.errors import ConfigError
 from tests.engine_core.models.test_layers import SPEC
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from penstock.engine_core.kv.identity import extend, root
+from penstock.engine_core.kv.prefix_index import extend, root
 from penstock.protocol.messages import EngineStatus
 
 BLOCK = 16

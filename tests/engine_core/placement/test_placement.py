@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.kv.identity import root
+from penstock.engine_core.kv.prefix_index import root
 from penstock.engine_core.placement.placement import RATIO, SLACK, Asked, Placement
 from tests.engine_core.placement.reports import BLOCK, chain, report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.placement.sessions import Sessions
+from penstock.engine_core.placement.placement import Sessions
 
 
 def test_a_session_is_where_it_was_last() -> None:

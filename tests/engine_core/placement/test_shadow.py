@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.placement.shadow import MOST, Shadow
+from penstock.engine_core.placement.replica import MOST, Shadow
 
 
 def chain(*names: str) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.durations import PHASE, DurationStatistics
+from penstock.engine_core.scheduling.statistics import PHASE, DurationStatistics
 from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Pooling, Written
 from tests.sim.lives import World

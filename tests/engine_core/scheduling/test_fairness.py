@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.scheduling.fairness import MOST, QUANTUM, Ring, Share
+from penstock.engine_core.scheduling.request_queue import MOST, QUANTUM, Ring, Share
 
 COSTS = st.lists(st.integers(1, 4 * QUANTUM), min_size=1, max_size=300)
 

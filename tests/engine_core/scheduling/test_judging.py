@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.judging import BROKEN_OFF, NOT_FINITE, can_end
+from penstock.engine_core.scheduling.update_from_output import BROKEN_OFF, NOT_FINITE, can_end
 from penstock.protocol.messages import Automaton, Finish
 from penstock.protocol.steps import StepResult
 from tests.sim.grammar import FakeGuide

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.scheduling.lengths import TOKENS, LengthStatistics
+from penstock.engine_core.scheduling.statistics import TOKENS, LengthStatistics
 from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Pooling
 from tests.sim.server import Server

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.microbatches import stretch
+from penstock.engine_core.scheduling.drafting import stretch
 from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.steps import NOBODY, StepPlan
 from tests.sim.executor import ints

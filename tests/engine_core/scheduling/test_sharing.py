@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.queue import LOOK, PATIENCE
+from penstock.engine_core.scheduling.request_queue import LOOK, PATIENCE
 from penstock.protocol.messages import Client, Finish, Sampling, SubmitTokens
 from penstock.protocol.steps import StepPlan
 from tests.sim.lives import World, random_lives, random_world

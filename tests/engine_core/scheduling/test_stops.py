@@ -5,8 +5,8 @@ from array import array
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.request import Choice, Request
-from penstock.engine_core.scheduling.stops import Suspects, ending_tokens, verdict
+from penstock.engine_core.scheduling.request import Choice, Request, ending_tokens, verdict
+from penstock.engine_core.scheduling.running_batch import Suspects
 from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 
 

@@ -1,11 +1,10 @@
-"""What traced requests go through is noted (history.py) and told, stay by stay; of others nothing is."""
+"""What traced requests go through is noted (tracing.py) and told, stay by stay; of others nothing is."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine_core.scheduling.history import Stay
-from penstock.engine_core.scheduling.tracing import MOST_CHOICES
+from penstock.engine_core.scheduling.tracing import MOST_CHOICES, Stay
 from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Pooling, TraceContext
 from tests.sim.lives import World

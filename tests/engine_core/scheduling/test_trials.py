@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.intake import CONDEMNED
-from penstock.engine_core.scheduling.trials import KILLER, SUSPICIOUS
+from penstock.engine_core.scheduling.lifecycle import KILLER, SUSPICIOUS
+from penstock.engine_core.scheduling.validation import CONDEMNED
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints

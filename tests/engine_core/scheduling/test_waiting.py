@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.scheduling.waiting import REASONS
+from penstock.engine_core.scheduling.admission import REASONS
 from tests.sim.lives import World
 from tests.sim.server import Server
 

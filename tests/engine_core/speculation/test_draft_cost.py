@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.speculation.cost import RECENT, STALE
-from penstock.engine_core.speculation.draft_cost import DraftCost
+from penstock.engine_core.speculation.step_cost import RECENT, STALE, DraftCost
 
 
 def told(*measured: tuple[int, int, float]) -> DraftCost:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.drafter import LONGEST_REST, Drafter, agreement
-from penstock.engine_core.speculation.looks import Gain
+from penstock.engine_core.speculation.jump_forward import Gain
 
 TEXT = list(range(100, 200))
 

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.speculation.cost import KNOWN, StepCost
-from penstock.engine_core.speculation.lengths import draft_lengths
+from penstock.engine_core.speculation.step_cost import KNOWN, StepCost, draft_lengths
 
 CHANCES = st.lists(
     st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3).map(lambda row: np.cumprod(row).tolist()), max_size=4

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.speculation.prediction import SHORTEST, Prediction, aligned
+from penstock.engine_core.speculation.drafter import SHORTEST, Prediction, aligned
 
 PROMPT = [900, 901]
 TEXT = list(range(10, 40))

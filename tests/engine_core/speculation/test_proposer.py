@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.speculation.lookup import PromptLookup
-from penstock.engine_core.speculation.prediction import Prediction
-from penstock.engine_core.speculation.proposer import Proposer
+from penstock.engine_core.speculation.drafter import Prediction, Proposer
+from penstock.engine_core.speculation.ngram import PromptLookup
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 MAKERS: tuple[Callable[[list[int]], Proposer], ...] = (

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine_core.execution.capacity import block_bytes
-from penstock.engine_core.execution.estimate import StepShape, weights
 from penstock.engine_core.models.draft_spec import read_draft
+from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, weights
+from penstock.engine_core.models.sharding import held_weights, stage_layers
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.stages import held_weights, stage_layers
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
 from penstock.services.commands import plan as planning
 from penstock.services.commands.plan import GPUS, gpu_bytes, lengths, plan, stage_share
 from penstock.services.supervisor.options import effective, parse
-from tests.engine_core.execution.test_estimate import LLAMA_8B, QWEN_06B
 from tests.engine_core.models.eagle_heads import head_config, write_head
+from tests.engine_core.models.test_memory_estimate import LLAMA_8B, QWEN_06B
 
 GIB = 1 << 30
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from penstock.engine_core.execution.exchange_trial import Trial
-from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.all_reduce_tuning import Trial
 from penstock.services.executor import all_reduce as subject
 from penstock.services.executor.all_reduce import DISABLED, device_memory, figures, with_exchange
 

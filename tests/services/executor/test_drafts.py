@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penstock.engine_core import folder
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.embedded import demo_folder, draft_folder
-from penstock.engine_core.execution.group import ALONE, Group
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import read_spec

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine_core.execution.group import ALONE, Group
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.messages import Message, Sampling

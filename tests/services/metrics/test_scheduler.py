@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine_core.scheduling.waiting import REASONS
+from penstock.engine_core.scheduling.admission import REASONS
 from penstock.protocol.figures import Census, ProcessFigures
 from penstock.protocol.links import Role
 from penstock.services.links.link import Self

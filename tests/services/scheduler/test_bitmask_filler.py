@@ -7,7 +7,7 @@ import time
 import pytest
 
 from penstock.engine_core.grammar.masks import MaskRow
-from penstock.engine_core.scheduling.masking import MaskWork
+from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.services.scheduler import bitmask_filler as maskers
 from penstock.services.scheduler.bitmask_filler import Masker
 from tests.engine_core.grammar.vocabulary import guide, tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.scheduling.history import PrefillChunk, Stay, StepFacts
+from penstock.engine_core.scheduling.tracing import PrefillChunk, Stay, StepFacts
 from penstock.protocol.messages import Sampling, SubmitTokens, TraceContext
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names

@@ -1,0 +1,385 @@
+"""CUDA graphs of the two halves of a step, a few sizes of each: a step is padded to the next size that there is.
+
+A graph reads a step's columns from a packed buffer that stands still, and everything else from the slot tables, so one
+copy up is all that replaying needs, and a step with the columns of the one before needs none. Padded rows have no
+tokens and padded entries belong to the scratch slot. Graphs of one half share a memory pool: they are captured from the
+largest down, each into what the one before has left, and never run at the same time. The halves have a pool each,
+because what a sampling gave is still on its way to the host while the next forward pass runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.input_batch import (
+    Column,
+    HostRows,
+    Packing,
+    StepInputs,
+    entry_columns,
+    entry_padding,
+    input_columns,
+    input_padding,
+    step_inputs,
+)
+from penstock.engine_core.execution.sampler import Sampled, Sampler
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
+
+Output = TypeVar("Output")
+SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
+REHEARSED = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # sizes of which each may take kernels of its own
+DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
+DRAFTED_MOST = 512  # entries that are sampled in a graph where every row may have drafts: each takes a line of logits
+MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
+HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
+DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
+
+
+class GraphStatistics(msgspec.Struct, frozen=True):
+    """Captures and replays since the start."""
+
+    captured: int
+    forward_replays: int
+    sampling_replays: int
+
+
+class Memory:
+    """What the captures of one half share: a pool, and the stream they are made on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def capture(self, work: Callable[[], Output], *, run: bool) -> tuple[torch.cuda.CUDAGraph, Output]:
+        """Record `work`, all of whose kernels are loaded; `run` once before, so that what the stream allocates for good
+        belongs to no graph."""
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            if run:
+                work()
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            try:
+                output = work()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self.stream)
+        return graph, output
+
+
+class GraphColumns:
+    """The packed buffer from which graphs read the columns of a step, and what stands in it."""
+
+    def __init__(self, room: Sequence[int], upload: Upload) -> None:
+        self._packing = Packing(room)
+        self._packed = torch.zeros(self._packing.size, dtype=torch.int32, device=upload.device)
+        self._upload = upload
+        self._held: tuple[HostRows | None, tuple[int, ...]] = None, ()  # with their padded lengths
+
+    def clear(self, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Columns of these lengths, all zeros, for a capture."""
+        self._held = None, ()
+        self._packed.zero_()
+        return tuple(self._packing.views(self._packed, lengths))
+
+    def hold(self, rows: HostRows, lengths: tuple[int, ...]) -> bool:
+        """Whether the rows stand there already, padded to these lengths."""
+        return self._held[0] is rows and self._held[1] == lengths
+
+    def put(
+        self, rows: HostRows | None, columns: Sequence[Column], lengths: tuple[int, ...], padding: Sequence[int]
+    ) -> None:
+        """Send the columns of a step. rows: None if no later step can have the same."""
+        self._upload.put(self._packing.pack(columns, lengths, padding), self._packed)
+        self._held = rows, lengths
+
+
+class ForwardGraphs:
+    """Graphs of the first half. Each lays the hidden states of the step's first entries out in `states`."""
+
+    def __init__(
+        self, forward: Forward, wanted: Sequence[Shape], states: Tensor, max_context: int, scratch: int, upload: Upload
+    ) -> None:
+        self._forward = forward
+        self._states = states  # [entries, hidden]
+        self._max_context = max_context
+        self._scratch = scratch
+        room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
+        self._columns = GraphColumns(room, upload)
+        self._captured: dict[bool, list[Shape]] = {True: [], False: []}  # by `plain`, ascending
+        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.replays = 0
+
+    def capture(self, shape: Shape, memory: Memory, *, run: bool) -> None:
+        """Make the graph of one shape, behind whatever runs; `states` are not kept."""
+        self._graphs[shape] = memory.capture(self.work(shape), run=run)
+        insort(self._captured[shape.plain], shape, key=size_of)
+
+    def work(self, shape: Shape) -> Callable[[], Tensor]:
+        """What the graph of a shape holds, over rows without tokens; it returns the hidden states of all tokens."""
+        inputs = nobodys_inputs(self._columns.clear(shape.lengths), self._scratch)
+        forward, states = self._forward, self._states[: shape.entries]
+        max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
+
+        def run() -> Tensor:
+            hidden = forward.run(inputs.rows, max_query, max_context)
+            torch.index_select(hidden, 0, inputs.last, out=states)
+            return hidden
+
+        return run
+
+    def fitting(self, rows: HostRows) -> Shape | None:
+        """The smallest captured shape that holds these rows."""
+        captured = self._captured[rows.plain]
+        at = bisect_left(captured, rows.tokens, key=size_of)
+        return captured[at] if at < len(captured) else None
+
+    def replay(self, rows: HostRows, shape: Shape) -> Tensor:
+        """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, good until the next one."""
+        if not self._columns.hold(rows, shape.lengths):
+            *columns, last = input_columns(rows)
+            columns.append(last[: shape.entries])
+            self._columns.put(rows, columns, shape.lengths, input_padding(rows, self._scratch))
+        graph, hidden = self._graphs[shape]
+        graph.replay()
+        self.replays += 1
+        return hidden
+
+
+class SamplingGraphs:
+    """Graphs of the second half, over the first lines of `states`."""
+
+    def __init__(self, sampler: Sampler, most: int, states: Tensor, scratch: int, upload: Upload) -> None:
+        self._sampler = sampler
+        self._states = states  # [entries, hidden]
+        self._scratch = scratch
+        self._columns = GraphColumns(entry_lengths(most), upload)
+        self._captured: list[int] = []  # entries, ascending
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
+        self.replays = 0
+
+    def capture(self, size: int, memory: Memory, *, run: bool) -> None:
+        """Make the graph of one size, behind whatever runs."""
+        self._graphs[size] = memory.capture(self.work(size), run=run)
+        insort(self._captured, size)
+
+    def work(self, size: int) -> Callable[[], Sampled]:
+        """What the graph of a size holds, over entries of the scratch slot."""
+        entries = nobodys_entries(self._columns.clear(entry_lengths(size)), self._scratch)
+        sampler, states = self._sampler, self._states[:size]
+
+        def run() -> Sampled:
+            return sampler.run(states, entries, scored=True)
+
+        return run
+
+    def fitting(self, rows: HostRows) -> int:
+        """The smallest captured size that holds the entries, 0 if there is none."""
+        at = bisect_left(self._captured, rows.entries)
+        return self._captured[at] if at < len(self._captured) else 0
+
+    def replay(self, rows: HostRows, size: int, masks: Column | None) -> Sampled:
+        """Enqueue the sampling: tensors of `size` lines, good until the next one."""
+        lengths = entry_lengths(size)
+        if masks is not None or not self._columns.hold(rows, lengths):
+            lasting = rows if masks is None else None
+            self._columns.put(lasting, entry_columns(rows, masks), lengths, entry_padding(rows, self._scratch))
+        graph, sampled = self._graphs[size]
+        graph.replay()
+        self.replays += 1
+        return sampled
+
+
+class Graphs:
+    """The graphs of one executor. A stage of a pipeline before the last has none of the second half: it never
+    `samples`."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: Sampler,
+        sizes: GraphSizes,
+        states: Tensor,
+        scratch: int,
+        upload: Upload,
+        *,
+        samples: bool = True,
+    ) -> None:
+        wanted = shapes(sizes)
+        most = max(sizes.entries)
+        self.sizes = sizes
+        self.states = states
+        self.forward = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
+        self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
+        self.captures = Captures(wanted, sizes.entries if samples else ())
+        self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
+
+    def capture(self) -> None:
+        """Make the next graph. No step may stand between its halves."""
+        largest, what = self.captures.largest, self.captures.take()
+        if isinstance(what, Shape):
+            self.forward.capture(what, self._memory, run=largest)
+        else:
+            self.sampling.capture(what, self._sampling_memory, run=largest)
+
+    def rehearse(self, graphs: Iterable[Shape | int]) -> None:
+        """Run once what these graphs will hold."""
+        for what in graphs:
+            work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
+            work()
+
+    def statistics(self) -> GraphStatistics:
+        return GraphStatistics(self.captures.taken, self.forward.replays, self.sampling.replays)
+
+
+def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:
+    """Zeroed columns made rows without tokens, for a capture."""
+    inputs = step_inputs(columns)
+    inputs.rows.slots.fill_(scratch)
+    return inputs
+
+
+def nobodys_entries(columns: Iterable[Tensor], scratch: int) -> Entries:
+    """Zeroed columns made entries of the scratch slot, for a capture."""
+    entries = Entries(*columns)
+    entries.slots.fill_(scratch)
+    entries.drafts.fill_(NO_DRAFT)
+    entries.masks.fill_(NO_MASK)
+    return entries
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """Which graphs there shall be."""
+
+    decode: tuple[int, ...]  # rows, one token each
+    mixed: tuple[int, ...]  # tokens of rows of any length
+    entries: tuple[int, ...]  # entries that are sampled
+    rows: int  # most rows of a step
+    max_context: int
+
+
+def graph_sizes(
+    layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0
+) -> GraphSizes:
+    """For a model of so many layers and weights: steps with chunks or drafts have graphs as far as an eager one would
+    wait for the host. drafts: that a draft model makes for a row."""
+    few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
+    tokens = int(layers * HOST_LAYER * DEVICE_RATE / (2 * weights))
+    return GraphSizes(
+        decode=decode_sizes(max_num_seqs),
+        mixed=mixed_sizes(min(tokens, MIXED_MOST, step_tokens)),
+        entries=decode_sizes(max(few, min(all_drafted, DRAFTED_MOST))),
+        rows=max_num_seqs,
+        max_context=max_context,
+    )
+
+
+def kept_tokens(sizes: GraphSizes) -> int:
+    """Tokens whose hidden states graphs keep for good beside those of the largest."""
+    return sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])
+
+
+def decode_sizes(most: int) -> tuple[int, ...]:
+    """Rows of decode graphs, ascending, the last holding `most`: 1 2 4 8 16 24 32 48 64 96 128 160 192 224 256 .."""
+    sizes = [size for size in SMALL if size < most]
+    size = 16
+    while size < most:
+        sizes.append(size)
+        size += 8 if size < 32 else 16 if size < 64 else 32 if size < 256 else 64
+    return (*sizes, most)
+
+
+def mixed_sizes(most: int) -> tuple[int, ...]:
+    """Tokens of graphs for steps with chunks or drafts, ascending, up to `most`: none when that is 0."""
+    sizes, size = [], 16
+    while size <= most:
+        sizes.append(size)
+        size += max(16, 1 << (size.bit_length() - 3))
+    return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One graph of the first half."""
+
+    tokens: int
+    rows: int
+    entries: int  # lines that are laid out for the second half
+    plain: bool  # one token a row
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the columns of `StepInputs`."""
+        return self.rows + 1, self.rows, self.rows, self.tokens, self.entries
+
+
+def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:
+    """Of all graphs of the first half, ascending."""
+    most = max(sizes.entries)
+    decode = [Shape(size, size, min(size, most), True) for size in sizes.decode]
+    return (*decode, *(Shape(size, min(size, sizes.rows), min(size, most), False) for size in sizes.mixed))
+
+
+def entry_lengths(entries: int) -> tuple[int, ...]:
+    """Of the columns of `Entries`."""
+    return entries + 1, entries, entries, entries, entries
+
+
+class Captures:
+    """The graphs of one model in `capture_order`, and how many of them were captured."""
+
+    def __init__(self, wanted: Sequence[Shape], entries: Sequence[int]) -> None:
+        largest, others = capture_order(wanted, entries)
+        self._order = (*largest, *others)
+        self._largest = len(largest)
+        self.taken = 0
+
+    @property
+    def waiting(self) -> tuple[Shape | int, ...]:
+        return self._order[self.taken :]
+
+    @property
+    def largest(self) -> bool:
+        """Whether the next is the largest of its kind."""
+        return self.taken < self._largest
+
+    @property
+    def rehearsed(self) -> list[Shape | int]:
+        """Of each kind, and of very different sizes: all that may take kernels of its own."""
+        return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in REHEARSED]
+
+    def take(self) -> Shape | int:
+        """The next, which the caller captures now."""
+        self.taken += 1
+        return self._order[self.taken - 1]
+
+
+def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> tuple[list[Shape | int], list[Shape | int]]:
+    """The largest graph of each kind, and all others; largest first in both.
+
+    A small one is captured into memory that the large ones have left, and the largest decide how much that is.
+    """
+    kinds: list[list[Shape | int]] = [
+        [shape for shape in wanted if shape.plain],
+        [shape for shape in wanted if not shape.plain],
+        list(entries),
+    ]
+    largest, others = [kind[-1] for kind in kinds if kind], [what for kind in kinds for what in kind[:-1]]
+    for found in (largest, others):
+        found.sort(key=size_of, reverse=True)
+    return largest, others
+
+
+def size_of(what: Shape | int) -> int:
+    return what if isinstance(what, int) else what.tokens

@@ -1,0 +1,292 @@
+"""Drafts of the device's own: a draft model goes on from where a step left its slots.
+
+Drafting is plain decoding by another model: the same forward pass and the same sampler, over the same token rows, block
+tables and sampling parameters, with keys and values of its own. It has its own idea of how far each slot is, which
+begins at the slot's known tokens and moves on with every draft, so what it samples comes to stand behind them. A draft
+is drawn with the noise of its own position, the very noise that the model's token will be drawn with: where the two
+distributions are alike, so are the draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.cuda_graphs import GraphSizes
+from penstock.engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
+from penstock.engine_core.execution.forward import Forward, Network, Pages, kv_pages, zeros
+from penstock.engine_core.execution.input_batch import (
+    Column,
+    HostRows,
+    SlotTable,
+    cumulated,
+    decode_rows,
+    entry_columns,
+    input_columns,
+    integers,
+    step_inputs,
+)
+from penstock.engine_core.execution.sampler import Sampler
+from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.memory_estimate import drafting_bytes
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.gather import standing_drafts, state_places
+from penstock.kernels.records import AttentionBatch, InputRows
+from penstock.kernels.sampling_tables import NO_DRAFT, Entries
+
+LEAST = -30000.0  # logit of an id that the draft model lacks; in range of every type
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft model, or an EAGLE head of the model itself, and the most drafts that it makes for a row.
+
+    It is the last stage's of a pipeline; the others are told what it makes, and what it wants to hear of their layers.
+    """
+
+    model: Network | EagleHead | None  # None: a stage before the last
+    spec: ModelSpec
+    tokens: int
+    weight_bytes: int = 0
+    taps: tuple[int, ...] = ()  # layers at whose beginning a head hears the residual stream
+
+
+class Drafting:
+    """The draft model over the slots and its own pages. Nothing waits for the device.
+
+    Each rank of the last stage has all of the draft model; one samples, so that all have the same drafts.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        slots: SlotTable,
+        blocks: int,
+        dtype: torch.dtype,
+        upload: Upload,
+        sizes: GraphSizes | None,
+        group: Group = ALONE,
+    ) -> None:
+        assert draft.model is not None, "the last stage drafts"
+        assert not isinstance(draft.model, EagleHead), "a head is attached first"
+        self._slots = slots
+        self._upload = upload
+        self._reach = torch.zeros_like(slots.history.known)  # int32 [slots], known tokens and drafts behind them
+        history = replace(slots.history, known=self._reach)
+        cache = kv_pages(draft.spec, blocks, slots.sizes.block_size, dtype, upload.device)
+        model = fitted(draft.model, draft.spec.vocab_size, slots.sizes.vocabulary)
+        self._forward = Forward(model, history, slots.block_tables, cache)
+        sampling = slots.parameters.sampling
+        uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are nobody's output yet
+        self._sampler = Sampler(model, sampling, history, counting=uncounted, group=group)
+        self.graphs: DraftGraphs | None = None
+        if sizes is not None:
+            own = draft_sizes(draft.spec.layers, max(1, draft.weight_bytes // dtype.itemsize), sizes)
+            states = torch.zeros(max(own.entries), draft.spec.hidden, dtype=dtype, device=upload.device)
+            self.graphs = DraftGraphs(self._forward, self._sampler, own, states, slots.sizes.scratch, upload)
+
+    def run(self, rows: DraftRows) -> None:
+        """Enqueue the drafting behind a step that has sampled: drafts come to stand behind the slots' tokens."""
+        self._reach.copy_(self._slots.history.known)
+        graphs = self.graphs
+        shape = graphs.first.fitting(rows.first) if graphs is not None else None
+        size = graphs.fitting(rows.turn) if graphs is not None else 0
+        if graphs is not None and shape is not None:
+            graphs.first.replay(rows.first, shape)
+            states = graphs.states[: rows.first.entries]
+        else:
+            first = step_inputs(self._upload.send(input_columns(rows.first)))
+            hidden = self._forward.run(first.rows, rows.first.longest, self._slots.longest(rows.first))
+            states = hidden.index_select(0, first.last)
+            if graphs is not None and size:
+                graphs.states[: len(states)].copy_(states)
+        if not rows.turns:
+            return
+        if graphs is not None and size:
+            graphs.replay(rows.turn, rows.turns, size)
+        else:
+            self._take_turns(rows, states)
+
+    def _take_turns(self, rows: DraftRows, states: Tensor) -> None:
+        """Every draft by launches of its own. states: behind the first pass, [rows of a turn, hidden]."""
+        turn, entries = self._send_turn(rows.turn)
+        longest = self._slots.longest(rows.turn)
+        for left in range(rows.turns, 0, -1):
+            self._sampler.run(states, entries, scored=False)
+            if left > 1:
+                states = self._forward.run(turn, 1, longest)
+
+    def made(self, slots: Column, turns: int) -> Tensor:
+        """The drafts that stand behind these slots' tokens: int32 [slots named, turns]."""
+        (places,) = self._upload.send((slots.astype(np.int64),))
+        return standing_drafts(places, turns, self._slots.history)
+
+    def _send_turn(self, rows: HostRows) -> tuple[InputRows, Entries]:
+        inputs, entries = input_columns(rows), entry_columns(rows, None)
+        tensors = self._upload.send((*inputs, *entries))
+        return step_inputs(tensors[: len(inputs)]).rows, Entries(*tensors[len(inputs) :])
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Drafting after one step. Its entries are the rows that have drafts, in the plan's order."""
+
+    first: HostRows  # positions that the draft model lacks, up to the last token of each slot
+    turn: HostRows  # one token of each row that has drafts
+    turns: int  # drafts of the row that has the most
+    told: Column  # [told rows], slots whose drafts the result has
+    told_counts: Column  # [told rows], how many
+
+
+def draft_rows(drafting: bytes) -> DraftRows:
+    """Of `StepPlan.drafting`."""
+    slots, starts, counts, drafts, told = integers(drafting).reshape(-1, 5).T.copy()
+    query_start = cumulated(counts)
+    sampling = drafts.nonzero()[0]
+    turn = decode_rows(slots[sampling])
+    first = HostRows(
+        query_start=query_start,
+        slots=slots,
+        starts=starts,
+        last=query_start[1:][sampling] - 1,
+        draft_ids=np.full(query_start[-1], NO_DRAFT, np.int32),
+        entry_start=turn.entry_start,
+        entry_slots=turn.entry_slots,
+        depth=turn.depth,
+        drafts=turn.drafts,
+        decoding=0,
+        longest=int(counts.max()),
+    )
+    heard = told.nonzero()[0]
+    return DraftRows(first, turn, int(drafts.max()), slots[heard], drafts[heard])
+
+
+def fitted(model: Network, own: int, wanted: int) -> Network:
+    """The model with logits of `wanted` ids, for ids below that, where its tables have `own`."""
+    return model if own == wanted else PaddedModel(model, own, wanted)
+
+
+class PaddedModel:
+    """A network with another vocabulary size than its own."""
+
+    def __init__(self, model: Network, own: int, wanted: int) -> None:
+        self._model = model
+        self._own, self._wanted = own, wanted
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """Hidden states of the step's tokens: [tokens, hidden]. An id that the model lacks is its last one."""
+        if self._own < self._wanted:
+            input_ids = input_ids.clamp(max=self._own - 1)
+        return self._model.forward(input_ids, positions, attention, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, wanted]."""
+        logits = self._model.logits(hidden)
+        if self._own > self._wanted:
+            return logits[:, : self._wanted]
+        return pad(logits, (0, self._wanted - self._own), value=LEAST)
+
+
+class TappedNetwork(Protocol):
+    """A model that a head may listen to: a decoder, or the last stage of one."""
+
+    def forward_tapped(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBatch,
+        cache: Sequence[Pages],
+        taps: Sequence[int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Hidden states of the step's tokens, and the residual stream as each layer of `taps` finds it:
+        [tokens, hidden] each."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary]."""
+        ...
+
+
+@dataclass(frozen=True)
+class StatePages:
+    """The states of all positions of all blocks."""
+
+    lines: Tensor  # [(blocks + 1) * block_size + 1, hidden], the last one zero
+    known: Tensor  # int32 [slots], tokens that each slot has
+    block_size: int
+
+    @property
+    def zeros(self) -> int:
+        return len(self.lines) - 1
+
+
+def attach(
+    head: EagleHead, model: TappedNetwork, blocks: int, block_size: int, known: Tensor
+) -> tuple[WatchedModel, PagedHead]:
+    """The head's target, as the runner has it, and the head, over the same states. known: int32 [slots], tokens that
+    each slot has."""
+    shape = (blocks + 1) * block_size + 1, head.spec.layers.hidden
+    pages = StatePages(zeros(shape, head.target.dtype, known.device), known, block_size)
+    return WatchedModel(model, head, pages), PagedHead(head, pages)
+
+
+def draft_block_bytes(draft: Draft, block_size: int, item_bytes: int) -> int:
+    """What drafting adds to a block of an executor that does it."""
+    if draft.model is None:
+        return 0
+    return drafting_bytes(draft.spec, block_size, item_bytes, states=isinstance(draft.model, EagleHead))
+
+
+class WatchedModel:
+    """The model a head drafts for, as the runner wants one: it leaves its states where the head finds them."""
+
+    def __init__(self, model: TappedNetwork, head: EagleHead, pages: StatePages) -> None:
+        self._model = model
+        self._head = head
+        self._pages = pages
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """Hidden states of the step's tokens: [tokens, hidden]."""
+        taps = self._head.spec.taps
+        hidden, tapped = self._model.forward_tapped(input_ids, positions, attention, cache, taps)
+        self._pages.lines.index_copy_(0, attention.slot_mapping, self._head.states(hidden, tapped))
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary]."""
+        return self._model.logits(hidden)
+
+
+class PagedHead:
+    """The head as a draft model, whose states are in the pages."""
+
+    def __init__(self, head: EagleHead, pages: StatePages) -> None:
+        self._head = head
+        self._pages = pages
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """The head's states of the step's tokens: [tokens, hidden]."""
+        pages = self._pages
+        places = state_places(positions, attention, pages.known, pages.block_size, pages.zeros)
+        before = pages.lines.index_select(0, places.before)  # [tokens, hidden]
+        states = self._head.forward(input_ids, positions, before, attention, cache)
+        pages.lines.index_copy_(0, places.own, states)
+        return states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary]."""
+        return self._head.logits(hidden)

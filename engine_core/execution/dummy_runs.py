@@ -1,0 +1,84 @@
+"""Steps over the scratch slot and the scratch block: to warm up and to measure. They touch nobody's request."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from penstock.engine_core.execution.input_batch import SlotSizes
+from penstock.protocol.messages import Sampling
+from penstock.protocol.steps import SlotStart, StepPlan
+
+WARM_TOKENS = 8
+FAR = 1024  # a context whose keys several programs of a GPU share
+SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: how high a tile they take depends on the heads that share keys
+LATE = (1, 8, 32)  # rows whose keys are cut into the most shares, by the number of key-value heads
+BESIDE = (1, 11)  # rows of one token beside a chunk: few and more; all others is the third number
+
+
+def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: int = 0) -> StepPlan:
+    """A step of one sampled chunk per count, all of the scratch slot, from position `first` on."""
+    longest = first + max(counts)
+    start = SlotStart(
+        slot=sizes.max_num_seqs,
+        token_ids=bytes(4 * longest),
+        prompt_tokens=longest,
+        computed=0,
+        blocks=bytes(4 * -(-longest // sizes.block_size)),  # block 0, as often as needed
+        sampling=sampling,
+        seed=0,
+    )
+    chunks = np.array([(sizes.max_num_seqs, first, count, 1) for count in counts], "<i4")
+    return StepPlan(step=0, epoch=0, starts=(start,), chunks=chunks.tobytes())
+
+
+def with_drafting(plan: StepPlan, drafts: int) -> StepPlan:
+    """The same trial step with so many drafts made behind each of its chunks."""
+    slots, starts, counts, _ = np.frombuffer(plan.chunks, "<i4").reshape(-1, 4).T
+    rows = np.stack((slots, starts, counts, np.full_like(slots, drafts), np.zeros_like(slots)), axis=1)
+    return msgspec.structs.replace(plan, drafting=rows.tobytes())
+
+
+def warm_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
+    """A small prompt and a token, drawn with every filter; a chunk of `longest` tokens; single tokens, late and early
+    in their sequence, the last of which leaves the scratch slot asking for nothing.
+
+    On a GPU each takes another form of attention, which is compiled here rather than under a request.
+    """
+    drawn = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01)
+    mixed = trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], drawn)
+    long = trial_step(sizes, [min(longest, sizes.max_model_len)], drawn)
+    late = min(FAR, sizes.max_model_len) - 1
+    return [mixed, long, trial_step(sizes, [1], drawn, late), trial_step(sizes, [1], Sampling(temperature=0.0))]
+
+
+def crowded_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
+    """Steps of `longest` tokens at most, as crowds make them: many short chunks side by side, a chunk beside tokens.
+
+    They are of no use but to be compiled: attention takes forms for them that no graph holds.
+    """
+    greedy = Sampling(temperature=0.0)
+    slots, length = sizes.max_num_seqs, sizes.max_model_len
+    short = [[count] * min(slots, longest // count) for count in SHORT if count <= min(longest, length)]
+    chunk = min(longest // 2, length)
+    beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
+    return [trial_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
+
+
+def late_steps(sizes: SlotSizes) -> list[StepPlan]:
+    """Few single tokens at the end of the longest sequence: attention cuts their keys, and partial results take memory
+    that no step of chunks takes."""
+    rows = sorted({min(count, sizes.max_num_seqs) for count in LATE})
+    return [trial_step(sizes, [1] * count, Sampling(temperature=0.0), sizes.max_model_len - 1) for count in rows]
+
+
+def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:
+    """The step that needs the most memory: `tokens` positions in chunks as long as can be, every slot sampling."""
+    counts = []
+    for left in range(sizes.max_num_seqs - 1, -1, -1):
+        count = min(sizes.max_model_len, tokens - left)
+        if count < 1:
+            break
+        counts.append(count)
+        tokens -= count
+    return trial_step(sizes, counts, Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=0))

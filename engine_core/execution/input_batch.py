@@ -1,0 +1,420 @@
+"""Slot tables: what the executor keeps of every running request, changed by the small diffs of a plan.
+
+All that a step reads or moves on stands on the device: each slot's tokens and how many they are, its block table, its
+sampling parameters and penalty counts. The host keeps which slots decode and how long their block tables are, both of
+which follow from plans alone. Slot `max_num_seqs` and block 0 are scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.engine_core.execution.sampling_parameters import NUMBER, SlotParameters
+from penstock.engine_core.execution.transfer import Upload
+from penstock.kernels.changes import change_slots
+from penstock.kernels.records import COUNT_WORDS, COUNTS, DECODING, HEAD, HEAD_WORDS, PAIR, InputRows, SlotMemory
+from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, PENALTIES, SlotHistory
+from penstock.protocol.steps import NOBODY, SlotStart, StepMasks, StepPlan
+
+IntArray = NDArray[np.int64]
+PLACE = 1 << 14  # words of changes that a graph carries out: a prompt of 15,000 tokens, or ten short ones
+Column = NDArray[np.int32]
+MOST_PLACES = 4096
+MOST_BYTES = 128 << 20  # of all places: room for 4096 masks of a vocabulary of 262,144
+BITS = 32  # of a word
+LINE = 4  # numbers; every column of a packed buffer starts at a multiple, which is 16 bytes
+
+
+@dataclass(frozen=True)
+class SlotSizes:
+    """Bounds of the tables."""
+
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    vocabulary: int
+
+    @property
+    def max_blocks(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def scratch(self) -> int:
+        """The slot of nobody."""
+        return self.max_num_seqs
+
+
+class Placement:
+    """Changes of the slots on their way to the device.
+
+    On a GPU most go by a graph over a place that stands still: it is launched in a tenth of the time of a kernel.
+    """
+
+    def __init__(self, memory: SlotMemory, upload: Upload) -> None:
+        self._memory = memory
+        self._upload = upload
+        self._place: Tensor | None = None  # int32 [PLACE]
+        self._graph: torch.cuda.CUDAGraph | None = None  # of changes that stand there
+        if upload.device.type == "cuda":
+            self._place = torch.zeros(PLACE, dtype=torch.int32, device=upload.device)
+
+    def carry_out(self, words: Column) -> None:
+        """Enqueue packed changes, as `kernels.changes` has them."""
+        if self._place is None or len(words) > PLACE:
+            change_slots(self._upload.send((words,))[0], self._memory)
+            return
+        self._upload.put(words, self._place)
+        if self._graph is not None:
+            self._graph.replay()
+        elif change_slots(self._place, self._memory):  # it is compiled and loaded now
+            self._graph = self._capture(self._place)
+
+    def _capture(self, place: Tensor) -> torch.cuda.CUDAGraph:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(place.device)
+        stream = torch.cuda.Stream(place.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                change_slots(place, self._memory)
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
+        return graph
+
+
+class SlotTable:
+    """The slots, on device and host."""
+
+    def __init__(self, sizes: SlotSizes, upload: Upload, microbatches: int = 1) -> None:
+        slots, device = sizes.max_num_seqs + 1, upload.device
+        self.sizes = sizes
+        self._microbatches = microbatches
+        self.row_length = sizes.max_model_len + 1  # the last entry takes what an over-scheduled step samples
+        self.parameters = SlotParameters(slots, sizes.vocabulary, upload, mask_places(sizes.vocabulary))
+        self.history = SlotHistory(
+            tokens=torch.zeros(slots, self.row_length, dtype=torch.int32, device=device),
+            known=self.parameters.known,
+            counts=torch.zeros(slots, sizes.vocabulary, dtype=torch.int32, device=device),
+        )
+        self.block_tables = torch.zeros(slots, sizes.max_blocks, dtype=torch.int32, device=device)
+        memory = SlotMemory(self.history.tokens, self.block_tables, self.parameters.numbers)
+        self._placement = Placement(memory, upload)
+        self.prompt_tokens = np.zeros(slots, np.int64)
+        self._block_counts = np.zeros(slots, np.int64)
+        self._decodes = np.zeros((microbatches, slots), bool)
+        self._nobody = decode_rows(np.zeros(0, np.int32))
+        self._decoding = [self._nobody] * microbatches
+        # With the drafts of the last step that had some: where executors made them, every step names the same ids.
+        self._drafted: tuple[HostRows, tuple[bytes, bytes], HostRows] | None = None
+        self._upload = upload
+
+    def reset(self) -> None:
+        """Forget every request: a new scheduler knows nothing of them."""
+        self._decodes[:] = False
+        self._decoding = [self._nobody] * self._microbatches
+
+    def apply(self, plan: StepPlan) -> None:
+        """The plan's diffs, in this order: slots that stop decoding, starts, blocks, slots that begin to decode."""
+        number = plan.microbatch
+        if plan.decode_off:
+            self._decodes[number, integers(plan.decode_off)] = False
+        if plan.starts or plan.blocks:
+            self._change(plan)
+        if plan.decode_on:
+            self._decodes[number, integers(plan.decode_on)] = True
+        if plan.decode_off or plan.decode_on:
+            self._decoding[number] = decode_rows(self._decodes[number].nonzero()[0].astype(np.int32))
+
+    def rows(self, plan: StepPlan) -> HostRows:
+        """The step's rows: the same object while the same slots decode, with the same drafts, and nothing else runs."""
+        decoding = self._nobody if plan.microbatch == NOBODY else self._decoding[plan.microbatch]
+        if not (plan.chunks or plan.drafts):
+            return decoding
+        if plan.chunks:
+            return mixed_rows(decoding.slots, plan)
+        key = plan.drafts, plan.draft_ids
+        if self._drafted is None or self._drafted[0] is not decoding or self._drafted[1] != key:
+            self._drafted = decoding, key, mixed_rows(decoding.slots, plan)
+        return self._drafted[2]
+
+    def longest(self, rows: HostRows) -> int:
+        """Keys that the longest row may have: what its blocks hold."""
+        return int(self._block_counts[rows.slots].max(initial=1)) * self.sizes.block_size
+
+    def _change(self, plan: StepPlan) -> None:
+        """Send up what enters slots and what is appended to their tables, all at once."""
+        starts = plan.starts
+        for start in starts:
+            self.prompt_tokens[start.slot] = start.prompt_tokens
+            for number in self._decodes[:, start.slot].nonzero()[0].tolist():
+                self._decodes[number, start.slot] = False
+                self._decoding[number] = decode_rows(self._decodes[number].nonzero()[0].astype(np.int32))
+            self._block_counts[start.slot] = len(start.blocks) // NUMBER
+        numbers = self.parameters.start(starts)
+        pairs = integers(plan.blocks).reshape(-1, 2)
+        if starts and len(pairs) and np.isin(pairs[:, 0], [start.slot for start in starts]).any():
+            self._send(starts, numbers, pairs[:0])  # the start clears the table that it fills, so it goes first
+            starts, numbers = (), []
+        self._send(starts, numbers, pairs)
+        for start in plan.starts:
+            if self.parameters.uses[start.slot] & PENALTIES:
+                self._count(start.slot, start.prompt_tokens, len(start.token_ids) // NUMBER)
+
+    def _send(self, starts: Sequence[SlotStart], numbers: Sequence[tuple[float, ...]], pairs: Column) -> None:
+        appended = self._append(pairs)
+        end = COUNT_WORDS + len(starts) * HEAD_WORDS + appended.size
+        heads, contents, longest = [], [], 0
+        for start, own in zip(starts, numbers, strict=True):
+            tokens, blocks = len(start.token_ids) // NUMBER, len(start.blocks) // NUMBER
+            heads.append(HEAD.pack(start.slot, end, tokens, end + tokens, blocks, *own))
+            contents += [start.token_ids, start.blocks]
+            end += tokens + blocks
+            longest = max(longest, tokens)
+        counts = COUNTS.pack(len(starts), len(appended), longest, 0)
+        words = np.frombuffer(bytearray().join((counts, *heads, appended.tobytes(), *contents)), "<i4")
+        self._placement.carry_out(words)
+
+    def _count(self, slot: int, prompt: int, length: int) -> None:
+        counts, tokens = self.history.counts[slot].zero_(), self.history.tokens[slot, :length].long()
+        counts.index_fill_(0, tokens[:prompt], 1)
+        counts.index_add_(0, tokens[prompt:], torch.full_like(tokens[prompt:], 2, dtype=torch.int32))
+
+    def _append(self, pairs: Column) -> Column:
+        """Slot, column and block of each that is appended: [blocks, 3], in the order given for each slot."""
+        if not len(pairs):
+            return np.empty((0, PAIR), np.int32)
+        slots = pairs[:, 0]
+        columns = self._block_counts[slots]
+        if len(slots) > 1 and (slots[1:] <= slots[:-1]).any():  # several of a slot, or slots in any order
+            pairs = pairs[np.argsort(slots, kind="stable")]
+            slots = pairs[:, 0]
+            _, repeats = np.unique(slots, return_counts=True)
+            columns = self._block_counts[slots] + offsets(repeats)
+        self._block_counts[slots] = columns + 1  # the last of a slot's wins
+        appended = np.empty((len(pairs), PAIR), np.int32)
+        appended[:, 0], appended[:, 1], appended[:, 2] = slots, columns, pairs[:, 1]
+        return appended
+
+
+def offsets(counts: IntArray) -> IntArray:
+    """0 .. count - 1 for each count, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """One step: decoding slots ascending, then chunks in the plan's order; entries in the order of rows."""
+
+    query_start: Column  # [rows + 1], first token of each row
+    slots: Column  # [rows]
+    starts: Column  # [rows], first position of a chunk, DECODING for a decoding row
+    last: Column  # [entries], the token whose logits each entry samples from
+    draft_ids: Column  # [tokens], the id of a token that is a draft, else NO_DRAFT
+    entry_start: Column  # [sampling rows + 1], first entry of each
+    entry_slots: Column  # [entries]
+    depth: Column  # [entries], drafts of its row that come before it
+    drafts: Column  # [entries], the draft that its token must equal to count on, NO_DRAFT where none follows
+    decoding: int  # rows that decode; they come first
+    longest: int  # tokens of the longest row
+
+    @cached_property
+    def tokens(self) -> int:
+        return len(self.draft_ids)
+
+    @cached_property
+    def rows(self) -> int:
+        return len(self.slots)
+
+    @cached_property
+    def entries(self) -> int:
+        return len(self.last)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether every row is one position that samples."""
+        return self.longest == 1 and self.entries == self.rows
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a forward pass reads of a step, on the device."""
+
+    rows: InputRows
+    last: Tensor  # int32 [entries]
+
+
+def integers(column: bytes) -> Column:
+    """A column of a plan."""
+    return np.frombuffer(column, "<i4")
+
+
+def decode_rows(decoding: Column) -> HostRows:
+    """Every slot runs one position and samples."""
+    count = len(decoding)
+    places = np.arange(count + 1, dtype=np.int32)
+    nothing = np.full(count, -1, np.int32)
+    return HostRows(
+        query_start=places,
+        slots=decoding,
+        starts=nothing,
+        last=places[:count],
+        draft_ids=nothing,
+        entry_start=places,
+        entry_slots=decoding,
+        depth=np.zeros(count, np.int32),
+        drafts=nothing,
+        decoding=count,
+        longest=min(count, 1),
+    )
+
+
+def mixed_rows(decoding: Column, plan: StepPlan) -> HostRows:
+    """Decoding slots, some with drafts, and chunks."""
+    return drafted_rows(decoding, plan) if plan.drafts else chunked_rows(decoding, plan)
+
+
+def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
+    """Decoding slots and chunks: whoever samples has one entry. The device waits for this with every prompt."""
+    slot, start, size, sample = integers(plan.chunks).reshape(-1, 4).T
+    count = len(decoding)
+    query_start = np.arange(count + len(slot) + 1, dtype=np.int32)
+    np.cumsum(size, out=query_start[count + 1 :])
+    query_start[count + 1 :] += count
+    starts = np.full(count + len(slot), DECODING, np.int32)
+    starts[count:] = start
+    places = np.arange(count + int(sample.sum()) + 1, dtype=np.int32)
+    sampling = np.concatenate((places[:count], count + sample.nonzero()[0]))
+    slots = np.concatenate((decoding, slot))
+    return HostRows(
+        query_start=query_start,
+        slots=slots,
+        starts=starts,
+        last=query_start[sampling + 1] - 1,
+        draft_ids=np.full(query_start[-1], NO_DRAFT, np.int32),
+        entry_start=places,
+        entry_slots=slots[sampling],
+        depth=np.zeros(len(sampling), np.int32),
+        drafts=np.full(len(sampling), NO_DRAFT, np.int32),
+        decoding=count,
+        longest=int(size.max(initial=min(count, 1))),
+    )
+
+
+def drafted_rows(decoding: Column, plan: StepPlan) -> HostRows:
+    """Decoding slots, those that have drafts with an entry more for each, and chunks."""
+    drafted = integers(plan.drafts).reshape(-1, 2)
+    queries = np.ones(len(decoding), np.int32)
+    queries[np.searchsorted(decoding, drafted[:, 0])] += drafted[:, 1]
+    chunks = integers(plan.chunks).reshape(-1, 4)
+    slots = np.concatenate((decoding, chunks[:, 0]))
+    entries = np.concatenate((queries, chunks[:, 3]))  # of each row
+    query_start = cumulated(np.concatenate((queries, chunks[:, 2])))
+    sampling = entries.nonzero()[0]
+    counts = entries[sampling]
+    entry_start = cumulated(counts)
+    depth = np.arange(entry_start[-1], dtype=np.int32) - np.repeat(entry_start[:-1], counts)
+    last = np.repeat(query_start[1:][sampling] - counts, counts) + depth
+    draft_ids = np.full(query_start[-1], NO_DRAFT, np.int32)
+    drafts = np.full(len(depth), NO_DRAFT, np.int32)
+    after = depth.nonzero()[0]
+    drafts[after - 1] = draft_ids[last[after]] = integers(plan.draft_ids)
+    return HostRows(
+        query_start=query_start,
+        slots=slots,
+        starts=np.concatenate((np.full(len(decoding), DECODING, np.int32), chunks[:, 1])),
+        last=last,
+        draft_ids=draft_ids,
+        entry_start=entry_start,
+        entry_slots=np.repeat(slots[sampling], counts),
+        depth=depth,
+        drafts=drafts,
+        decoding=len(decoding),
+        longest=int(np.diff(query_start).max(initial=0)),
+    )
+
+
+def cumulated(counts: Column) -> Column:
+    """Where each begins, and where the last ends: [counts + 1]."""
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def input_columns(rows: HostRows) -> tuple[Column, ...]:
+    """The columns of `StepInputs`."""
+    return rows.query_start, rows.slots, rows.starts, rows.draft_ids, rows.last
+
+
+def input_padding(rows: HostRows, scratch: int) -> tuple[int, ...]:
+    """What fills those columns behind a step's own numbers: rows without tokens, tokens that are nobody's."""
+    return rows.tokens, scratch, 0, NO_DRAFT, 0
+
+
+def step_inputs(tensors: Iterable[Tensor]) -> StepInputs:
+    """Of the device's copies of `input_columns`."""
+    *rows, last = tensors
+    return StepInputs(InputRows(*rows), last)
+
+
+def entry_columns(rows: HostRows, masks: Column | None) -> tuple[Column, ...]:
+    """The columns of `Entries`; `masks` is the place of each entry's mask."""
+    if masks is None:
+        masks = np.full(rows.entries, NO_MASK, np.int32)
+    return rows.entry_start, rows.entry_slots, rows.depth, rows.drafts, masks
+
+
+def entry_padding(rows: HostRows, scratch: int) -> tuple[int, ...]:
+    """What fills those columns behind a step's own numbers: entries of the scratch slot that are no row's."""
+    return rows.entries, scratch, 0, NO_DRAFT, NO_MASK
+
+
+class Packing:
+    """Where columns of at most some length each stand in one buffer of int32."""
+
+    def __init__(self, room: Sequence[int]) -> None:
+        ends = np.cumsum([-(-length // LINE) * LINE for length in room]).tolist()
+        self.size: int = ends[-1]  # numbers
+        self._starts: tuple[int, ...] = (0, *ends[:-1])
+
+    def views(self, packed: Tensor, lengths: Sequence[int]) -> Iterator[Tensor]:
+        """The columns within int32 `[size]`, each of the length asked for."""
+        return (packed[at : at + length] for at, length in zip(self._starts, lengths, strict=True))
+
+    def pack(self, columns: Sequence[Column], lengths: Sequence[int], padding: Sequence[int]) -> Column:
+        """The columns, each padded to its length: int32, up to the end of the last."""
+        packed = np.empty(self._starts[-1] + lengths[-1], np.int32)
+        for column, start, length, fill in zip(columns, self._starts, lengths, padding, strict=True):
+            end = start + len(column)
+            packed[start:end] = column
+            packed[end : start + length] = fill
+        return packed
+
+
+def mask_places(vocabulary: int) -> int:
+    """How many masks a store holds."""
+    return min(MOST_PLACES, MOST_BYTES * 8 // (BITS * -(-vocabulary // BITS)))
+
+
+def store_masks(masks: StepMasks, store: Tensor, upload: Upload) -> None:
+    """Put the fresh masks of a step into their places of `store  # [places, words]`."""
+    if not masks.fresh:
+        return
+    places = integers(masks.fresh).astype(np.int64)
+    bits = integers(masks.bits).reshape(len(places), store.shape[1]).copy()
+    new_places, new_bits = upload.send((places, bits))
+    store.index_copy_(0, new_places, new_bits)
+
+
+def entry_masks(masks: StepMasks, entries: int) -> Column:
+    """The place of each entry's mask: [entries]."""
+    places = np.full(entries, NO_MASK, np.int32)
+    places[integers(masks.entries)] = integers(masks.places)
+    return places

@@ -1,0 +1,375 @@
+"""Runs steps: a plan in, the work enqueued on the device, and a result out.
+
+Nothing waits for the device, so that step k+1 can be launched before the result of step k is read: input ids and
+positions are gathered from the slots, where the step before wrote what it sampled, and everything runs in stream order.
+A step has two halves, the forward pass and the sampling; masks may come between them. Each is a graph where one fits
+and eager where none does. On a CPU the same code runs to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.compilation import compile_all, rehearsal
+from penstock.engine_core.execution.cuda_graphs import Graphs, GraphSizes
+from penstock.engine_core.execution.draft_graphs import DraftGraphs
+from penstock.engine_core.execution.draft_model import Draft, Drafting, DraftRows, attach, draft_rows
+from penstock.engine_core.execution.dummy_runs import with_drafting
+from penstock.engine_core.execution.forward import Forward, Network, kv_pages
+from penstock.engine_core.execution.input_batch import (
+    Column,
+    HostRows,
+    SlotSizes,
+    SlotTable,
+    StepInputs,
+    entry_columns,
+    entry_masks,
+    input_columns,
+    step_inputs,
+    store_masks,
+)
+from penstock.engine_core.execution.pipeline import Pipeline, staged
+from penstock.engine_core.execution.sampler import Sampled, Sampler
+from penstock.engine_core.execution.step_output import (
+    Launched,
+    Output,
+    Pools,
+    PromptScores,
+    Vectors,
+    entry_logprobs,
+    prompt_logprobs,
+    prompt_scores,
+    prompt_spans,
+    step_times,
+    told_drafts,
+    vector_rows,
+)
+from penstock.engine_core.execution.transfer import Download, Upload
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.sharding import rank_spec
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.sampling_tables import Entries
+from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
+
+FAILED = -1  # token of an entry with non-finite logits
+NOTHING = Output(None, None, ())
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """What the runner is made for."""
+
+    device: torch.device
+    dtype: torch.dtype
+    blocks: int  # usable ones, numbered 1..blocks
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
+    synthetic_acceptance: float | None = None  # chance of every draft, for benchmarks: see kernels/sampling.py
+    group: Group = ALONE
+    step_tokens: int = 0  # most of a step; a stage of a pipeline must know
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A step whose forward pass is under way."""
+
+    plan: StepPlan
+    rows: HostRows
+    hidden: Tensor | None  # [tokens, hidden], padded perhaps; None: a step without rows
+    last: Tensor | None  # int32 [entries], which of them are sampled from; None: a graph has laid them out
+    prompts: tuple[PromptScores, ...]
+    began: torch.cuda.Event | None
+    vectors: Vectors | None = None  # of prompts that pool and end here
+    computed: torch.cuda.Event | None = None  # the forward pass is over; of a step that waits for masks
+
+
+class RunnerStatistics(msgspec.Struct, frozen=True):
+    """Totals since the start."""
+
+    steps: int
+    tokens: int  # positions computed
+    sampled: int  # entries
+    rejected: int  # of them, behind a wrong draft
+    failed: int  # of them, without a token
+
+
+class Runner:
+    """One executor's steps over one model, its slots and its KV pages, and a draft model over the same slots."""
+
+    def __init__(self, model: Network, spec: ModelSpec, options: RunnerOptions, draft: Draft | None = None) -> None:
+        self.options = options
+        self.sizes = SlotSizes(options.max_num_seqs, options.max_model_len, options.block_size, spec.vocab_size)
+        self._upload = Upload(options.device)
+        self._download = Download(options.device)
+        group = options.group
+        self._slots = SlotTable(self.sizes, self._upload, group.stages)
+        cache = kv_pages(rank_spec(spec, group.size), options.blocks, options.block_size, options.dtype, options.device)
+        history, sampling = self._slots.history, self._slots.parameters.sampling
+        self._pipeline: Pipeline | None = None  # one stage exchanges nothing
+        whole = model
+        if (stage := staged(model, group, options.step_tokens, () if draft is None else draft.taps)) is not None:
+            self._pipeline = Pipeline(stage, group, self.sizes.scratch + 1, sampling, history, self._upload)
+            model = stage
+        if draft is not None and isinstance(draft.model, EagleHead):
+            assert draft.model.target is whole, "a head drafts for its own model"
+            model, head = attach(
+                draft.model, stage or draft.model.target, options.blocks, options.block_size, history.known
+            )
+            draft = replace(draft, model=head)
+        self._model = model
+        self._forward = Forward(model, history, self._slots.block_tables, cache)
+        rate = options.synthetic_acceptance
+        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
+        self._draft_tokens = 0 if draft is None else draft.tokens
+        self._drafting: Drafting | None = None
+        if draft is not None and draft.model is not None:
+            self._drafting = Drafting(
+                draft, self._slots, options.blocks, options.dtype, self._upload, options.graphs, group
+            )
+        self._graphs: Graphs | None = None
+        if options.graphs is not None:
+            states = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
+            self._graphs = Graphs(
+                self._forward, self._sampler, options.graphs, states, self.sizes.scratch, self._upload,
+                samples=group.ends,
+            )  # fmt: skip
+        self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
+        self._entries: tuple[HostRows, Entries] | None = None  # of the last eager sampling without masks
+        self._pools = Pools()
+        self._draft_rows: tuple[bytes, DraftRows] | None = None  # of the last drafting
+        self._last: Launched | None = None  # that was collected
+        self._steps = self._tokens = self._sampled = self._rejected = self._failed = 0
+
+    @property
+    def mask_places(self) -> int:
+        """Masks that the store holds."""
+        return self._slots.parameters.sampling.own_masks
+
+    @property
+    def graphs(self) -> Graphs | None:
+        return self._graphs
+
+    @property
+    def draft_graphs(self) -> DraftGraphs | None:
+        return None if self._drafting is None else self._drafting.graphs
+
+    def graph_states(self) -> list[tuple[GraphSizes, int]]:
+        """Sizes of the graphs there are, of the model and of the draft model, with the width of what each keeps."""
+        return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]
+
+    def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
+        """Trial steps with drafts made behind them, where there is a draft model."""
+        return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
+
+    def reset(self) -> None:
+        """Forget every request. Steps still in flight end harmlessly."""
+        if self._pipeline is not None:
+            self._pipeline.settle()
+        self._slots.reset()
+        self._pools.reset()
+
+    @torch.inference_mode()
+    def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
+        """Have what `plans` and the graphs launch compiled, side by side, if there are some by these processes, and
+        loaded, also where a library loads it. The plans touch scratch alone."""
+        if self.options.device.type == "cpu":
+            return
+        with rehearsal(compilers) as missing:
+            for plan in plans:
+                self.launch(plan)
+            for graphs in self._all_graphs():
+                graphs.rehearse(graphs.captures.rehearsed)
+        compile_all(missing, self.options.device)
+        for graphs in self._all_graphs():
+            graphs.rehearse(graphs.captures.waiting)
+
+    @torch.inference_mode()
+    def prepare(self, *, largest: bool = False) -> None:
+        """Capture all graphs, or the largest alone, which decide the memory. What they launch has been compiled, by
+        this runner or by one over a layer of each kind: nothing is loaded while a stream is captured."""
+        for graphs in self._all_graphs():
+            while graphs.captures.largest or (graphs.captures.waiting and not largest):
+                graphs.capture()
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Enqueue one step without masks. Plans are launched in order; a plan is trusted."""
+        return self.draft(self.finish(self.begin(plan), None))
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Begun:
+        """Take over the plan's changes and enqueue its forward pass. `finish` must follow before the next `begin`."""
+        began = self._mark()
+        if self._pipeline is not None:
+            self._pipeline.begin([start.slot for start in plan.starts])
+        self._slots.apply(plan)
+        self._pools.start(plan.starts)
+        rows = self._slots.rows(plan)
+        self._steps += 1
+        self._tokens += rows.tokens
+        if not rows.rows:
+            return Begun(plan, rows, None, None, (), began)
+        if self._pipeline is not None:
+            self._pipeline.receive(rows)
+            began = self._mark()  # the step's own time, without what it waited for others
+        shape = self._graphs.forward.fitting(rows) if self._graphs is not None else None
+        last: Tensor | None = None
+        if self._graphs is not None and shape is not None:
+            hidden = self._graphs.forward.replay(rows, shape)
+            if rows.entries > shape.entries:
+                (last,) = self._upload.send((rows.last,))
+        else:
+            inputs = self._send_inputs(rows)
+            hidden, last = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows)), inputs.last
+        if self._pipeline is not None:
+            self._pipeline.pass_on(rows)
+        if not self.options.group.ends:
+            return Begun(plan, rows, hidden, last, (), began)
+        spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
+        prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
+        vectors = self._pools.take(plan, rows, hidden, self._model, self._upload)
+        return Begun(plan, rows, hidden, last, prompts, began, vectors, self._mark() if plan.masked else None)
+
+    @torch.inference_mode()
+    def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
+        """Enqueue the sampling of a step, under its masks if it has any, and the way of its result to the host. `draft`
+        must follow before the next `begin`. Masks are for the member of a group that answers, and nothing to others."""
+        rows, plan = begun.rows, begun.plan
+        halves = None
+        if begun.computed is not None and (went_on := self._mark()) is not None:
+            halves = begun.computed, went_on
+        self._sampled += rows.entries
+        widths = None
+        output = Output(None, None, begun.prompts, vectors=begun.vectors)
+        if rows.entries and not self.options.group.ends:
+            assert self._pipeline is not None
+            self._pipeline.await_tokens(rows)
+        elif rows.entries:
+            wanted = self._slots.parameters.logprobs[rows.entry_slots]
+            widths = wanted if wanted.max() >= 0 and self.options.group.answers else None
+            sampled = self._sample(begun, self._place_masks(masks, rows.entries), scored=widths is not None)
+            tokens = sampled.tokens[: rows.entries]
+            output = replace(output, tokens=tokens, scores=sampled.scores if widths is not None else None)
+            if self._pipeline is not None:
+                self._pipeline.tell(rows, tokens)
+        fetched, done = self._download.fetch(output.tensors())
+        return Launched(
+            plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done, done,
+            self._rows_to_draft(plan.drafting), halves=halves,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def draft(self, launched: Launched) -> Launched:
+        """Enqueue what the step's plan wants drafted behind it; the result waits for it only if it has some of it."""
+        rows = launched.drafts
+        if rows is None:
+            return launched
+        if self._drafting is None:
+            assert self._pipeline is not None, "a plan is trusted"
+            self._pipeline.await_drafts(rows)
+            return launched
+        began = self._mark()
+        self._drafting.run(rows)
+        ended = self._mark()
+        if self._pipeline is not None and rows.turns:
+            self._pipeline.tell_drafts(self._drafting.made(rows.turn.slots, rows.turns))
+        launched = replace(launched, drafted=None if began is None or ended is None else (began, ended))
+        if not len(rows.told):
+            return launched
+        told = self._drafting.made(rows.told, rows.turns)
+        (fetched,), done = self._download.fetch([told])
+        return replace(
+            launched,
+            fetched=replace(launched.fetched, drafts=fetched),
+            held=replace(launched.held, drafts=told),
+            done=done,
+        )
+
+    def collect(self, launched: Launched) -> StepResult:
+        """The result of a step, waiting for it. Its times are the device's own, 0 on a CPU."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        times = step_times(launched, self._last)
+        self._last = replace(launched, fetched=NOTHING, held=NOTHING)
+        fetched = launched.fetched
+        tokens = np.zeros(0, np.int32) if fetched.tokens is None else fetched.tokens.numpy()
+        if len(tokens) and tokens.min() < 0:
+            self._failed += int((tokens == FAILED).sum())
+            self._rejected += int((tokens == REJECTED).sum())
+        return StepResult(
+            step=launched.step,
+            epoch=launched.epoch,
+            token_ids=tokens.tobytes(),
+            logprobs=tuple(entry_logprobs(launched, tokens)),
+            prompt_logprobs=tuple(prompt_logprobs(fetched.prompts)),
+            vectors=vector_rows(fetched.vectors),
+            drafts=told_drafts(launched),
+            busy=times.busy,
+            waited=times.waited,
+            drafting=times.drafting,
+        )
+
+    def statistics(self) -> RunnerStatistics:
+        return RunnerStatistics(self._steps, self._tokens, self._sampled, self._rejected, self._failed)
+
+    def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
+        """Those of a step and those of drafting, as far as there are any."""
+        return tuple([graphs for graphs in (self._graphs, self.draft_graphs) if graphs is not None])
+
+    def _rows_to_draft(self, drafting: bytes) -> DraftRows | None:
+        """Of a plan's column: the same object while it stays the same."""
+        if not drafting:
+            return None
+        if self._draft_rows is None or self._draft_rows[0] != drafting:
+            self._draft_rows = drafting, draft_rows(drafting)
+        return self._draft_rows[1]
+
+    def _send_inputs(self, rows: HostRows) -> StepInputs:
+        if self._inputs is None or self._inputs[0] is not rows:
+            self._inputs = rows, step_inputs(self._upload.send(input_columns(rows)))
+        return self._inputs[1]
+
+    def _send_entries(self, rows: HostRows, masks: Column | None) -> Entries:
+        if masks is not None:
+            return Entries(*self._upload.send(entry_columns(rows, masks)))
+        if self._entries is None or self._entries[0] is not rows:
+            self._entries = rows, Entries(*self._upload.send(entry_columns(rows, None)))
+        return self._entries[1]
+
+    def _place_masks(self, masks: StepMasks | None, entries: int) -> Column | None:
+        if masks is None:
+            return None
+        store_masks(masks, self._slots.parameters.sampling.masks, self._upload)
+        return entry_masks(masks, entries)
+
+    def _sample(self, begun: Begun, masks: Column | None, *, scored: bool) -> Sampled:
+        rows, hidden = begun.rows, begun.hidden
+        assert hidden is not None
+        size = self._graphs.sampling.fitting(rows) if self._graphs is not None else 0
+        if self._graphs is not None and size:
+            if begun.last is not None:
+                torch.index_select(hidden, 0, begun.last, out=self._graphs.states[: rows.entries])
+            self._download.guard()
+            return self._graphs.sampling.replay(rows, size, masks)
+        if begun.last is not None:
+            states = hidden if rows.plain else hidden.index_select(0, begun.last)
+        else:
+            assert self._graphs is not None
+            states = self._graphs.states[: rows.entries]
+        return self._sampler.run(states, self._send_entries(rows, masks), scored=scored)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if self.options.device.type == "cpu":
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event

@@ -1,0 +1,113 @@
+"""Memory of the machine: what a CPU has available, and what the worst step of a model takes on a GPU."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from penstock.engine_core.execution.cuda_graphs import kept_tokens
+from penstock.engine_core.execution.draft_model import Draft
+from penstock.engine_core.execution.dummy_runs import crowded_steps, late_steps, warm_steps, worst_step
+from penstock.engine_core.execution.forward import Network
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.spec import ModelSpec
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")  # lines of memory.stat
+
+
+def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Bytes that this process could still take without swapping: the kernel's estimate, or what the control group
+    leaves where that is less. Cached files, a model's own among them, are given back when memory is wanted, so neither
+    counts them as taken. Sources: proc(5), MemAvailable; the kernel's cgroup-v2 documentation, memory.max and
+    memory.stat."""
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, current = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.exists() and current.exists():
+        allowed = limit.read_text().strip()
+        if allowed != "max":
+            taken = max(0, int(current.read_text()) - reclaimable(cgroup / "memory.stat"))
+            available = min(available, max(0, int(allowed) - taken))
+    return available
+
+
+def reclaimable(stat: Path) -> int:
+    """Bytes of a control group that the kernel gives back by itself."""
+    if not stat.exists():
+        return 0
+    fields = dict(line.split() for line in stat.read_text().splitlines() if line)
+    return sum(int(fields.get(name, 0)) for name in RECLAIMABLE)
+
+
+def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None) -> int:
+    """Bytes of GPU memory that slot tables, worst-case steps, drafting behind them and graphs take beyond what is
+    allocated now. The steps are one of `tokens` and some at the end of the longest sequence.
+
+    It is measured by running such steps, and capturing the largest graphs, over a cache of the scratch block alone.
+    """
+    device = options.device
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    trial = Runner(model, spec, replace(options, blocks=0), draft)
+    for plan in trial.drafted([worst_step(trial.sizes, tokens), *late_steps(trial.sizes)]):
+        trial.collect(trial.launch(plan))
+    trial.prepare(largest=True)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_reserved(device) - before
+    for sizes, hidden in trial.graph_states():
+        peak += kept_tokens(sizes) * hidden * options.dtype.itemsize
+    del trial
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak
+
+
+def used_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of the GPU that are taken now, by anyone, and all that it has."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free, total
+
+
+def compile_steps(
+    model: Decoder,
+    options: RunnerOptions,
+    tokens: int,
+    draft: Draft | None = None,
+    compilers: Executor | None = None,
+) -> None:
+    """Have the kernels of steps of at most `tokens`, of drafting behind them and of the graphs compiled or loaded;
+    nothing on a CPU.
+
+    They are rehearsed over one layer of each kind and the scratch block, since other layers launch nothing else.
+    `compilers` are processes that take part, see `engine_core.execution.compilation`.
+    """
+    if options.device.type == "cpu":
+        return
+    short = model.shallow()
+    few = None if draft is None else shallow_draft(draft, short)
+    runner = Runner(short, short.spec, replace(options, blocks=0), few)
+    sizes = runner.sizes
+    plans = [worst_step(sizes, tokens), *crowded_steps(sizes, tokens), *warm_steps(sizes, tokens)]
+    runner.compile(runner.drafted(plans), compilers)
+
+
+def shallow_draft(draft: Draft, model: Decoder) -> Draft:
+    """The same with one layer of each kind, beside the model with one of each kind."""
+    draft = replace(draft, taps=(0,) * len(draft.taps))
+    if draft.model is None:
+        return draft
+    if isinstance(draft.model, EagleHead):
+        return replace(draft, model=draft.model.over(model))
+    assert isinstance(draft.model, Decoder)
+    short = draft.model.shallow()
+    return replace(draft, model=short, spec=short.spec)

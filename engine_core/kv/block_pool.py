@@ -1,0 +1,287 @@
+"""The block pool: blocks 1..total, reference counts, and the order in which content is given up.
+
+A block is free (no content worth keeping), idle (unreferenced, content still findable), held (referenced), or
+quarantined after a failed check. Block 0 is the executor's scratch and never appears here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine_core.kv.prefix_index import Prefix
+
+OUTSIDE = -1
+
+
+class PoolStatistics(msgspec.Struct, frozen=True):
+    total: int
+    free: int
+    idle: int
+    held: int
+    quarantined: int
+
+
+class PoolReport(msgspec.Struct, frozen=True):
+    """What a check found. `faults` is empty when free + idle + held + quarantined = total and every count is right."""
+
+    free: int
+    idle: int
+    held: int
+    quarantined: int
+    total: int
+    faults: tuple[str, ...] = ()
+    blocks: tuple[int, ...] = ()  # newly quarantined
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+
+class Pool:
+    """Owner of the reference counts. Eviction is queue order and nothing else: oldest released, first reused."""
+
+    def __init__(self, total: int, prefix: Prefix) -> None:
+        assert total >= 1
+        self.total = total
+        self.prefix = prefix
+        self._references = array("i", bytes(4 * (total + 1)))
+        self._free = list(range(total, 0, -1))  # a stack: low numbers go out first
+        self._idle = IdleQueue(total)
+        self._held = 0
+        self._quarantined: set[int] = set()
+
+    @property
+    def available(self) -> int:
+        """Blocks that `take` can hand out now."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can ever be handed out."""
+        return self.total - len(self._quarantined)
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks with one reference each; their content is forgotten. The caller has checked `available`."""
+        assert count <= self.available
+        free, references = self._free, self._references
+        if count <= len(free):
+            blocks = free[len(free) - count :]
+            del free[len(free) - count :]
+            blocks.reverse()
+        else:
+            blocks = free[::-1]
+            free.clear()
+            while len(blocks) < count:
+                block = self._idle.oldest()
+                self.prefix.forget(block)
+                blocks.append(block)
+        for block in blocks:
+            references[block] = 1
+        self._held += count
+        return blocks
+
+    def idle_among(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks `share` would take out of `available`."""
+        references = self._references
+        return sum(references[block] == 0 for block in blocks)
+
+    def lone_among(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks one `release` would return."""
+        references = self._references
+        return sum(references[block] == 1 for block in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to blocks that the prefix index named."""
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                self._idle.remove(block)
+                self._held += 1
+            references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One reference less to each block of a table, last block first, so that a prefix outlives what follows it."""
+        references, named = self._references, self.prefix.named
+        for block in reversed(blocks):
+            left = references[block] - 1
+            assert left >= 0, "a block is released as often as it was taken"
+            references[block] = left
+            if left == 0:
+                self._held -= 1
+                if block in self._quarantined:
+                    self.prefix.forget(block)
+                elif named(block):
+                    self._idle.put(block)
+                else:
+                    self._free.append(block)
+
+    def distrust(self, blocks: Iterable[int]) -> None:
+        """Forget the content of blocks whose holder failed. Holders keep them; nobody finds them any more."""
+        for block in blocks:
+            self.prefix.forget(block)
+            if block in self._idle:
+                self._idle.remove(block)
+                self._free.append(block)
+
+    def clear(self, total: int) -> None:
+        """Every block is free and empty: the pages themselves are gone."""
+        self.prefix.clear(total)
+        self.total = total
+        self._references = array("i", bytes(4 * (total + 1)))
+        self._free = list(range(total, 0, -1))
+        self._idle = IdleQueue(total)
+        self._held = 0
+        self._quarantined.clear()
+
+    def check(self, tables: Sequence[Sequence[int]], *, thorough: bool) -> PoolReport:
+        """Compare the books with `tables`, every table that holds references (running and fenced).
+
+        The sums are compared first; if one is wrong, or `thorough` is set, every block is (milliseconds at 60,000
+        blocks). Blocks whose state is contradictory are quarantined: never handed out again in this epoch.
+        """
+        counted = np.frombuffer(self._references, np.int32)[1:]
+        sums = (
+            int(np.count_nonzero(counted > 0)) == self._held,
+            int(counted.sum()) == sum(map(len, tables)),
+            len(self._free) + len(self._idle) + self._held + self._adrift() == self.total,
+        )
+        return self._check_blocks(tables) if thorough or not all(sums) else self._report((), ())
+
+    def _adrift(self) -> int:
+        """Quarantined blocks that no table holds."""
+        return sum(self._references[block] == 0 for block in self._quarantined)
+
+    def _report(self, faults: tuple[str, ...], blocks: tuple[int, ...]) -> PoolReport:
+        free, idle = len(self._free), len(self._idle)
+        return PoolReport(free, idle, self._held, self._adrift(), self.total, faults, blocks)
+
+    def _check_blocks(self, tables: Sequence[Sequence[int]]) -> PoolReport:
+        flat = np.fromiter(itertools.chain.from_iterable(tables), np.int64)
+        expected = np.bincount(flat, minlength=self.total + 1)
+        counted = np.frombuffer(self._references, np.int32).astype(np.int64)
+        queued = np.zeros(self.total + 1, np.int64)
+        for queue in (self._free, self._idle):
+            queued += np.bincount(np.fromiter(queue, np.int64, len(queue)), minlength=self.total + 1)
+        away = np.zeros(self.total + 1, bool)
+        away[list(self._quarantined)] = True
+        faults, wrong = [], np.zeros(self.total + 1, bool)
+        for text, mask in (
+            ("reference count differs from the tables", (counted != expected) & ~away),
+            ("held and queued at once", (counted > 0) & (queued > 0)),
+            ("queued twice", queued > 1),
+            ("neither held nor queued", (counted == 0) & (queued == 0) & ~away),
+        ):
+            mask[0] = False
+            if mask.any():
+                faults.append(f"{text}: {int(mask.sum())} blocks")
+                wrong |= mask
+        if self._held != int(np.count_nonzero(counted[1:] > 0)):
+            faults.append(f"held is counted as {self._held}")
+        blocks = tuple(int(block) for block in np.flatnonzero(wrong))
+        if faults:
+            self._quarantine(blocks, expected)
+        return self._report(tuple(faults), blocks)
+
+    def _quarantine(self, blocks: Sequence[int], expected: npt.NDArray[np.int64]) -> None:
+        """Take the blocks out of circulation, with the reference counts that their tables will release."""
+        self._quarantined.update(blocks)
+        self._free = [block for block in self._free if block not in self._quarantined]
+        for block in blocks:
+            self._references[block] = int(expected[block])
+            if block in self._idle:
+                self._idle.remove(block)
+            self.prefix.forget(block)
+        counted = np.frombuffer(self._references, np.int32)
+        self._held = int(np.count_nonzero(counted[1:] > 0))
+
+    def statistics(self) -> PoolStatistics:
+        """`quarantined` leaves out blocks that a table still holds, so that the four always sum to the total."""
+        return PoolStatistics(self.total, len(self._free), len(self._idle), self._held, self._adrift())
+
+
+class IdleQueue:
+    """Blocks 1..total, each at most once. Block 0, which no one owns, is the ring's head."""
+
+    def __init__(self, total: int) -> None:
+        self._next = [0] + [OUTSIDE] * total
+        self._previous = [0] + [OUTSIDE] * total
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, block: int) -> bool:
+        return self._next[block] != OUTSIDE
+
+    def __iter__(self) -> Iterator[int]:
+        """From the oldest to the newest."""
+        block = self._next[0]
+        while block:
+            yield block
+            block = self._next[block]
+
+    def put(self, block: int) -> None:
+        """The block is the newest."""
+        assert self._next[block] == OUTSIDE, "a block is idle once"
+        last = self._previous[0]
+        self._next[last] = self._previous[0] = block
+        self._next[block], self._previous[block] = 0, last
+        self._count += 1
+
+    def remove(self, block: int) -> None:
+        """Take the block out, wherever it stands."""
+        after, before = self._next[block], self._previous[block]
+        assert block > 0
+        assert after != OUTSIDE
+        self._next[before], self._previous[after] = after, before
+        self._next[block] = self._previous[block] = OUTSIDE
+        self._count -= 1
+
+    def oldest(self) -> int:
+        """Take out the block that has been idle longest."""
+        block = self._next[0]
+        self.remove(block)
+        return block
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """A table and its slot, given up by their holder while a step may still write through them."""
+
+    blocks: Sequence[int]
+    slot: int
+
+
+class Fence:
+    """Owner of what is given up but still touched by a step in flight; each entry waits for one step."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[Fenced]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def hold(self, step: int, fenced: Fenced) -> None:
+        """`step` is the last planned step that touches it."""
+        self._waiting.setdefault(step, []).append(fenced)
+
+    def open(self, step: int) -> list[Fenced]:
+        """What waited for this step. Steps are applied in order, so nothing older can be left."""
+        return self._waiting.pop(step, [])
+
+    def tables(self) -> Iterator[Sequence[int]]:
+        for entries in self._waiting.values():
+            for fenced in entries:
+                yield fenced.blocks
+
+    def clear(self) -> None:
+        self._waiting.clear()

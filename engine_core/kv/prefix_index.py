@@ -1,0 +1,102 @@
+"""The prefix index: identity → block. An entry outlives its holders until the pool gives the block to someone else."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+SHARDS = 256  # by an identity's first byte: a dictionary that grows stops the world for one shard, not for all blocks
+IDENTITY_BYTES = 16
+TOKEN_BYTES = 4
+
+
+class PrefixStatistics(msgspec.Struct, frozen=True):
+    """Counters of the index."""
+
+    entries: int  # blocks with an identity
+    sealed: int  # totals since start
+    duplicates: int
+    evicted: int
+
+
+class Prefix:
+    """Owner of block identities. At most one block per identity: a later twin stays anonymous."""
+
+    def __init__(self, total: int) -> None:
+        self._blocks: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
+        self._identities: list[bytes | None] = [None] * (total + 1)  # by block
+        self._sealed = 0
+        self._duplicates = 0
+        self._evicted = 0
+
+    def seal(self, identities: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Let later plans find these blocks. Their content must be written by a step that is planned already: steps run
+        in order, so whoever is planned afterwards reads it complete."""
+        shards, names, twins = self._blocks, self._identities, 0
+        for identity, block in zip(identities, blocks, strict=True):
+            if shards[identity[0]].setdefault(identity, block) == block:
+                assert names[block] in (None, identity), "a block is sealed once between two takes"
+                names[block] = identity
+            else:
+                twins += 1
+        self._sealed += len(blocks) - twins
+        self._duplicates += twins
+
+    def match(self, chain: Sequence[bytes], most: int) -> list[int]:
+        """Blocks of the longest known prefix of `chain`, at most `most` of them."""
+        found: list[int] = []
+        for identity in chain[:most]:
+            block = self._blocks[identity[0]].get(identity)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def named(self, block: int) -> bool:
+        """Whether the block's content can be found."""
+        return self._identities[block] is not None
+
+    def forget(self, block: int) -> None:
+        """The block's content is about to change, or is not to be trusted."""
+        identity = self._identities[block]
+        if identity is not None:
+            self._identities[block] = None
+            del self._blocks[identity[0]][identity]
+            self._evicted += 1
+
+    def clear(self, total: int) -> None:
+        """Forget everything; from now on there are so many blocks."""
+        for shard in self._blocks:
+            shard.clear()
+        self._identities = [None] * (total + 1)
+
+    def statistics(self) -> PrefixStatistics:
+        """Counters as of now."""
+        return PrefixStatistics(sum(map(len, self._blocks)), self._sealed, self._duplicates, self._evicted)
+
+
+def root(salt: str, adapter: str = "", private: int = -1) -> bytes:
+    """The parent of a chain's first block. `private` >= 0 names one request: its blocks are shared with no other."""
+    digest = hashlib.blake2b(digest_size=IDENTITY_BYTES, person=b"penstock-kv")
+    for part in (salt.encode("utf-8", "surrogatepass"), adapter.encode("utf-8", "surrogatepass")):
+        digest.update(len(part).to_bytes(8, "little"))  # lengths first, so that no two extras spell the same bytes
+        digest.update(part)
+    digest.update(private.to_bytes(9, "little", signed=True))
+    return digest.digest()
+
+
+def extend(chain: list[bytes], start: bytes, tokens: array[int], blocks: int, block_size: int) -> None:
+    """Append the identities of full blocks len(chain) .. blocks-1 of `tokens`. No block is hashed twice."""
+    first = len(chain)
+    if first >= blocks:
+        return
+    parent, digest = chain[-1] if chain else start, hashlib.blake2b
+    data = tokens[first * block_size : blocks * block_size].tobytes()
+    width = block_size * TOKEN_BYTES
+    assert len(data) == (blocks - first) * width, "only full blocks have an identity"
+    for offset in range(0, len(data), width):
+        parent = digest(parent + data[offset : offset + width], digest_size=IDENTITY_BYTES).digest()
+        chain.append(parent)

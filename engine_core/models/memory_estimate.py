@@ -1,0 +1,145 @@
+"""How many KV blocks an executor gets: from bytes that are given, measured, or a stated share of the machine's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
+from penstock.protocol.errors import ConfigError
+
+CPU_SHARE = 8  # a CPU gives the cache one part in eight of the memory that is available
+CPU_CEILING = 4 << 30  # and never more than this unless --kv-cache-memory says so
+CONTEXT_BYTES = 960 << 20  # CUDA's context, kernels, what libraries take for themselves
+ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs
+LOGIT_LINES = 5.4  # fp32 lines of a vocabulary per entry: logits, what sampling makes of them, counts for penalties
+DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What decides the size of the cache. Bytes are of one executor."""
+
+    block_bytes: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    length_given: bool  # --max-model-len was given, not taken from the model
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks of one request of full length."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def useful_blocks(self) -> int:
+        """Blocks that all slots together could fill."""
+        return self.request_blocks * self.max_num_seqs
+
+
+def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
+    """Keys and values of one block over all layers."""
+    return 2 * spec.layers * block_size * spec.kv_heads * spec.head_dim * item_bytes
+
+
+def drafting_bytes(layers: ModelSpec, block_size: int, item_bytes: int, *, states: bool) -> int:
+    """What drafting by these layers adds to a block: keys and values, and of an EAGLE head the `states` it reads."""
+    return block_bytes(layers, block_size, item_bytes) + states * block_size * layers.hidden * item_bytes
+
+
+def cpu_blocks(shape: CacheShape, available: int) -> int:
+    """Blocks on a CPU without --kv-cache-memory: an eighth of the available memory, at most 4 GiB and at most what the
+    slots could use."""
+    return min(min(available // CPU_SHARE, CPU_CEILING) // shape.block_bytes - 1, shape.useful_blocks)
+
+
+def gpu_blocks(shape: CacheShape, total: int, utilization: float, used: int, step_peak: int) -> int:
+    """Blocks on a GPU without --kv-cache-memory.
+
+    What may be used is `utilization` of `total`; of that `used` is taken (weights, tables, the context, other
+    processes) and a worst-case step needs `step_peak` on top. All in bytes.
+    """
+    return (int(total * utilization) - used - step_peak) // shape.block_bytes - 1
+
+
+def given_blocks(shape: CacheShape, given: int) -> int:
+    """Blocks in the bytes of --kv-cache-memory, scratch block included in the bytes."""
+    return given // shape.block_bytes - 1
+
+
+def check_blocks(shape: CacheShape, blocks: int, option: str, value: object) -> int:
+    """Return `blocks` if they hold one request of full length.
+
+    Raises ConfigError with the numbers: naming --max-model-len with the length that fits where any does, else `option`,
+    which decides the size of the cache.
+    """
+    if blocks >= shape.request_blocks:
+        return blocks
+    fits = max(0, blocks) * shape.block_size
+    need = (shape.request_blocks + 1) * shape.block_bytes
+    has = f"the KV cache has room for {fits} tokens ({max(0, blocks)} blocks of {shape.block_size})"
+    wish = f"one request of {shape.max_model_len} tokens needs {shape.request_blocks} blocks ({need} bytes)"
+    if fits:
+        length = shape.max_model_len if shape.length_given else 0
+        raise ConfigError("--max-model-len", length, f"{has}, but {wish}; give at most {fits}, or raise {option}")
+    raise ConfigError(option, value, f"{has}, but {wish}")
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The largest step."""
+
+    tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    item_bytes: int
+
+
+def weights(spec: ModelSpec) -> int:
+    """Numbers in all tensors of a model, as `models.decoder` lays them out."""
+    queries, pairs = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
+    attention = spec.hidden * (queries + pairs) + queries * spec.hidden
+    attention += (queries + pairs) * spec.qkv_bias + spec.hidden * spec.output_bias + 2 * spec.head_dim * spec.qk_norm
+    mlps = sum(mlp_weights(spec, spec.experts_of(layer)) for layer in range(spec.layers))
+    embeddings = spec.vocab_size * spec.hidden * (1 if spec.tied else 2)
+    return embeddings + spec.layers * (attention + 2 * spec.hidden) + mlps + spec.hidden
+
+
+def mlp_weights(spec: ModelSpec, experts: ExpertSpec | None) -> int:
+    """Of a layer with these experts and their router, or with one MLP."""
+    if experts is not None:
+        return experts.count * (spec.hidden + expert_weights(spec, experts))
+    return 3 * spec.hidden * spec.intermediate + (2 * spec.intermediate + spec.hidden) * spec.mlp_bias
+
+
+def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:
+    """Of one expert."""
+    return 3 * spec.hidden * experts.width
+
+
+def idle_weights(spec: ModelSpec) -> int:
+    """Of the experts that a token does not go to, in all layers: the rest is what it is multiplied with."""
+    if spec.experts is None:
+        return 0
+    others = spec.experts.count - spec.experts.chosen
+    return sum(spec.experts.layers) * others * expert_weights(spec, spec.experts)
+
+
+def step_bytes(spec: ModelSpec, step: StepShape) -> int:
+    """Bytes that slot tables and the largest step take beyond weights and cache."""
+    mlps = {mlp_numbers(spec, spec.experts_of(layer)) for layer in range(spec.layers)}
+    widest = max(mlps) + 4 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    activations = step.tokens * widest * step.item_bytes
+    lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
+    tables = step.max_num_seqs * step.max_model_len * FLOAT
+    return int(ACTIVATION_SHARE * activations + LOGIT_LINES * lines) + tables
+
+
+def mlp_numbers(spec: ModelSpec, experts: ExpertSpec | None) -> int:
+    """That a token has in a layer's MLP: gate, up and their product, or that product and the result of each expert."""
+    return 3 * spec.intermediate if experts is None else experts.chosen * (experts.width + spec.hidden)
+
+
+def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
+    """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
+    return weights(spec) * step.item_bytes + step.max_model_len * spec.head_dim * FLOAT + CONTEXT_BYTES

@@ -1,0 +1,130 @@
+"""Which part of a model a rank of a group holds, as numbers. Imports no torch: planning asks, too."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.memory_estimate import weights
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.errors import ConfigError
+
+TENSOR_PARALLEL = "--tensor-parallel-size"
+VOCABULARY_STEP = 64  # rows; shares of a vocabulary are multiples, which suits a device's products
+PIPELINE_PARALLEL = "--pipeline-parallel-size"
+
+
+def rank_spec(spec: ModelSpec, size: int) -> ModelSpec:
+    """The model as one of `size` ranks has its attention: its share of the heads. Key-value heads are split, or one of
+    them repeated where there are fewer than ranks."""
+    kv_heads = max(1, spec.kv_heads // size)
+    return msgspec.structs.replace(spec, heads=spec.heads // size, kv_heads=kv_heads)
+
+
+def vocabulary_share(rows: int, size: int) -> int:
+    """Rows of a vocabulary that each of `size` ranks has memory for; those of the last ranks are padded."""
+    return rows if size == 1 else -(-rows // (size * VOCABULARY_STEP)) * VOCABULARY_STEP
+
+
+def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
+    """One rank's share as a model of its own, as far as weights and activations are reckoned of it."""
+    experts = spec.experts and msgspec.structs.replace(spec.experts, width=spec.experts.width // size)
+    return msgspec.structs.replace(
+        rank_spec(spec, size), intermediate=spec.intermediate // size, experts=experts,
+        vocab_size=vocabulary_share(spec.vocab_size, size),
+    )  # fmt: skip
+
+
+def shared(spec: ModelSpec, *, expert_parallel: bool = False) -> list[tuple[str, int]]:
+    """What the ranks share evenly, in words, and how much of it there is."""
+    found, experts = [("attention heads", spec.heads)], spec.experts
+    if experts is None or not all(experts.layers):
+        found.append(("numbers of each MLP's width", spec.intermediate))
+    if experts is not None:
+        whole, width = ("experts", experts.count), ("numbers of each expert's width", experts.width)
+        found.append(whole if expert_parallel else width)
+    return found
+
+
+def check_ranks(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> None:
+    """Raise ConfigError with the numbers unless so many ranks can share the model's heads and width, and its experts or
+    their width."""
+    if expert_parallel and spec.experts is None:
+        raise ConfigError("--expert-parallel", True, "the model has no experts")
+    sizes = divisors(spec, expert_parallel=expert_parallel)
+    for what, count in shared(spec, expert_parallel=expert_parallel):
+        if count % size:
+            raise ConfigError(TENSOR_PARALLEL, size, f"it must divide the model's {count} {what}: {sizes}")
+    if spec.kv_heads % size and size % spec.kv_heads:
+        few = f"it must divide the model's {spec.kv_heads} key-value heads or be a multiple of them: {sizes}"
+        raise ConfigError(TENSOR_PARALLEL, size, few)
+
+
+def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
+    """The sizes that the model allows, in words."""
+    found = [size for size in range(1, 65) if shared_evenly(spec, size, expert_parallel=expert_parallel)]
+    return "one of " + ", ".join(map(str, found))
+
+
+def shared_evenly(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> bool:
+    pairs = spec.kv_heads % size == 0 or size % spec.kv_heads == 0
+    return pairs and all(count % size == 0 for _, count in shared(spec, expert_parallel=expert_parallel))
+
+
+def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, ranks: int = 1) -> tuple[range, ...]:
+    """The layers of each stage, so that the largest has as few weights as can be: with the embedding before the first
+    layer, the output embedding behind the last (a tied one stands in both places), what drafts there, which each of the
+    stage's `ranks` has as a whole, and at least one layer each.
+
+    Raises ConfigError where there are fewer layers than stages.
+    """
+    if spec.layers < stages:
+        raise ConfigError(PIPELINE_PARALLEL, stages, f"the model has {spec.layers} layers, and each stage needs one")
+    frame, embedding = weights(spec.part(())), spec.vocab_size * spec.hidden
+    sizes = [weights(spec.part((layer,))) - frame for layer in range(spec.layers)]
+    sizes[0] += embedding
+    sizes[-1] += embedding if not spec.headless else 0
+    if draft is not None:
+        read_again = draft.head is not None and not (spec.tied or spec.headless)
+        sizes[-1] += ranks * draft.weights + embedding * read_again
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(filled(sizes, middle, stages)) <= stages else (middle + 1, high)
+    found = filled(sizes, low, stages)
+    starts = [sum(found[:stage]) for stage in range(stages + 1)]
+    return tuple(range(start, end) for start, end in itertools.pairwise(starts))
+
+
+def filled(sizes: list[int], most: int, stages: int) -> list[int]:
+    """How many layers each stage has if it takes as many as `most` weights allow and leaves one for each stage behind
+    it: more stages than there are if that is too little."""
+    counts, weight = [0], 0
+    for layer, size in enumerate(sizes):
+        if counts[-1] and (weight + size > most or len(sizes) - layer <= stages - len(counts)):
+            counts.append(0)
+            weight = 0
+        counts[-1] += 1
+        weight += size
+    return counts
+
+
+def stage_spec(spec: ModelSpec, stages: int, stage: int, draft: DraftSpec | None = None, ranks: int = 1) -> ModelSpec:
+    """The model with the layers of one stage alone."""
+    return spec.part(stage_layers(spec, stages, draft, ranks)[stage])
+
+
+def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
+    """Numbers in the tensors of one stage, as `models.decoder` lays them out."""
+    return held_weights(stage_spec(spec, stages, stage), begins=stage == 0, ends=stage == stages - 1)
+
+
+def held_weights(spec: ModelSpec, *, begins: bool, ends: bool, head: bool = False) -> int:
+    """Numbers in the tensors of these layers, and of what stands before the first stage's and behind the last's, where
+    perhaps an EAGLE `head` reads the embedding; its own are not among them."""
+    embedding, layers = spec.vocab_size * spec.hidden, weights(spec) - weights(spec.part(()))
+    looked_up = begins or (ends and (spec.tied or spec.headless or head))
+    own_head = ends and not (spec.tied or spec.headless)
+    return layers + embedding * (looked_up + own_head) + spec.hidden * ends

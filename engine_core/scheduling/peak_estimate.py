@@ -1,0 +1,118 @@
+"""Whether one more choice fits: the exact future peak of KV blocks, given how long each is expected to go on.
+
+The peak is that of LightLLM's past-future scheduler (Gong et al., ASPLOS 2025): memory only grows between two ends, so
+its maximum stands at some end. Sorted by remaining length, the sum over those still running at each end is a running
+sum. Here it counts blocks, not tokens: with c = a*size - b positions now, t = u*size + v positions later a choice
+holds a + u + (1 if v > b) blocks, so the exact count is one running sum and one running histogram of b.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine_core.scheduling.running_batch import Slots
+
+Ints = npt.NDArray[np.int64]
+MEMORY = 1.0 / 32  # weight of one end in the running mean
+FORGET = 0.98  # what one end leaves of the margin that preemptions added
+
+
+class ForecastStatistics(msgspec.Struct, frozen=True):
+    share: float  # expected share of a choice's remaining allowance that it will use
+    refused: int  # admissions put off
+    peaks: int  # exact peaks computed
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """Newcomers and running choices at one moment. Arrays are [choices]."""
+
+    positions: Ints  # KV positions after the next step
+    further: Ints  # positions to come after those, as expected
+    spare: Ints  # blocks held for others' account: not given back at this choice's end
+    base: int  # blocks held for nobody's account: never given back
+
+
+def peak_blocks(outlook: Outlook, block_size: int) -> int:
+    """The largest number of blocks held at any time from the next step on. O(choices * block_size), vectorised."""
+    if not len(outlook.positions):
+        return outlook.base
+    order = np.argsort(-outlook.further, kind="stable")
+    positions, further, spare = outlook.positions[order], outlook.further[order], outlook.spare[order]
+    blocks = -(-positions // block_size)
+    slack = blocks * block_size - positions  # in 0 .. block_size-1
+    whole, rest = np.divmod(further, block_size)
+    counts = np.zeros((len(order), block_size + 1), np.int64)
+    counts[np.arange(len(order)), slack + 1] = 1
+    smaller = counts.cumsum(axis=1).cumsum(axis=0)  # [i, v]: choices up to i whose slack is below v
+    rank = np.arange(len(order))
+    held = np.cumsum(blocks - spare) + (rank + 1) * whole + smaller[rank, rest]
+    return outlook.base + int(held.max())
+
+
+class Forecast:
+    """Owner of the expectation. Begun at the full allowance (1.0), a scheduler never has to preempt until ends teach it
+    to expect less."""
+
+    def __init__(self, expected_share: float) -> None:
+        self._mean = expected_share
+        self._deviation = 0.0
+        self._margin = 0.0
+        self._refused = 0
+        self._peaks = 0
+
+    def share(self, running: int) -> float:
+        """Of its remaining allowance, what each of so many choices is expected to use. What one uses beyond the mean
+        another leaves, so the deviation of their sum grows with the root of their number."""
+        return min(1.0, self._mean + 2.0 * self._deviation / math.sqrt(running or 1) + self._margin)
+
+    def ended(self, outputs: int, allowance: int) -> None:
+        """A choice ended by itself after this many of the tokens it was allowed."""
+        error = outputs / allowance - self._mean
+        self._mean += MEMORY * error
+        self._deviation += MEMORY * (abs(error) - self._deviation)
+        self._margin *= FORGET
+
+    def preempted(self) -> None:
+        """The expectation was too low."""
+        self._margin = min(1.0, 1.25 * self._margin + self._mean / 4 + 0.01)
+
+    def refuse(self) -> None:
+        self._refused += 1
+
+    def further(self, tokens: Ints, limits: Ints, running: int) -> Ints:
+        """Positions beyond the next step's. A choice with `tokens` tokens has all but the last one's KV at its end."""
+        expected: Ints = np.ceil((limits - tokens) * self.share(running)).astype(np.int64)
+        return np.maximum(expected - 1, 0)
+
+    def outlook(self, slots: Slots, held: int, leaving: int, block_size: int) -> Outlook:
+        """The running choices. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
+        rows = slots.occupied()
+        limits = slots.limit[rows]
+        tokens = np.minimum(np.maximum(slots.known[rows], slots.planned[rows] + 1), limits)
+        spare = slots.lent[rows]
+        base = held - leaving - int((slots.held[rows] - spare).sum())
+        further = self.further(tokens, limits, len(rows))
+        positions = np.minimum(tokens, limits - 1)
+        ahead = np.maximum(slots.room[rows] - block_size + 1 - positions, 0)  # blocks that rejected drafts were given
+        return Outlook(positions + ahead, np.maximum(further - ahead, 0), spare, base)
+
+    def fits(self, outlook: Outlook, newcomer: Outlook, capacity: int, block_size: int) -> Outlook | None:
+        """The outlook with the newcomer (one choice; its base is added), or None when the peak passes the capacity."""
+        both = Outlook(
+            np.concatenate((outlook.positions, newcomer.positions)),
+            np.concatenate((outlook.further, newcomer.further)),
+            np.concatenate((outlook.spare, newcomer.spare)),
+            outlook.base + newcomer.base,
+        )
+        ends = int((-(-(both.positions + both.further) // block_size) - both.spare).sum())
+        if both.base + ends <= capacity:  # even if all ended at the same time
+            return both
+        self._peaks += 1
+        return both if peak_blocks(both, block_size) <= capacity else None
+
+    def statistics(self, running: int) -> ForecastStatistics:
+        return ForecastStatistics(self.share(running), self._refused, self._peaks)

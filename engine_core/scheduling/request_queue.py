@@ -1,0 +1,430 @@
+"""Deficit round robin in tokens: whose turn it is among those that share the engine.
+
+Source: Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995; counted in tokens, as
+in Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
+
+A turn is worth QUANTUM tokens. A share is served while its balance is positive and pays afterwards, because what a
+sequence costs is known only when it has ended; one in debt sits out as many rounds as it takes to pay. Rounds have
+numbers, so a share that sits out is not visited, and time spent without anything waiting pays a debt, too.
+
+Between two shares that both wait, service differs by at most the most expensive sequence and three quanta. Newcomers
+join the next round, so a share that waits is passed only by what stood before it: endless newcomers starve nobody.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from penstock.engine_core.scheduling.request import Choice, Rank
+
+QUANTUM = 64  # tokens: a short turn costs nothing, and what is cheap waits for less
+MOST = 2 * QUANTUM  # that refunds leave of a turn
+Place = tuple[int, int]  # round, then the order of coming into it
+PATIENCE = 0.25  # seconds; mostly a slot is free before
+LOOK = 0.05  # seconds between looks at who starves
+TYPICAL = 256  # tokens that an output is thought to have before any has ended
+MEMORY = 1.0 / 32  # weight of one output in the mean
+
+
+class Share:
+    """One of those that take turns."""
+
+    __slots__ = ("balance", "place", "waits")
+
+    def __init__(self) -> None:
+        self.balance = 0  # tokens left of its turn, positive while it waits
+        self.place: Place = (0, 0)
+        self.waits = False
+
+
+S = TypeVar("S", bound=Share)
+
+
+class Ring(Generic[S]):
+    """Owner of the places and balances of shares."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[int, int, S]] = []
+        self._round = 0  # in which a share was last served in its turn
+        self._orders = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def join(self, share: S) -> None:
+        """It has something waiting now."""
+        assert not share.waits
+        round_ = share.place[0]
+        if round_ <= self._round:
+            round_, share.balance = self._round + 1, QUANTUM
+        self._insert(share, round_)
+
+    def leave(self, share: S) -> None:
+        """Nothing of it waits any more. A debt is kept."""
+        del self._turns[bisect_left(self._turns, share.place)]
+        share.waits = False
+
+    def next(self, place: Place) -> S | None:
+        """The first share at this place or behind it."""
+        index = bisect_left(self._turns, place)
+        return self._turns[index][2] if index < len(self._turns) else None
+
+    def serve(self, share: S, tokens: int) -> None:
+        """Something of it, expected to cost so many tokens, is admitted."""
+        if self._turns and self._turns[0][2] is share:
+            self._round = max(self._round, share.place[0])
+        self.charge(share, tokens)
+
+    def charge(self, share: S, tokens: int) -> None:
+        """It has cost so many tokens more than was thought, or fewer if negative. A refund buys no place before those
+        that wait in the next round already."""
+        share.balance -= tokens
+        rounds = (QUANTUM - share.balance) // QUANTUM  # until the balance is positive again
+        if not rounds:
+            return
+        before = share.place[0]
+        share.balance += rounds * QUANTUM
+        after, least = before + rounds, min(before, self._round + 1)
+        if after < least:
+            after, share.balance = least, min(share.balance + (least - after) * QUANTUM, MOST)
+        if after == before:
+            return
+        if share.waits:
+            self.leave(share)
+            self._insert(share, after)
+        else:
+            share.place = (after, 0)
+
+    def _insert(self, share: S, round_: int) -> None:
+        self._orders += 1
+        share.place, share.waits = (round_, self._orders), True
+        insort(self._turns, (round_, self._orders, share))
+
+
+class Client(Share):
+    """What one client has waiting and running at one priority."""
+
+    __slots__ = ("choices", "name", "ranks", "running", "tenant")
+
+    def __init__(self, name: str, tenant: Tenant) -> None:
+        super().__init__()
+        self.name = name
+        self.tenant = tenant
+        self.ranks: list[Rank] = []
+        self.choices: list[Choice] = []  # waiting, by rank
+        self.running: dict[Choice, None] = {}  # have a slot, or are promised the next one
+
+    def place_of(self, choice: Choice) -> int:
+        """Where it stands among those that wait."""
+        index = bisect_left(self.ranks, choice.rank)
+        assert self.choices[index] is choice
+        return index
+
+
+class Tenant(Share):
+    """What one tenant has at one priority."""
+
+    __slots__ = ("clients", "crowded", "level", "name", "ring", "running", "starving")
+
+    def __init__(self, name: str, level: Level) -> None:
+        super().__init__()
+        self.name = name
+        self.level = level
+        self.ring: Ring[Client] = Ring()
+        self.clients: dict[str, Client] = {}
+        self.running = 0
+        self.crowded = 0  # clients with more than one running
+        self.starving: OrderedDict[Client, float] = OrderedDict()  # wait with nothing running, since when
+
+
+class Level:
+    """What has one priority."""
+
+    __slots__ = ("number", "preempted", "promised", "ring", "tenants")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ring: Ring[Tenant] = Ring()
+        self.tenants: dict[str, Tenant] = {}
+        self.promised: dict[Choice, None] = {}  # of starved clients, in order of the promise
+        self.preempted: list[Choice] = []  # by rank
+
+
+class Queue:
+    """Owner of the order, and of what each client has running. `fair`: without it all are one client."""
+
+    def __init__(self, *, fair: bool = True) -> None:
+        self.tokens = 0  # of the prompts of those that wait
+        self._fair = fair
+        self._levels: dict[int, Level] = {}
+        self._numbers: list[int] = []  # of the levels, the one that goes first first
+        self._waiting = 0
+        self._clients: dict[Choice, Client] = {}  # from a choice's first wait to its end
+        self._paid: dict[Choice, int] = {}  # tokens that a choice was expected to reach when its client paid for it
+        self._typical = float(TYPICAL)
+        self._look_at = 0.0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def __iter__(self) -> Iterator[Choice]:
+        """All that wait, in no particular order between clients."""
+        for number in self._numbers:
+            for tenant in self._levels[number].tenants.values():
+                for client in tenant.clients.values():
+                    yield from client.choices
+
+    @property
+    def empty(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self._levels
+
+    @property
+    def clients(self) -> int:
+        """Clients with anything waiting."""
+        return sum(len(tenant.ring) for level in self._levels.values() for tenant in level.tenants.values())
+
+    def put(self, choice: Choice, now: float, *, preempted: bool = False) -> None:
+        """It waits from now on."""
+        client = self._clients[choice] = self._client(choice)
+        tenant = client.tenant
+        index = bisect_left(client.ranks, choice.rank)
+        client.ranks.insert(index, choice.rank)
+        client.choices.insert(index, choice)
+        self.tokens += choice.request.prompt_tokens
+        self._waiting += 1
+        if preempted:
+            insort(tenant.level.preempted, choice, key=rank)
+        if not client.waits:
+            tenant.ring.join(client)
+        if not tenant.waits:
+            tenant.level.ring.join(tenant)
+        if not client.running:
+            tenant.starving.setdefault(client, now)
+
+    def remove(self, choice: Choice) -> None:
+        """It ends while it waits."""
+        assert choice in self._clients, "it has been in the queue"
+        client = self._clients[choice]
+        self._take(choice, client)
+        if choice in client.running:
+            self._stop(choice, client)
+        self._tidy(client)
+
+    def enter(self, choice: Choice, computed: int) -> None:
+        """It has a slot: it pays for the positions that it has computed and for the output that it may be expected to
+        have, once, however often it is preempted."""
+        client = self._clients[choice]
+        tenant = client.tenant
+        if choice not in self._paid:
+            expected = min(choice.request.limit - len(choice.tokens), int(self._typical))
+            self._paid[choice] = len(choice.tokens) + expected
+            tenant.level.ring.serve(tenant, computed + expected)
+            tenant.ring.serve(client, computed + expected)
+        self._take(choice, client)
+        self._run(choice, client)
+
+    def leave(self, choice: Choice, now: float) -> None:
+        """It has its slot no longer. It waits again, or ends."""
+        client = self._clients[choice]
+        self._stop(choice, client)
+        if client.choices and not client.running:
+            client.tenant.starving[client] = now
+        self._tidy(client)
+
+    def settle(self, choice: Choice) -> None:
+        """It ends: what it has paid is made what it has cost. Called before it leaves."""
+        if choice in self._paid:
+            client = self._clients[choice]
+            more = len(choice.tokens) - self._paid[choice]
+            client.tenant.ring.charge(client, more)
+            client.tenant.level.ring.charge(client.tenant, more)
+            self._typical += MEMORY * (choice.outputs - self._typical)
+
+    def forget(self, choice: Choice) -> None:
+        """The choice has ended: nothing of it comes here again."""
+        self._clients.pop(choice, None)
+        self._paid.pop(choice, None)
+
+    def walk(self) -> Walk:
+        return Walk([self._levels[number] for number in self._numbers], self._clients)
+
+    def starved(self, now: float) -> Choice | None:
+        """The first choice of a client that starves, if anybody is to give a slot up for it."""
+        if now < self._look_at:
+            return None
+        for number in self._numbers:
+            level = self._levels[number]
+            below, most = self._below(level), busiest(level)
+            for tenant in level.tenants.values():
+                client, since = next(iter(tenant.starving.items()), (None, now))
+                if client is None or since + PATIENCE > now:
+                    continue
+                if below is not None or tenant.crowded or most.running >= tenant.running + 2:
+                    return client.choices[0]
+        self._look_at = now + LOOK
+        return None
+
+    def promise(self, choice: Choice) -> None:
+        """It goes before all others of its priority, and counts as running from now on."""
+        client = self._clients[choice]
+        client.tenant.level.promised[choice] = None
+        self._run(choice, client)
+
+    def promised(self) -> list[Choice]:
+        """The choices that were promised a slot and wait for it, in order."""
+        return [choice for number in self._numbers for choice in self._levels[number].promised]
+
+    def victim(self, choice: Choice) -> Choice | None:
+        """Which running choice gives its slot up for one that was promised it: the most junior one of the client that
+        has most, of the tenant that has most. None where that would not make shares more even."""
+        own = self._clients[choice].tenant
+        tenant = self._below(own.level)
+        if tenant is None:
+            most = busiest(own.level)
+            tenant = most if most.running > own.running else own
+        client = max(tenant.clients.values(), key=lambda each: len(each.running))
+        if tenant is own and len(client.running) < 2:
+            return None
+        return max([each for each in client.running if each.slot >= 0], key=rank, default=None)
+
+    def _below(self, level: Level) -> Tenant | None:
+        """Who has most running at the least priority below this one, if anything runs there."""
+        for number in reversed(self._numbers):
+            if number == level.number:
+                break
+            most = busiest(self._levels[number])
+            if most.running:
+                return most
+        return None
+
+    def _client(self, choice: Choice) -> Client:
+        """The account of the choice's client at its priority, opened if there is none."""
+        message = choice.request.message
+        tenant_name, name = (message.client.tenant, message.client.name) if self._fair else ("", "")
+        level = self._levels.get(choice.rank[0])
+        if level is None:
+            level = self._levels[choice.rank[0]] = Level(choice.rank[0])
+            insort(self._numbers, level.number)
+        tenant = level.tenants.get(tenant_name)
+        if tenant is None:
+            tenant = level.tenants[tenant_name] = Tenant(tenant_name, level)
+        client = tenant.clients.get(name)
+        if client is None:
+            client = tenant.clients[name] = Client(name, tenant)
+        return client
+
+    def _take(self, choice: Choice, client: Client) -> None:
+        """Out of every list of those that wait."""
+        tenant, index = client.tenant, client.place_of(choice)
+        del client.ranks[index], client.choices[index]
+        self.tokens -= choice.request.prompt_tokens
+        self._waiting -= 1
+        level = tenant.level
+        level.promised.pop(choice, None)
+        index = bisect_left(level.preempted, choice.rank, key=rank)
+        if index < len(level.preempted) and level.preempted[index] is choice:
+            del level.preempted[index]
+        if not client.choices:
+            tenant.starving.pop(client, None)
+            tenant.ring.leave(client)
+            if not tenant.ring:
+                level.ring.leave(tenant)
+
+    def _run(self, choice: Choice, client: Client) -> None:
+        """It counts as running, if it does not yet."""
+        if choice in client.running:
+            return
+        client.running[choice] = None
+        client.tenant.running += 1
+        client.tenant.crowded += len(client.running) == 2
+        client.tenant.starving.pop(client, None)
+
+    def _stop(self, choice: Choice, client: Client) -> None:
+        client.tenant.crowded -= len(client.running) == 2
+        client.tenant.running -= 1
+        del client.running[choice]
+
+    def _tidy(self, client: Client) -> None:
+        """An account of nothing is closed: who comes again is new."""
+        tenant = client.tenant
+        if client.choices or client.running:
+            return
+        del tenant.clients[client.name]
+        if not tenant.clients:
+            del tenant.level.tenants[tenant.name]
+        if not tenant.level.tenants:
+            del self._levels[tenant.level.number]
+            self._numbers.remove(tenant.level.number)
+
+
+class Walk:
+    """One pass over the waiting choices in order. What is admitted meanwhile moves its client back, so the order is
+    looked up anew for each; what is passed over is not given again."""
+
+    def __init__(self, levels: list[Level], clients: Mapping[Choice, Client]) -> None:
+        self._levels = levels
+        self._client_of = clients
+        self._passed: dict[Client, int] = {}  # its choices from the first on
+        self._preempted: dict[Level, int] = {}  # of the preempted ones
+        self._tenants: dict[Level, Place] = {}  # everything before is passed over
+        self._clients: dict[Tenant, Place] = {}
+        self.passed = 0
+
+    def next(self) -> Choice | None:
+        """The first choice that was not passed over."""
+        for level in self._levels:
+            found = self._ahead(level) or self._in_turn(level)
+            if found is not None:
+                return found
+        return None
+
+    def skip(self, choice: Choice) -> None:
+        """Pass over the choice that `next` gave."""
+        client = self._client_of[choice]
+        self._passed[client] = self._passed.get(client, 0) + 1
+        self.passed += 1
+
+    def _ahead(self, level: Level) -> Choice | None:
+        """Of those that go before all turns."""
+        for choice in level.promised:
+            client = self._client_of[choice]
+            passed = self._passed.get(client, 0)
+            if client.place_of(choice) >= passed:
+                return client.choices[passed]
+        index = self._preempted.get(level, 0)
+        while index < len(level.preempted):
+            choice = level.preempted[index]
+            client = self._client_of[choice]
+            passed = self._passed.get(client, 0)
+            if client.place_of(choice) >= passed:
+                return client.choices[passed]  # an older one of the client's first: they are never out of order
+            index = self._preempted[level] = index + 1
+        return None
+
+    def _in_turn(self, level: Level) -> Choice | None:
+        """Of the first tenant's first client in turn."""
+        while (tenant := level.ring.next(self._tenants.get(level, (0, 0)))) is not None:
+            while (client := tenant.ring.next(self._clients.get(tenant, (0, 0)))) is not None:
+                passed = self._passed.get(client, 0)
+                if passed < len(client.choices):
+                    return client.choices[passed]
+                self._clients[tenant] = behind(client)
+            self._tenants[level] = behind(tenant)
+        return None
+
+
+def busiest(level: Level) -> Tenant:
+    """The tenant with most running."""
+    return max(level.tenants.values(), key=lambda tenant: tenant.running)
+
+
+def behind(share: Share) -> Place:
+    return share.place[0], share.place[1] + 1
+
+
+def rank(choice: Choice) -> Rank:
+    return choice.rank

@@ -1,0 +1,201 @@
+"""A request comes in: what can be served is queued, what cannot is told why."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.kv.prefix_index import root
+from penstock.engine_core.scheduling.lifecycle import add, end, resume
+from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.poison_requests import signature
+from penstock.engine_core.scheduling.request import Request, ending_tokens
+from penstock.engine_core.scheduling.state import State
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
+from penstock.protocol.messages import Finish, Rejected, SubmitTokens
+
+CONDEMNED = "a request like this one ended the engine's executor; it is refused for ten minutes"
+UNKNOWN = 1.0  # seconds to come again in, where nothing has ended lately
+
+
+assert sys.byteorder == "little", "columns are little-endian arrays"
+
+
+def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
+    """Most tokens a choice can reach, prompt included."""
+    prompt = len(message.token_ids) // 4
+    if message.pooling is not None:
+        return prompt + 1  # as if its last position were followed by a token: blocks are counted that way
+    allowed = message.sampling.max_tokens
+    return options.max_model_len if allowed is None else min(options.max_model_len, prompt + allowed)
+
+
+def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
+    """Raise InvalidRequest if its choices cannot go on from where they are said to have come."""
+    if len(message.written) != message.n or all(written.ended for written in message.written):
+        raise InvalidRequest("a request that goes on says of each choice how far it has come, and one goes on")
+    room = longest(message, options) - len(message.token_ids) // 4
+    for written in message.written:
+        if len(written.token_ids) % 4:
+            raise InvalidRequest("what a choice has written is not an array of 32-bit token ids")
+        tokens = np.frombuffer(written.token_ids, np.int32)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < options.vocab_size:
+            raise InvalidRequest(f"a choice has written token ids outside 0..{options.vocab_size - 1}")
+        if not written.ended and len(tokens) >= room:
+            raise InvalidRequest(f"a choice that may have {room} tokens has written {len(tokens)} and goes on")
+
+
+def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -> None:
+    """Raise InvalidRequest, naming the parameter, if the request can never be served."""
+    if not 0 <= message.id < 1 << 63:
+        raise InvalidRequest("the request id is not a 63-bit integer")
+    if not message.token_ids:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if len(message.token_ids) % 4:
+        raise InvalidRequest("the prompt is not an array of 32-bit token ids", param="prompt")
+    tokens = np.frombuffer(message.token_ids, np.int32)
+    if len(message.prediction) % 4:
+        raise InvalidRequest("the prediction is not an array of 32-bit token ids", param="prediction")
+    predicted = np.frombuffer(message.prediction, np.int32)
+    if len(predicted) and not 0 <= int(predicted.min()) <= int(predicted.max()) < options.vocab_size:
+        raise InvalidRequest(f"the prediction holds token ids outside 0..{options.vocab_size - 1}", param="prediction")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= options.vocab_size:
+        raise InvalidRequest(f"the prompt holds token ids outside 0..{options.vocab_size - 1}", param="prompt")
+    if message.pooling is not None:
+        validate_pooling(message, options)
+    elif len(tokens) + 1 > options.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {len(tokens)} tokens; with one token of output the model's limit is "
+            f"{options.max_model_len}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    allowed = message.sampling.max_tokens
+    if allowed is not None and allowed < 1:
+        raise InvalidRequest(f"max_tokens is {allowed}; it must be at least 1", param="max_tokens")
+    if not 1 <= message.n <= 1 << 16:
+        raise InvalidRequest(f"n is {message.n}; it must be between 1 and 65536", param="n")
+    if message.written:
+        validate_written(message, options)
+    need = -(-(longest(message, options) - 1) // options.block_size)
+    if need > capacity:
+        raise InvalidRequest(
+            f"prompt and max_tokens need {need * options.block_size} tokens of KV cache; "
+            f"the server has {capacity * options.block_size}",
+            param="max_tokens",
+        )
+
+
+def validate_pooling(message: SubmitTokens, options: SchedulingOptions) -> None:
+    """Raise InvalidRequest if no vector can be made of its prompt."""
+    pooling, prompt = message.pooling, len(message.token_ids) // 4
+    assert pooling is not None
+    if message.n != 1 or message.automaton is not None:
+        raise InvalidRequest("a request that pools has one choice and nothing that its output must follow")
+    if prompt > options.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {prompt} tokens; the model's limit is {options.max_model_len}",
+            param=pooling.param or "prompt",
+            code="context_length_exceeded",
+        )
+    if not all(0 <= token < options.vocab_size for token in pooling.tokens):
+        raise InvalidRequest(f"logits are wanted of token ids outside 0..{options.vocab_size - 1}")
+
+
+def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None, now: float) -> None:
+    """Queue the request, or put a `Rejected` for it into its source's outbox. Never raises for what a message holds."""
+    options = state.options
+    try:
+        if message.id in state.requests:
+            raise EngineFailure("a request with this id is already running")
+        validate(message, options, state.pool.capacity)
+        if state.condemned and state.condemned.holds(signature(message), now):
+            raise InvalidRequest(CONDEMNED, code="condemned")
+        check_room(state, message)
+    except RequestError as error:
+        state.totals.rejected += 1
+        later = error.retry_after if isinstance(error, Overloaded) else None
+        state.outbox(source).reject(
+            Rejected(
+                id=message.id, status=error.status, message=error.message, param=error.param, code=error.code,
+                retry_after=later,
+            )
+        )  # fmt: skip
+        return
+    start: bytes | None = None
+    if options.prefix_caching:
+        start = root(message.cache_salt)
+    elif message.n > 1:  # its choices share the prompt through the index; nobody else can name its blocks
+        start = root(message.cache_salt, private=message.id)
+    state.orders += 1
+    request = Request(
+        message=message,
+        source=source,
+        order=state.orders,
+        prompt_tokens=len(message.token_ids) // 4,
+        limit=longest(message, options),
+        root=start,
+        ending=ending_tokens(message.sampling, options.vocab_size),
+        guide=guide,
+        since=now,
+        traced=options.traced and message.trace.sampled,
+    )
+    state.requests[message.id] = request
+    state.totals.prompt_tokens += request.prompt_tokens
+    if message.written:
+        resume(state, request)
+    else:
+        add(state, request)
+
+
+def check_room(state: State, message: SubmitTokens) -> None:
+    """Raise Overloaded if the prompts that wait leave no room for this one.
+
+    An empty queue takes any, and one that goes on after a crash is not new to the server.
+    """
+    most, waiting = state.options.max_queued_tokens, state.queue.tokens
+    if most and waiting and waiting + len(message.token_ids) // 4 > most and not message.written:
+        told = f"prompts of {waiting} tokens are waiting; at most {most} are allowed to (--max-queued-tokens)"
+        raise Overloaded(told, retry_after=retry_after(state))
+
+
+def expire(state: State, now: float) -> None:
+    """Turn away who has waited for its first slot for longer than anybody should."""
+    most = state.options.max_queue_time
+    if not most:
+        return
+    late = {choice.request: None for choice in state.queue if now - choice.request.since >= most}
+    for request in late:
+        if not had_slot(request):
+            refuse(state, request, most)
+
+
+def had_slot(request: Request) -> bool:
+    """Whether any of it has run, here or where it came from."""
+    if request.message.written or request.spawned > len(request.choices):
+        return True
+    return any(choice.last_step or choice.slot >= 0 for choice in request.choices.values())
+
+
+def refuse(state: State, request: Request, seconds: float) -> None:
+    """End a request of which nothing has run; its client is told after how many seconds it was given up."""
+    told = f"the request has waited for {seconds:g} s without a free slot (--max-queue-time)"
+    error = Overloaded(told, retry_after=retry_after(state))
+    request.spawned = request.message.n  # what waits for its first choice's prompt is refused with it
+    for choice in tuple(request.choices.values()):
+        end(state, choice, Finish.ABORT)
+    state.totals.rejected += 1
+    state.outbox(request.source).reject(
+        Rejected(
+            id=request.message.id, status=error.status, message=error.message, code=error.code,
+            retry_after=error.retry_after,
+        )
+    )  # fmt: skip
+
+
+def retry_after(state: State) -> float:
+    """Seconds in which half of what waits has probably drained, at the rate of late."""
+    rate = state.totals.drain_rate
+    return len(state.queue) / 2 / rate if rate > 0 else UNKNOWN

@@ -1,0 +1,161 @@
+"""Drafts that the executors make by themselves: how many a slot gets, and what became of them. Columns over the slots.
+
+What a draft says is not known here, only how often drafts came true: the first of a row, and one behind another that
+did. Executors are asked for drafts a step ahead of the one that verifies them: as many as make that step, with the time
+of drafting, give the most tokens per second. Where drafts do not pay nothing is drafted, and so nothing would be
+learned; nor is anything learned of a second draft where there is but one. So now and then the few rows that have waited
+longest are tried with one more, as long as trials take a small share of the time. Trials are left out where they could
+not pay, however well they guessed.
+
+The draft model's keys and values are the executors' too. What a slot's lack is counted here, so that drafting begins
+with the positions that the draft model has not seen.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine_core.speculation.acceptance import ALL, WEIGHT
+from penstock.engine_core.speculation.step_cost import DraftCost, StepCost
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+KEPT = 31 / 32  # what one trial leaves of a slot's earlier ones
+FIRST, NEXT = 0, 1  # lines of the odds: the first draft of a row, one behind a draft that came true
+ENOUGH = 2  # drafts of a row that teach both
+FINE = 8  # turns; beyond them whole, half and quarter drafts are compared
+TRIAL_SHARE = 0.0075  # of the time, for trials
+TRIAL_ROWS = 8  # of a step
+TRIAL_STEPS = 16  # between trials, at least
+
+
+class GuessStatistics(msgspec.Struct, frozen=True):
+    """Chances over all choices, and how many rows were given drafts to learn from."""
+
+    first: float
+    next: float
+    trials: int
+
+
+class Guesses:
+    """Owner of the columns. `most`: drafts that executors make for a row, 0 where they make none."""
+
+    def __init__(self, slots: int, most: int) -> None:
+        self.most = most
+        self.standing = np.zeros(slots, np.int64)  # drafts behind the slot's tokens once its planned steps have run
+        self.lacking = np.zeros(slots, np.int64)  # positions that the draft model has not seen then, at most
+        self._wanted = np.zeros(slots, np.bool_)  # the slot's choice may have drafts
+        self._learned = np.zeros(slots, np.int64)  # step after which there was something to learn of the slot
+        self._prior = np.full((2, slots), 0.5)
+        self._hits, self._trials = np.zeros((2, slots)), np.zeros((2, slots))
+        self._all_hits, self._all_trials = np.zeros(2), np.zeros(2)
+        self.cost = DraftCost()
+        self._places = np.arange(most)[None, :]
+        self._turns = sorted({*range(1, min(most, FINE) + 1), *(most >> shift for shift in range(3))} - {0})
+        self._saved = 0.0  # seconds that may go into the next trial
+        self._tried_at = 0  # step
+        self._tried = 0  # rows
+
+    def enter(self, slot: int, *, wanted: bool) -> None:
+        """Another choice has the slot. What its cached blocks hold the draft model is taken to have seen."""
+        self.standing[slot] = self.lacking[slot] = 0
+        self._wanted[slot] = wanted and self.most > 0
+        self._learned[slot] = 0
+        self._prior[:, slot] = self._of_all()
+        self._hits[:, slot] = self._trials[:, slot] = 0.0
+
+    def ask(self, slots: Ints, room: Ints, most: int, cost: StepCost, step: int, stretch: float = 1.0) -> Ints:
+        """How many drafts to make for each of the slots that sample in this step, at most `room` and `most` in all, for
+        the next step to verify. # [rows]
+
+        stretch: how many times the measured `cost` a step takes for each time that there is drafting.
+        """
+        rows = len(slots)
+        room = np.where(self._wanted[slots], np.clip(room, 0, self.most), 0)
+        most = min(most, int(room.sum()))
+        if most <= 0:
+            return np.zeros(rows, np.int64)
+        seconds = cost.seconds(rows, rows + np.arange(most + 1, dtype=np.float64))  # to verify 0, 1, .. drafts
+        if seconds is None:
+            lengths = room - np.clip(np.cumsum(room) - most, 0, room)  # it is tried, and thereby measured
+        else:
+            seconds = seconds * stretch
+            lengths = self._best(slots, room, seconds)
+            self._try(slots, room, lengths, seconds, step)
+        self._learned[slots[lengths >= ENOUGH]] = step
+        return lengths
+
+    def _best(self, slots: Ints, room: Ints, seconds: Floats) -> Ints:
+        """The lengths that make the next step, drafting included, give the most tokens per second. # [rows]
+
+        What is taken of rows is a beginning of each draft, by falling chance, up to some number of turns.
+        """
+        rows = len(slots)
+        chances = self._chances(slots)  # [rows, most], falling along each row
+        chances[self._places >= room[:, None]] = 0.0
+        order = np.argsort(-chances, axis=None, kind="stable")[: len(seconds) - 1]
+        owners, places = np.divmod(order, self.most)
+        sorted_chances = chances.ravel()[order]
+        best, chosen = rows / float(seconds[0]), order[:0]
+        for turns in self._turns:
+            within = (places < turns).nonzero()[0]
+            tokens = rows + np.cumsum(sorted_chances[within])
+            drafting = self.cost.seconds(rows, turns)
+            rates = tokens / (seconds[1 : 1 + len(within)] + drafting)
+            count = int(np.argmax(rates))
+            if rates[count] > best:
+                best, chosen = float(rates[count]), within[: count + 1]
+        lengths: Ints = np.bincount(owners[chosen], minlength=rows)
+        return lengths
+
+    def _try(self, slots: Ints, room: Ints, lengths: Ints, seconds: Floats, step: int) -> None:
+        """Give some rows with few drafts one more, if it is time for it. seconds: to verify 0, 1, .. drafts."""
+        waiting = (lengths < np.minimum(room, ENOUGH)).nonzero()[0]
+        total, rows = int(lengths.sum()), len(slots)
+        last = len(seconds) - 1
+        if not len(waiting) or total >= last:
+            return
+        self._saved += TRIAL_SHARE * float(seconds[0])
+        if step - self._tried_at < TRIAL_STEPS:
+            return
+        tried = waiting[np.argsort(self._learned[slots[waiting]], kind="stable")[: min(TRIAL_ROWS, last - total)]]
+        turns = int(lengths.max())
+        drafting = self.cost.seconds(rows, turns)
+        turn = self.cost.seconds(rows, max(turns, 1 + int(lengths[tried].max()))) - drafting
+        hopeful = min(total + len(waiting), last)
+        now = (rows + total) / (float(seconds[total]) + drafting)
+        if (rows + hopeful) / (float(seconds[hopeful]) + drafting + turn) <= now:
+            return
+        if self._saved < float(seconds[total + len(tried)] - seconds[total]) + turn:
+            return
+        self._saved, self._tried_at = 0.0, step
+        self._tried += len(tried)
+        self._learned[slots[tried]] = step
+        lengths[tried] += 1
+
+    def tell(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
+        """What became of drafts that were verified. # [rows] each"""
+        hits = np.stack((accepted > 0, np.maximum(accepted - 1, 0))).astype(np.float64)
+        trials = np.stack((np.ones(len(slots)), np.minimum(accepted, drafted - 1)))
+        kept = KEPT**trials
+        self._hits[:, slots] = self._hits[:, slots] * kept + hits
+        self._trials[:, slots] = self._trials[:, slots] * kept + trials
+        kept = ALL ** trials.sum(1)
+        self._all_hits = self._all_hits * kept + hits.sum(1)
+        self._all_trials = self._all_trials * kept + trials.sum(1)
+
+    def statistics(self) -> GuessStatistics:
+        first, following = self._of_all().tolist()
+        return GuessStatistics(first, following, self._tried)
+
+    def _of_all(self) -> Floats:
+        """Chances over all choices: the prior of a new one. # [2]"""
+        return (self._all_hits + WEIGHT * 0.5) / (self._all_trials + WEIGHT)
+
+    def _chances(self, slots: Ints) -> Floats:
+        """That each place of a row's draft holds, with all before it. # [rows, most]"""
+        odds = (self._hits[:, slots] + WEIGHT * self._prior[:, slots]) / (self._trials[:, slots] + WEIGHT)
+        chances: Floats = odds[FIRST][:, None] * odds[NEXT][:, None] ** self._places
+        return chances

@@ -1,0 +1,81 @@
+"""When it pays to look for what is likely under a grammar, which takes the host's time while a step's rows wait.
+
+A look is worth the tokens that its run brings, each of which is worth a row's share of a step: milliseconds for a row
+that runs alone, microseconds among hundreds. So rows look as long as their runs have brought more than they must in
+steps like the last one; of the others one look in many is let through, by which a change is noticed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from penstock.engine_core.speculation.acceptance import ALL, OWN, WEIGHT
+from penstock.engine_core.speculation.step_cost import StepCost, half_octave
+
+SECONDS = 1e-4  # of the host for a run: its looks and its drafts' masks (on an H200's host 12 to 23 us a row's step)
+HOPED = 2.0  # tokens of a run, before any is known
+PRESUMED = 5e-3  # seconds of a step as long as none was measured
+REFRESHED = 32  # steps after which a step's cost is looked up again
+PROBED = 2039  # refusals of which one is let through; a prime, so that it meets other rows each time
+
+
+class LookStatistics(msgspec.Struct, frozen=True):
+    """Over all choices."""
+
+    gain: float  # tokens of a run that come true
+    least: float  # that it must bring now
+    refused: int  # looks
+
+
+class Gain:
+    """Owner of how many tokens the runs of one choice bring, or those of all: a running mean."""
+
+    __slots__ = ("_all", "_keep", "_tokens", "_trials", "mean")
+
+    def __init__(self, of_all: Gain | None = None) -> None:
+        self._all = of_all
+        self._keep = ALL if of_all is None else OWN
+        self._tokens = self._trials = 0.0
+        self.mean: float = HOPED if of_all is None else of_all.mean
+
+    def tell(self, tokens: int) -> None:
+        """A run is over that brought so many."""
+        self._tokens = self._tokens * self._keep + tokens
+        self._trials = self._trials * self._keep + 1.0
+        prior = HOPED
+        if self._all is not None:
+            self._all.tell(tokens)
+            prior = self._all.mean
+        self.mean = (self._tokens + WEIGHT * prior) / (self._trials + WEIGHT)
+
+
+class Looks:
+    """Owner of what a run must bring."""
+
+    def __init__(self) -> None:
+        self.gain = Gain()  # of all choices
+        self._least = 0.0
+        self._size = -1  # class of the rows that it holds for
+        self._steps = 0
+        self._refused = 0
+
+    def meet(self, rows: int, cost: StepCost) -> None:
+        """A step of so many rows is being followed."""
+        self._steps += 1
+        size = half_octave(rows)
+        if size == self._size and self._steps % REFRESHED:
+            return
+        seconds = cost.seconds(rows, np.array([float(rows)]))
+        self._size = -1 if seconds is None else size
+        self._least = SECONDS * rows / (PRESUMED if seconds is None else float(seconds[0]))
+
+    def pays(self, gain: Gain) -> bool:
+        """Whether a row whose runs bring so much is to look."""
+        if gain.mean >= self._least:
+            return True
+        self._refused += 1
+        return self._refused % PROBED == 0
+
+    def statistics(self) -> LookStatistics:
+        return LookStatistics(self.gain.mean, self._least, self._refused)

@@ -1,0 +1,164 @@
+"""What a step costs, measured: device seconds against the positions that it runs beyond its rows' own, for about so
+many rows.
+
+A device's time is flat while it waits for memory and rises where its arithmetic is full; where that is depends on the
+model, the chip and how long the sequences are, so nothing is supposed. Medians of recent steps are kept per class of
+rows and class of further positions, half an octave each, with straight lines between them. A step without further
+positions is a class of its own: it runs other kernels, so the first draft of a step may cost more than all the others.
+Where nothing is known the cost is taken for the least it can be, so that the unknown is tried and thereby measured.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain
+from statistics import median
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+RECENT = 9  # steps of one class that its median is taken of
+KNOWN = 3  # steps of one class before which nothing is known: one alone may have been held up by anything
+STALE = 2048  # steps after which a class that was not met again is forgotten
+
+
+class CostStatistics(msgspec.Struct, frozen=True):
+    steps: int  # measured
+    classes: int  # of rows and further positions with a median
+
+
+class Samples:
+    """Owner of the recent steps of one class."""
+
+    __slots__ = ("further", "positions", "seconds", "step")
+
+    def __init__(self) -> None:
+        self.positions: deque[int] = deque(maxlen=RECENT)
+        self.further: deque[int] = deque(maxlen=RECENT)
+        self.seconds: deque[float] = deque(maxlen=RECENT)
+        self.step = 0  # the last one
+
+
+class StepCost:
+    """Owner of what was measured. `measured`: False, and nothing is ever known, so every draft is sent."""
+
+    def __init__(self, *, measured: bool = True) -> None:
+        self._measured = measured
+        self._classes: dict[int, dict[int, Samples]] = {}  # by class of rows, by class of further positions
+        self._steps = 0
+
+    def tell(self, rows: int, positions: int, seconds: float) -> None:
+        """A step without chunks took so long: `positions` are its rows and their drafts."""
+        if not self._measured:
+            return
+        self._steps += 1
+        further = positions - rows
+        samples = self._classes.setdefault(half_octave(rows), {}).setdefault(half_octave(further + 1), Samples())
+        samples.positions.append(positions)
+        samples.further.append(further)
+        samples.seconds.append(seconds)
+        samples.step = self._steps
+
+    def seconds(self, rows: int, positions: Floats) -> Floats | None:
+        """Of steps with so many rows and positions; None if nothing is known. # [n] → [n]"""
+        classes = self._classes.get(half_octave(rows))
+        if not classes:
+            return None
+        for key in [key for key, samples in classes.items() if self._steps - samples.step > STALE]:
+            del classes[key]
+        found = [classes[key] for key in sorted(classes) if len(classes[key].seconds) >= KNOWN]
+        if not found:
+            return None
+        places = np.array([sum(samples.further) / len(samples.further) for samples in found])
+        times = np.maximum.accumulate([median(samples.seconds) for samples in found])
+        known = np.interp(positions - rows, places, times)  # beyond the last: no more than that
+        least = sum(found[0].positions) / len(found[0].positions)
+        return np.where(positions - rows < places[0], np.minimum(times[0] * positions / least, times[0]), known)
+
+    def statistics(self) -> CostStatistics:
+        return CostStatistics(self._steps, sum(map(len, self._classes.values())))
+
+
+def half_octave(count: int) -> int:
+    """1, 2, 3, 4..5, 6..7, 8..11, 12..15, ... are a class each."""
+    octave = count.bit_length() - 1
+    return 2 * octave + ((count << 1 >> octave) & 1)
+
+
+class DraftCostStatistics(msgspec.Struct, frozen=True):
+    """What was measured."""
+
+    draftings: int
+    classes: int  # of rows and turns with a median
+
+
+class Recent:
+    """Owner of the recent times of one number of turns."""
+
+    __slots__ = ("at", "median", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=RECENT)
+        self.median = 0.0
+        self.at = 0  # the last drafting
+
+    def tell(self, seconds: float, at: int) -> None:
+        self.seconds.append(seconds)
+        self.median, self.at = median(self.seconds), at
+
+
+class DraftCost:
+    """Owner of what was measured."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, dict[int, Recent]] = {}  # by class of rows, by turns
+        self._draftings = 0
+
+    def tell(self, rows: int, turns: int, seconds: float) -> None:
+        """So many turns for so many rows took so long, with what the draft model had to catch up."""
+        self._draftings += 1
+        found = self._classes.setdefault(half_octave(rows), {})
+        found.setdefault(turns, Recent()).tell(seconds, self._draftings)
+        for key in [key for key, recent in found.items() if self._draftings - recent.at > STALE]:
+            del found[key]
+
+    def seconds(self, rows: int, turns: int) -> float:
+        """Of so many turns for so many rows; by the nearest number of rows that is known."""
+        if not self._classes or not turns:
+            return 0.0
+        wanted = half_octave(rows)
+        known = self._classes[min(self._classes, key=lambda key: abs(key - wanted))]
+        below = max((key for key in known if key <= turns), default=0)
+        above = min((key for key in known if key >= turns), default=0)
+        if below and above:
+            low, high = known[below].median, known[above].median
+            return low + (high - low) * (turns - below) / max(1, above - below)
+        nearest = below or above
+        return known[nearest].median * turns / nearest
+
+    def statistics(self) -> DraftCostStatistics:
+        return DraftCostStatistics(self._draftings, sum(map(len, self._classes.values())))
+
+
+def draft_lengths(rows: int, chances: Sequence[Sequence[float]], cost: StepCost, most: int) -> list[int]:
+    """Lengths of the drafts of a step of `rows` rows, at most `most` in all.
+
+    chances: of each drafted row, that its draft is accepted up to each place; they fall along it. A step gives a token
+    for each row and for each draft what its chance says. Taken by falling chance, the best number is where tokens per
+    second are highest, and what is taken of a row is a beginning of its draft.
+    """
+    flat = np.fromiter(chain.from_iterable(chances), np.float64)
+    order = np.argsort(-flat, kind="stable")[:most]
+    if not len(order):
+        return [0] * len(chances)
+    seconds = cost.seconds(rows, rows + np.arange(len(order) + 1, dtype=np.float64))
+    count = len(order)
+    if seconds is not None:
+        tokens = rows + np.concatenate((np.zeros(1), np.cumsum(flat[order])))
+        count = int(np.argmax(tokens / seconds))
+    owners = np.repeat(np.arange(len(chances)), [len(row) for row in chances])
+    lengths: list[int] = np.bincount(owners[order[:count]], minlength=len(chances)).tolist()
+    return lengths

@@ -1,0 +1,128 @@
+"""What a model will take of a GPU: exact where a model can be made, near where an H200 was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks.shapes import MIXTRAL, QWEN_MOE
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.memory_estimate import (
+    CacheShape,
+    StepShape,
+    block_bytes,
+    gpu_blocks,
+    idle_weights,
+    step_bytes,
+    taken_bytes,
+    weights,
+)
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+
+COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+SMALL = {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 96, "vocab_size": 128}  # fmt: skip
+LLAMA_8B: dict[str, Any] = {
+    **COMMON, "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+QWEN_06B: dict[str, Any] = {
+    **COMMON, "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+    "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+}  # fmt: skip
+H200 = 150_109_880_320
+
+
+def spec_of(folder: Path, config: dict[str, Any]) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_spec(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("LlamaForCausalLM", {}), ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+        ("MistralForCausalLM", {}), ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", {"head_dim": 32}),
+    ],
+)  # fmt: skip
+def test_weights_are_those_of_the_model(architecture: str, more: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    config = {**SMALL, "architectures": [architecture], "tie_word_embeddings": tied, **more}
+    spec = spec_of(tmp_path, config)
+    model = registry.build(spec, torch.bfloat16, torch.device("cpu"), 64)
+    assert weights(spec) * 2 == model.weight_bytes
+
+
+MOE = {"num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 40, "head_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("MixtralForCausalLM", MOE), ("Qwen3MoeForCausalLM", MOE),
+        ("Qwen3MoeForCausalLM", {**MOE, "mlp_only_layers": [1]}),
+    ],
+)  # fmt: skip
+def test_weights_of_experts_and_those_of_them_that_a_token_does_not_go_to(
+    architecture: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path, {**SMALL, "architectures": [architecture], **more})
+    assert spec.experts is not None
+    model = registry.build(spec, torch.bfloat16, torch.device("meta"), 64)
+    assert weights(spec) * 2 == model.weight_bytes
+    busy = msgspec.structs.replace(spec.experts, count=spec.experts.chosen)
+    routers = sum(spec.experts.layers) * 64 * (4 - 2)
+    assert weights(msgspec.structs.replace(spec, experts=busy)) + routers == weights(spec) - idle_weights(spec)
+    step = StepShape(512, 4, 256, 2)
+    wider = msgspec.structs.replace(spec, experts=msgspec.structs.replace(spec.experts, width=400))
+    assert step_bytes(wider, step) > step_bytes(spec, step)
+
+
+def test_published_mixtures(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B and Mixtral-8x7B, as their makers count them: 30.5 and 46.7 billion, 3.3 and 12.9 for a token."""
+    for shape, every, active in ((QWEN_MOE, 30_532_122_624, 3.35e9), (MIXTRAL, 46_702_792_704, 12.88e9)):
+        spec = spec_of(tmp_path, dict(shape.config))
+        assert weights(spec) == every
+        assert weights(spec) - idle_weights(spec) == pytest.approx(active, rel=0.005)
+
+
+def test_weights_of_the_embedded_model() -> None:
+    spec = read_spec(demo_folder())
+    assert weights(spec) * 4 == registry.build(spec, torch.float32, torch.device("cpu"), 64).weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "weight_bytes", "used", "peak", "blocks"),
+    [
+        (LLAMA_8B, 4096, 16_060_522_496, 16_977_297_408, 2_600_263_680, 55_083),
+        (QWEN_06B, 40_960, 1_192_099_840, 2_186_084_352, 1_549_219_840, 71_586),
+    ],
+)
+def test_the_estimate_is_near_what_was_measured(
+    config: dict[str, Any], length: int, weight_bytes: int, used: int, peak: int, blocks: int, tmp_path: Path
+) -> None:
+    """As the executor's log gave them on an H200: lines `measured` and `loaded`."""
+    spec = spec_of(tmp_path, config)
+    step = StepShape(8192, 256, length, 2)
+    assert weights(spec) * 2 == weight_bytes
+    assert taken_bytes(spec, step) == pytest.approx(used, rel=0.06)
+    assert step_bytes(spec, step) == pytest.approx(peak, rel=0.02)
+    shape = CacheShape(block_bytes(spec, 16, 2), 16, length, 256, length_given=True)
+    found = gpu_blocks(shape, H200, 0.9, taken_bytes(spec, step), step_bytes(spec, step))
+    assert found == pytest.approx(blocks, rel=0.005)
+
+
+def test_larger_steps_take_more(tmp_path: Path) -> None:
+    spec, step = spec_of(tmp_path, QWEN_06B), StepShape(8192, 256, 4096, 2)
+    least = step_bytes(spec, step)
+    for change in ({"tokens": 16384}, {"max_num_seqs": 512}, {"max_model_len": 40960}, {"item_bytes": 4}):
+        assert step_bytes(spec, StepShape(**(vars(step) | change))) > least
+    assert step_bytes(msgspec.structs.replace(spec, vocab_size=spec.vocab_size * 2), step) > least

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+
+from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.running_batch import NEVER, Slots, blocks_at_end, joined
+from penstock.protocol.messages import Sampling, SubmitTokens
+
+
+def choice(number: int, source: int = 0, blocks: int = 0) -> Choice:
+    message = SubmitTokens(id=number, token_ids=b"", sampling=Sampling())
+    request = Request(message, source, number, 3, 20, None, frozenset())
+    return Choice(request, 0, (0, number, 0), array("i", [1, 2, 3]), [], blocks=list(range(1, blocks + 1)))
+
+
+def test_a_life_names_its_slot_and_is_never_used_again() -> None:
+    slots, seen = Slots(3), set()
+    for number in range(20):
+        one = choice(number)
+        slot = slots.enter(one, 4, seals=True)
+        assert one.life % 3 == slot
+        assert one.life not in seen
+        seen.add(one.life)
+        assert slots.free == 2
+        assert slots.committed == 5
+        assert slots.leave(one, 4) == slot
+        assert (one.slot, one.life, slots.life[slot]) == (-1, 0, 0)
+        slots.give(slot)
+    assert slots.committed == 0
+
+
+@pytest.mark.parametrize(("block_size", "blocks"), [(19, 1), (20, 1), (18, 2), (1, 19)])
+def test_the_last_token_needs_no_block(block_size: int, blocks: int) -> None:
+    assert blocks_at_end(choice(1), block_size) == blocks  # its limit is 20
+
+
+def test_a_life_begins_where_its_prefix_ends() -> None:
+    slots = Slots(2)
+    slot = slots.enter(choice(1, blocks=2), 4, seals=False)
+    assert (slots.planned[slot], slots.room[slot], slots.held[slot], slots.known[slot]) == (8, 8, 2, 3)
+    assert slots.sealed[slot] == NEVER
+
+
+def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
+    slots = Slots(4)
+    places = [slots.enter(choice(number), 4, seals=True) for number in (1, 2, 3)]
+    for slot in places:
+        slots.set_ready(slot, True)
+    lane = slots.decoding()
+    slots.set_ready(places[0], True)
+    assert slots.decoding() is lane
+    assert lane.slots.tolist() == sorted(places)
+    assert lane.source == 0
+    slots.pause(np.array([places[1]]))
+    assert slots.decoding().slots.tolist() == sorted((places[0], places[2]))
+    slots.set_ready(places[0], False)
+    assert slots.decoding().slots.tolist() == [places[2]]
+
+
+def test_a_lane_over_several_sources_says_so() -> None:
+    slots = Slots(4)
+    places = [slots.enter(choice(number, source=number % 2), 4, seals=True) for number in (1, 2, 4)]
+    assert slots.lane(np.array(places)).source == -1
+    even = slots.lane(np.array(places[1:]))
+    assert even.source == 0
+    assert joined(even, slots.lane(np.array(places[:1]))).source == -1
+    assert joined(slots.lane(np.array([], np.int64)), even) is even
+    both = joined(even, slots.lane(np.array(places[:1])))
+    assert both.ids.tolist() == [2, 4, 1]
+    assert [one.request.message.id for one in both.choices] == [2, 4, 1]
+
+
+@pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")
+def test_clear_wants_everybody_gone() -> None:
+    slots = Slots(2)
+    one = choice(1)
+    slots.enter(one, 4, seals=True)
+    with pytest.raises(AssertionError):
+        slots.clear()
+    slots.leave(one, 4)
+    slots.clear()
+    assert slots.free == 2

@@ -1,0 +1,211 @@
+"""What results mean: ends, surplus tokens, extras, sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.engine_core.scheduling.outbox import Note, joined
+from penstock.engine_core.scheduling.state import Chunk, Drafts, Flight
+from penstock.engine_core.scheduling.update_from_output import keep_scores, score_rows
+from penstock.protocol.messages import Finish, Logprobs, TokenBatch
+from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
+from tests.sim.model import EOS, VOCAB, Nature, rollout
+from tests.sim.server import ROOMY, Server
+
+
+def tokens_of(server: Server, number: int, choice: int = 0) -> list[int]:
+    """What the model gives when nothing ends it but max_tokens."""
+    life = server.lives[number]
+    seed = choice_seed(life.message.sampling.seed, choice)
+    return rollout(life.prompt, life.message.sampling, seed, Nature(life.nature.root), 10**6)[0]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_stop_id_ends_its_choice_and_the_surplus_is_thrown_away(depth: int) -> None:
+    plain = Server()
+    wanted = tokens_of(plain, plain.submit([3, 4, 5], max_tokens=9))
+    place = next(index for index in range(2, 9) if wanted[index] not in wanted[:index])
+    server = Server()
+    number = server.submit([3, 4, 5], max_tokens=9, stop_token_ids=(wanted[place],))
+    server.run(depth)
+    seen = server.seen(number)
+    assert (seen.tokens, seen.finish, seen.stop_token) == (wanted[: place + 1], Finish.STOP, wanted[place])
+    assert server.scheduler.statistics().surplus_tokens == min(depth - 1, 8 - place)
+
+
+def test_an_end_of_sequence_is_kept_in_the_ids_and_names_no_stop_token() -> None:
+    plain = Server()
+    wanted = tokens_of(plain, plain.submit([3, 4, 5], max_tokens=9))
+    server = Server()
+    number = server.submit([3, 4, 5], max_tokens=9, eos_token_ids=(wanted[0], VOCAB + 5), ignore_eos=False)
+    server.run(2)
+    seen = server.seen(number)
+    assert (seen.tokens, seen.finish, seen.stop_token) == (wanted[:1], Finish.STOP, None)
+    assert server.scheduler.statistics().output_tokens == 1
+
+
+def test_below_min_tokens_nothing_stops() -> None:
+    server = Server()
+    number = server.submit([3], max_tokens=6, min_tokens=4, stop_token_ids=tuple(range(2, VOCAB)), temperature=0.0)
+    state = server.scheduler._state
+    for step in range(1, 6):
+        state_plan = server.scheduler.plan(0.0)
+        assert state_plan is not None
+        result = StepResult(step=step, epoch=0, token_ids=np.array([7], np.int32).tobytes())
+        server.scheduler.apply(result, 0.0)
+        assert server.seen(number).finish == (Finish.STOP if step == 4 else Finish.NONE)
+        if step == 4:
+            break
+    assert not state.requests
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    server = Server()
+    numbers = [server.submit([token, 4, 5], max_tokens=6, fails_at=2 if token == 4 else -1) for token in (3, 4, 5)]
+    server.run(2)
+    good, bad, fine = [server.seen(number) for number in numbers]
+    assert (bad.finish, len(bad.tokens)) == (Finish.ERROR, 2)
+    assert "non-finite" in str(bad.error)
+    for seen, number in ((good, numbers[0]), (fine, numbers[2])):
+        assert (seen.tokens, seen.finish) == (tokens_of(server, number), Finish.LENGTH)
+    stand = server.scheduler.statistics()
+    assert (stand.finished, stand.failed, stand.aborted) == (2, 1, 0)
+
+
+def test_what_a_failed_row_computed_is_not_found_again() -> None:
+    server = Server()
+    server.submit([3] * 12, fails_at=1)
+    server.run(2)
+    number = server.submit([3] * 12)
+    server.run()
+    assert server.seen(number).cached == 0
+
+
+def test_one_choice_fails_and_its_siblings_go_on() -> None:
+    server = Server()
+    number = server.submit([3, 4, 5], n=3, max_tokens=5)
+    server.plan()
+    server.plan()
+    first = server.results.popleft()
+    server.scheduler.apply(StepResult(step=first.step, epoch=0, token_ids=np.array([-1], np.int32).tobytes()), 0.0)
+    server.executor.applied(first.step)
+    server.run(2)
+    assert server.seen(number, 0).finish == Finish.ERROR
+    for choice in (1, 2):
+        assert server.seen(number, choice).tokens == tokens_of(server, number, choice)
+
+
+def test_logprobs_and_prompt_logprobs_survive_late_delivery_and_chunks() -> None:
+    server = Server(replace(ROOMY, budget=8))
+    number = server.submit(list(range(3, 23)), logprobs=0, prompt_logprobs=0, n=2, max_tokens=6)
+    one = server.submit([5], logprobs=0, prompt_logprobs=0)
+    while server.scheduler.unfinished:
+        assert server.plan() is not None
+        result = server.results.popleft()
+        server.scheduler.apply(result, 0.0)
+        server.executor.applied(result.step)
+    server.deliver()
+    assert server.seen(one).prompt_scores == []
+    for life in server.lives.values():
+        server.record.verify(life, server.world, aborted=False, stopped=False)
+    assert number in server.lives
+
+
+def test_each_source_gets_its_own_rows() -> None:
+    server = Server()
+    numbers = [server.submit([token], source=token, max_tokens=3) for token in (3, 4, 4)]
+    server.plan()
+    result = server.results.popleft()
+    server.scheduler.apply(result, 0.0)
+    assert sorted(server.scheduler.undelivered()) == [3, 4]
+    (three,) = server.scheduler.outputs(3)
+    (four,) = server.scheduler.outputs(4)
+    assert isinstance(three, TokenBatch)
+    assert isinstance(four, TokenBatch)
+    assert np.frombuffer(three.ids, np.int64).tolist() == numbers[:1]
+    assert np.frombuffer(four.ids, np.int64).tolist() == numbers[1:]
+    assert [extra.cached_tokens for extra in (*three.extras, *four.extras)] == [0, 0, 0]
+    assert server.scheduler.outputs(5) == []
+
+
+def test_results_of_another_epoch_are_discarded() -> None:
+    server = Server()
+    number = server.submit([3, 4])
+    server.plan()
+    server.scheduler.apply(replace_epoch(server.results[0], 7), 0.0)
+    assert server.scheduler.in_flight == 1
+    assert server.scheduler.statistics().stale_results == 1
+    server.run()
+    assert len(server.seen(number).tokens) == 4
+
+
+def replace_epoch(result: StepResult, epoch: int) -> StepResult:
+    return StepResult(step=result.step, epoch=epoch, token_ids=result.token_ids)
+
+
+@pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")
+def test_results_out_of_order_are_our_own_mistake() -> None:
+    server = Server()
+    server.submit([3, 4])
+    server.plan()
+    server.plan()
+    with pytest.raises(AssertionError):
+        server.scheduler.apply(server.results[1], 0.0)
+
+
+def test_the_end_of_one_does_not_end_another_that_ignores_it() -> None:
+    server = Server()
+    ignoring = server.submit([3], max_tokens=1)
+    caring = server.submit([4], max_tokens=5, ignore_eos=False)
+    server.scheduler.plan(0.0)
+    answer = StepResult(step=1, epoch=0, token_ids=np.array([EOS, EOS], np.int32).tobytes())
+    server.scheduler.apply(answer, 0.0)
+    assert server.seen(ignoring).finish == Finish.LENGTH
+    assert server.seen(caring).finish == Finish.STOP
+    assert server.scheduler.idle
+
+
+def made_logprobs(first: int, count: int) -> Logprobs:
+    """Of positions `first`.., whose numbers tell them apart."""
+    places = np.arange(first, first + count)
+    return Logprobs(
+        2,
+        np.stack((places, places + 100), 1).astype(np.int32).tobytes(),
+        np.stack((places, places + 100), 1).astype(np.float32).tobytes(),
+        places.astype(np.int32).tobytes(),
+    )
+
+
+@pytest.mark.parametrize("start", [0, 3, 5, 6, 12])
+def test_positions_of_a_recomputed_prompt_that_were_scored_before_count_once(start: int) -> None:
+    """Chunks are cut elsewhere the second time. What leaves a gap, or brings nothing new, is not taken."""
+    server = Server(replace(ROOMY, budget=8))
+    server.submit([*range(3, 23)], prompt_logprobs=1)
+    server.plan()
+    state = server.scheduler._state
+    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    choice.scores, choice.scored = [made_logprobs(0, 5)], 5
+    chunk = Chunk(choice, start, 7, sample=False)
+    flight = Flight(9, state.slots.decoding(), (chunk,))
+    part = RowLogprobs(0, made_logprobs(start, 7))
+    keep_scores(flight, StepResult(step=9, epoch=0, token_ids=b"", prompt_logprobs=(part,)))
+    scores = joined(choice.scores)
+    assert scores is not None
+    expected = max(5, start + 7) if start <= 5 else 5
+    assert choice.scored == expected
+    assert scores == made_logprobs(0, expected)
+
+
+def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
+    """Of the first row's three entries two count, of the second's two one."""
+    lane = Server().scheduler._state.slots.decoding()
+    drafts = Drafts(np.array([0, 1]), np.array([2, 1]), [[7, 7], [7]], np.zeros(2, bool))
+    parts = tuple(RowLogprobs(entry, made_logprobs(entry, 1)) for entry in range(5))
+    notes: dict[int, Note] = {}
+    result = StepResult(step=1, epoch=0, token_ids=b"", logprobs=parts)
+    score_rows(Flight(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
+    assert notes[0].logprobs == made_logprobs(0, 2)
+    assert notes[1].logprobs == made_logprobs(3, 1)

@@ -1,0 +1,80 @@
+"""Whether a look for what is likely pays: what runs have brought against what they must."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine_core.speculation.jump_forward import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, Looks
+from penstock.engine_core.speculation.step_cost import KNOWN, StepCost
+
+
+def cost(rows: int, seconds: float, times: int = 5) -> StepCost:
+    """As after steps of so many rows."""
+    found = StepCost()
+    for _ in range(times):
+        found.tell(rows, rows, seconds)
+    return found
+
+
+def test_a_mean_begins_with_a_hope_and_a_choice_with_that_of_all() -> None:
+    of_all = Gain()
+    assert of_all.mean == Gain(of_all).mean == HOPED
+    good = Gain(of_all)
+    for _ in range(60):
+        good.tell(4)
+    assert good.mean > 3.9
+    newcomer = Gain(of_all)
+    assert newcomer.mean == pytest.approx(of_all.mean)
+    assert newcomer.mean > 3.5
+    for _ in range(30):
+        newcomer.tell(0)
+    assert newcomer.mean < 0.5 < of_all.mean
+
+
+def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
+    poor, good = Gain(), Gain()
+    for _ in range(50):
+        poor.tell(0)
+        good.tell(3)
+    poor.tell(1)
+    for rows, seconds, allowed in ((1, 4e-3, (True, True)), (64, 5e-3, (False, True)), (512, 5e-3, (False, False))):
+        looks = Looks()
+        looks.meet(rows, cost(rows, seconds))
+        assert (looks.pays(poor), looks.pays(good)) == allowed
+        assert looks.statistics().least == pytest.approx(SECONDS * rows / seconds)
+
+
+def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> None:
+    looks = Looks()
+    costs = StepCost()
+    looks.meet(64, costs)
+    assert looks.statistics().least == pytest.approx(SECONDS * 64 / PRESUMED)
+    for _ in range(KNOWN):
+        costs.tell(64, 64, 1e-3)
+    looks.meet(64, costs)
+    assert looks.statistics().least == pytest.approx(SECONDS * 64 / 1e-3)
+
+
+def test_a_refused_row_is_let_through_now_and_then() -> None:
+    looks, poor = Looks(), Gain()
+    for _ in range(300):
+        poor.tell(0)
+    looks.meet(64, cost(64, 5e-3))
+    assert [looks.pays(poor) for _ in range(3 * PROBED)].count(True) == 3
+    assert looks.statistics().refused == 3 * PROBED
+
+
+def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> None:
+    looks = Looks()
+    costs = cost(64, 5e-3)
+    looks.meet(64, costs)
+    before = looks.statistics().least
+    for _ in range(9):
+        costs.tell(64, 64, 10e-3)
+    looks.meet(64, costs)
+    assert looks.statistics().least == before
+    for _ in range(REFRESHED):
+        looks.meet(64, costs)
+    assert looks.statistics().least == pytest.approx(before / 2)
+    looks.meet(1, costs)
+    assert looks.statistics().least == pytest.approx(SECONDS / PRESUMED)
