@@ -11,6 +11,7 @@ Columns are little-endian arrays as raw bytes: int64 ids, uint16 choices, int32 
 from __future__ import annotations
 
 import enum
+import secrets
 
 import msgspec
 
@@ -66,9 +67,9 @@ class TraceContext(Part, frozen=True):
         """Whether it names a trace that has no span yet."""
         return bool(self.traceparent) and not self.span_id
 
-    def child(self, span_id: str) -> TraceContext:
-        """The context of a sampled span of ours under this one."""
-        return TraceContext(f"00-{self.trace_id}-{span_id}-01", self.tracestate)
+    def child(self, span_id: str = "") -> TraceContext:
+        """The context of a sampled span of ours under this one, new unless it is named."""
+        return TraceContext(f"00-{self.trace_id}-{span_id or secrets.token_hex(8)}-01", self.tracestate)
 
     def unsampled(self) -> TraceContext:
         """The same trace and span, of which nothing is recorded."""

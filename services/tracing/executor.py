@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.protocol.columns import unpack
 from penstock.protocol.messages import TraceContext
@@ -17,18 +18,12 @@ from penstock.services.tracing.tracer import Attributes, Tracer
 CALM = 0.2  # seconds without a step after which a slot's decoding counts as over
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(NamedTuple):
     """Over steps; a difference is what a stretch of steps took. In seconds."""
 
     steps: int = 0
     busy: float = 0.0
     masks: float = 0.0
-
-    def plus(self, now: Totals, before: Totals) -> Totals:
-        """With what was added between two moments."""
-        return Totals(self.steps + now.steps - before.steps, self.busy + now.busy - before.busy,
-                      self.masks + now.masks - before.masks)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -40,7 +35,7 @@ class Occupant:
     since: float | None = None  # when its first step began
     until: float = 0.0  # when its last step's result came, once it has paused
     before: Totals | None = None  # when it went on decoding; None: it does not decode
-    taken: Totals = Totals()  # by its decoding until it last paused
+    taken: Totals = field(default_factory=Totals)  # by its decoding until it last paused
 
     def resume(self, began: float, totals: Totals) -> None:
         if self.since is None:
@@ -49,7 +44,9 @@ class Occupant:
 
     def pause(self, now: float, totals: Totals) -> None:
         if self.before is not None:
-            self.taken = self.taken.plus(totals, self.before)
+            taken, before = self.taken, self.before
+            self.taken = Totals(taken.steps + totals.steps - before.steps, taken.busy + totals.busy - before.busy,
+                                taken.masks + totals.masks - before.masks)  # fmt: skip
             self.until, self.before = now, None
 
 

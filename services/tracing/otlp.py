@@ -10,48 +10,28 @@ import contextlib
 import importlib
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
+from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SdkEvent
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    TraceState,
-    get_current_span,
-    set_span_in_context,
-)
 
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import logs, run_directory
+from penstock.services.tracing import tracer
 from penstock.services.tracing.propagation import root
-from penstock.services.tracing.tracer import (
-    GRPC,
-    GRPC_MODULE,
-    LAST_WORDS,
-    Attributes,
-    Event,
-    Settings,
-    Tracer,
-    TraceStatistics,
-    Value,
-)
+from penstock.services.tracing.tracer import Attributes, Settings, SpanOptions, Tracer, TraceStatistics, Value
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +40,10 @@ COMPLAINT_SECONDS = 60.0  # between log lines about a collector that takes nothi
 LATE, HANGS, FAILS = "the collector did not take them in time", "the collector hangs", "the collector takes none"
 SILENT = "collector.silent"  # in the run directory: a process of this server has waited for the collector in vain
 RECENT = 30.0  # seconds for which that counts; by then a collector may be back
-EXPORTERS = "opentelemetry.exporter.otlp"
 LOGGERS = (
-    f"{EXPORTERS}.proto.http.trace_exporter", f"{EXPORTERS}.proto.grpc.exporter",
-    f"{EXPORTERS}.proto.grpc.trace_exporter", f"{EXPORTERS}.common.http", "opentelemetry.sdk._shared_internal",
+    "opentelemetry.exporter.otlp.common.http", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
 )  # fmt: skip  # which complain of every attempt
 
 
@@ -77,13 +57,13 @@ class CountingExporter(SpanExporter, logging.Filter):
         logging.Filter.__init__(self)
         self._exporter = exporter
         self._endpoint = endpoint
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the counters and of `_abandoned`
+        self._abandoned = False
+        self.recorded = self.delivered = self.dropped = self.in_flight = 0
+        self._since = float("inf")  # when the export in flight began
         self._thread = 0  # that exports
         self._reason = ""
         self._complained = float("-inf")
-        self._since: float | None = None  # when the export in flight began
-        self._abandoned = False
-        self.recorded = self.delivered = self.dropped = self.in_flight = 0
         for name in LOGGERS:
             logging.getLogger(name).addFilter(self)
 
@@ -94,8 +74,7 @@ class CountingExporter(SpanExporter, logging.Filter):
     @property
     def stuck(self) -> bool:
         """Whether an export has taken so long that waiting for it is in vain."""
-        since = self._since
-        return since is not None and time.monotonic() - since >= PATIENCE
+        return time.monotonic() - self._since >= PATIENCE
 
     def admit(self, queue: int) -> bool:
         """A span was recorded; False: there is no room for it."""
@@ -115,18 +94,18 @@ class CountingExporter(SpanExporter, logging.Filter):
         try:
             result = self._exporter.export(spans)
         finally:
-            self._settle(len(spans), result is SpanExportResult.SUCCESS)
+            self._settle(len(spans), success=result is SpanExportResult.SUCCESS)
         return result
 
-    def _settle(self, count: int, success: bool) -> None:
+    def _settle(self, count: int, *, success: bool) -> None:
+        now = time.monotonic()
         with self._lock:
-            self._since = None
+            self._since = float("inf")
             if self._abandoned:
                 return
             self.in_flight = 0
-            self.delivered += count * success
-            self.dropped += count * (not success)
-        now = time.monotonic()
+            self.delivered += count if success else 0
+            self.dropped += 0 if success else count
         if not success and now - self._complained >= COMPLAINT_SECONDS:
             self._complained = now
             logs.warning(log, "traces_not_delivered", endpoint=self._endpoint, reason=self._reason,
@@ -155,7 +134,7 @@ class CountingExporter(SpanExporter, logging.Filter):
 
 
 class OtlpTracer(Tracer):
-    """Exports spans of all threads of a process. `directory` is the run directory that its server's processes share."""
+    """Exports the spans of all threads of a process. `directory` is the run directory that its server shares."""
 
     enabled = True
 
@@ -168,7 +147,8 @@ class OtlpTracer(Tracer):
     ) -> None:
         self.settings = settings
         self.steps_per_second = settings.steps_per_second
-        self._sampler = sampler_of(settings)
+        ratio = TraceIdRatioBased(settings.sampling.ratio)
+        self._sampler = ParentBased(ratio) if settings.sampling.parent_based else ratio
         self._resource = Resource.create(dict(resource))
         self._scope = InstrumentationScope("penstock", VERSION)
         self._exporter = CountingExporter(exporter_of(settings) if exporter is None else exporter, settings.endpoint)
@@ -182,44 +162,41 @@ class OtlpTracer(Tracer):
         return context.sampled or context.is_root
 
     def sample(self, context: TraceContext) -> TraceContext | None:
-        parent = context if context.traceparent else root()
-        remote = Context() if parent.is_root else set_span_in_context(
-            NonRecordingSpan(span_context(context, sampled=context.sampled)), Context()
-        )  # fmt: skip
-        result = self._sampler.should_sample(remote, int(parent.trace_id, 16), "request")
-        return parent if result.decision is Decision.RECORD_AND_SAMPLE else None
+        parent, known = context, Context()
+        if context.traceparent:
+            span = api.NonRecordingSpan(span_context(context, sampled=context.sampled, remote=True))
+            known = api.set_span_in_context(span, known)
+        else:
+            parent = root()
+        decision = self._sampler.should_sample(known, int(parent.trace_id, 16), "request").decision
+        return parent if decision is Decision.RECORD_AND_SAMPLE else None
 
-    def current(self) -> TraceContext:
-        return current()
+    @staticmethod
+    def current() -> TraceContext:
+        span = api.get_current_span().get_span_context()
+        if not span.is_valid:
+            return TraceContext()
+        flags, state = span.trace_flags.sampled, span.trace_state.to_header()
+        return TraceContext(f"00-{span.trace_id:032x}-{span.span_id:016x}-{flags:02x}", state)
 
     def record(
-        self,
-        name: str,
-        parent: TraceContext,
-        start: float,
-        end: float,
-        attributes: Attributes,
-        *,
-        span_id: str = "",
-        events: Sequence[Event] = (),
-        links: Sequence[TraceContext] = (),
-        error: str | None = None,
-        server: bool = False,
-        remote: bool = False,
-    ) -> None:
+        self, name: str, parent: TraceContext, start: float, end: float, attributes: Attributes,
+        **options: Unpack[SpanOptions],
+    ) -> None:  # fmt: skip
         if not self._exporter.admit(self.settings.queue) or self._shutdown is not None:
             return
-        own = parent.child(span_id or secrets.token_hex(8))
+        own, error = options.get("context") or parent.child(), options.get("error")
+        status = api.Status() if error is None else api.Status(api.StatusCode.ERROR, error or None)
         self._processor.on_end(ReadableSpan(
             name,
             span_context(own),
-            None if parent.is_root else span_context(parent, remote=remote),
+            None if parent.is_root else span_context(parent, remote=options.get("remote", False)),
             self._resource,
             attributes,
-            [SdkEvent(event, given, self._wall(moment)) for event, moment, given in events],
-            [Link(span_context(link, remote=True)) for link in links],
-            SpanKind.SERVER if server else SpanKind.INTERNAL,
-            status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error or None),
+            [SdkEvent(event, given, self._wall(moment)) for event, moment, given in options.get("events", ())],
+            [api.Link(span_context(link, remote=True)) for link in options.get("links", ())],
+            api.SpanKind.SERVER if options.get("server") else api.SpanKind.INTERNAL,
+            status=status,
             start_time=self._wall(start),
             end_time=self._wall(end),
             instrumentation_scope=self._scope,
@@ -231,26 +208,26 @@ class OtlpTracer(Tracer):
 
     def finish(self) -> None:
         if self._shutdown is None:
-            # The processor's own shutdown waits for half a minute.
+            # The processor's own shutdown may wait for half a minute.
             self._shutdown = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
             self._shutdown.start()
 
-    def close(self, limit: float = LAST_WORDS) -> None:
+    def close(self, limit: float = tracer.LAST_WORDS) -> None:
         self.finish()
         assert self._shutdown is not None
         exporter = self._exporter
-        warned = not exporter.stuck and bool(exporter.waiting or exporter.in_flight) and self._silent_before()
-        hangs = exporter.stuck or warned
-        self._shutdown.join(0.0 if hangs else limit)
+        stuck = exporter.stuck
+        warned = not stuck and bool(exporter.waiting or exporter.in_flight) and self._warned()
+        self._shutdown.join(0.0 if stuck or warned else limit)
         if not self._shutdown.is_alive():
             exporter.abandon(FAILS)
             return
         if exporter.in_flight and not warned and self._silent is not None:
             with contextlib.suppress(OSError):  # the run directory is gone, and with it everyone who would look
                 self._silent.touch(mode=0o600)
-        exporter.abandon(HANGS if hangs else LATE)
+        exporter.abandon(HANGS if stuck or warned else LATE)
 
-    def _silent_before(self) -> bool:
+    def _warned(self) -> bool:
         """Whether another process of this server has just waited for the collector in vain."""
         try:
             return self._silent is not None and abs(time.time() - self._silent.stat().st_mtime) < RECENT
@@ -262,40 +239,21 @@ class OtlpTracer(Tracer):
         return round(monotonic * 1e9) + self._offset
 
 
-def current() -> TraceContext:
-    """The context of the caller's current span; empty where none is current."""
-    span = get_current_span().get_span_context()
-    if not span.is_valid:
-        return TraceContext()
-    flags, state = span.trace_flags.sampled, span.trace_state.to_header()
-    return TraceContext(f"00-{span.trace_id:032x}-{span.span_id:016x}-{flags:02x}", state)
-
-
-def sampler_of(settings: Settings) -> Sampler:
-    ratio = TraceIdRatioBased(settings.sampling.ratio)
-    return ParentBased(ratio) if settings.sampling.parent_based else ratio
-
-
 def exporter_of(settings: Settings) -> SpanExporter:
     """The gRPC exporter is an extra, so it is imported only here."""
-    if settings.protocol != GRPC:
+    if settings.protocol != tracer.GRPC:
         return OTLPSpanExporter(endpoint=settings.endpoint)
-    module = importlib.import_module(f"{GRPC_MODULE}.trace_exporter")
+    module = importlib.import_module(f"{tracer.GRPC_MODULE}.trace_exporter")
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint=settings.endpoint, insecure=settings.insecure)
     return exporter
 
 
-def span_context(context: TraceContext, *, sampled: bool = True, remote: bool = False) -> SpanContext:
-    state = TraceState.from_header([context.tracestate]) if context.tracestate else None
-    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), remote, TraceFlags(sampled), state)
+def span_context(context: TraceContext, *, sampled: bool = True, remote: bool = False) -> api.SpanContext:
+    state = api.TraceState.from_header([context.tracestate]) if context.tracestate else None
+    return api.SpanContext(int(context.trace_id, 16), int(context.span_id, 16), remote, api.TraceFlags(sampled), state)
 
 
 def wall_offset() -> int:
     """Nanoseconds from monotonic to unix time, from the quickest of several readings."""
-    looks = []
-    for _ in range(5):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        looks.append((after - before, wall - (before + after) // 2))
-    return min(looks)[1]
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    return min((after - before, wall - (before + after) // 2) for before, wall, after in readings)[1]

@@ -5,7 +5,6 @@ Source: OpenTelemetry semantic conventions, "HTTP server" and "Generative AI spa
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -25,9 +24,8 @@ class ServerSpan:
     def __init__(self, tracer: Tracer, context: TraceContext) -> None:
         self._tracer = tracer
         self._parent = tracer.sample(context)
-        self._id = secrets.token_hex(8) if self.recording else ""
         if self._parent is not None:
-            self.context = self._parent.child(self._id)
+            self.context = self._parent.child()
         else:
             self.context = context.unsampled() if tracer.enabled else context
 
@@ -43,7 +41,7 @@ class ServerSpan:
         if status >= 400:
             told[names.ERROR_TYPE] = str(status)
         self._tracer.record(
-            f"{method} {route}", self._parent, *times, told, span_id=self._id, server=True,
+            f"{method} {route}", self._parent, *times, told, context=self.context, server=True,
             remote=not self._parent.is_root, error="" if status >= 500 else None,
         )  # fmt: skip
 
@@ -74,12 +72,11 @@ class Operation:
         self._model = model
         self._began = now
         self._events: list[Event] = []
-        self.id = secrets.token_hex(8)
-        own = self._own = self._parent.child(self.id)
+        self.context = self._parent.child()
         count = min(len(requests), MAX_PROMPTS) if len(requests) > 1 else 0
-        self._prompts = [secrets.token_hex(8) for _ in range(count)]
-        contexts = [own.child(span) for span in self._prompts] or [own]
-        contexts += [TraceContext()] * (len(requests) - len(contexts))
+        self._prompts = [self.context.child() for _ in range(count)]
+        contexts = self._prompts or [self.context]
+        contexts = contexts + [TraceContext()] * (len(requests) - len(contexts))
         self.requests = [
             msgspec.structs.replace(request, trace=context)
             for request, context in zip(requests, contexts, strict=True)
@@ -104,13 +101,13 @@ class Operation:
         else:
             attributes[names.REQUEST] = f"{self._asked.id:x}"
         record = self._tracer.record
-        record(f"{kind} {self._model}", self._parent, self._began, now, attributes, span_id=self.id,
+        record(f"{kind} {self._model}", self._parent, self._began, now, attributes, context=self.context,
                events=self._events, error=None if error is None else error.message)  # fmt: skip
-        for index, span_id in enumerate(self._prompts):
+        for index, context in enumerate(self._prompts):
             prompt: Attributes = {names.PROMPT_INDEX: index, names.REQUEST: f"{self.requests[index].id:x}"}
-            record(names.PROMPT, self._own, self._began, now, prompt, span_id=span_id)
+            record(names.PROMPT, self.context, self._began, now, prompt, context=context)
         if outcome.first_token is not None:
-            record(names.STREAM, self._own, outcome.first_token, now, {names.OUTPUT_TOKENS: outcome.output_tokens})
+            record(names.STREAM, self.context, outcome.first_token, now, {names.OUTPUT_TOKENS: outcome.output_tokens})
 
 
 class Operations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,8 +29,8 @@ ERRORS = ("error", "grammar", "unavailable")
 class OpenStep:
     """A step that has a span and whose result has not come."""
 
-    id: str
     parent: TraceContext
+    context: TraceContext
     planned: float
     facts: StepFacts
 
@@ -57,9 +56,9 @@ class SchedulerTraces:
         self._next = now + self._interval
         for number in [number for number, step in self._open.items() if step.facts.epoch != facts.epoch]:
             self._record_step(self._open.pop(number), now, {}, LOST)  # its epoch is over: no result will come
-        step = OpenStep(secrets.token_hex(8), root(), now, facts)
-        self._open[facts.step] = step
-        return msgspec.structs.replace(plan, trace=step.parent.child(step.id))
+        parent = root()
+        step = self._open[facts.step] = OpenStep(parent, parent.child(), now, facts)
+        return msgspec.structs.replace(plan, trace=step.context)
 
     def applied(self, result: StepResult, now: float) -> None:
         """A result was applied."""
@@ -95,7 +94,7 @@ class SchedulerTraces:
         }  # fmt: skip
         if len(facts.traced) > MAX_LINKS:
             attributes[names.UNLINKED] = len(facts.traced) - MAX_LINKS
-        self._tracer.record(names.STEP, step.parent, step.planned, now, attributes, span_id=step.id,
+        self._tracer.record(names.STEP, step.parent, step.planned, now, attributes, context=step.context,
                             links=facts.traced[:MAX_LINKS], error=error)  # fmt: skip
 
 

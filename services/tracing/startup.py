@@ -7,7 +7,6 @@ Carriers" names it, so a start may be part of a larger trace. One without a laun
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 
 from penstock.protocol.messages import TraceContext
@@ -37,8 +36,7 @@ class Start:
         given = environ.get(PARENT, "")
         known = parse(given, environ.get(STATE, "")) if len(given) == 55 else TraceContext()
         self._parent = known if known.traceparent else root()
-        self._id = secrets.token_hex(8)
-        self.context = self._parent.child(self._id) if tracer.enabled else TraceContext()
+        self.context = self._parent.child() if tracer.enabled else TraceContext()
         self._recorded = False
 
     def ready(self, now: float, attributes: Attributes | None = None) -> None:
@@ -48,6 +46,6 @@ class Start:
         self._recorded = True
         record, stages = self._tracer.record, self.stages.all
         record(f"{names.START} {self._process}", self._parent, stages[0].began, now, attributes or {},
-               span_id=self._id, remote=not self._parent.is_root)  # fmt: skip
+               context=self.context, remote=not self._parent.is_root)  # fmt: skip
         for stage, end in zip(stages, [*(stage.began for stage in stages[1:]), now], strict=True):
             record(stage.name, self.context, stage.began, end, {})

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
 import msgspec
@@ -52,6 +53,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_second: float = 0.0  # spans of steps that have traced requests
 
 
+class SpanOptions(TypedDict, total=False):
+    context: TraceContext  # its own, where it was handed on
+    events: Sequence[Event]
+    links: Sequence[TraceContext]
+    error: str | None  # empty: a failure without a message
+    server: bool  # its kind is that of an HTTP server's spans
+    remote: bool  # its parent is not of this server
+
+
 class TraceStatistics(msgspec.Struct, frozen=True):
     """Spans since the start, and those waiting now."""
 
@@ -79,27 +89,16 @@ class Tracer:
         traced. Asked once per request, by the process that it enters."""
         return None
 
-    def current(self) -> TraceContext:
+    @staticmethod
+    def current() -> TraceContext:
         """The context of the caller's current span, by OpenTelemetry's API; empty where none is current."""
         return TraceContext()
 
     def record(
-        self,
-        name: str,
-        parent: TraceContext,
-        start: float,
-        end: float,
-        attributes: Attributes,
-        *,
-        span_id: str = "",
-        events: Sequence[Event] = (),
-        links: Sequence[TraceContext] = (),
-        error: str | None = None,
-        server: bool = False,
-        remote: bool = False,
-    ) -> None:
-        """A span that has ended. An empty `error` is a failure without a message, `server` the kind of an HTTP
-        server's span, and `remote` says that the parent is not of this server."""
+        self, name: str, parent: TraceContext, start: float, end: float, attributes: Attributes,
+        **options: Unpack[SpanOptions],
+    ) -> None:  # fmt: skip
+        """A span that has ended."""
 
     def statistics(self) -> TraceStatistics:
         return TraceStatistics(0, 0, 0, 0)

@@ -13,7 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from penstock import LLM, AsyncLLM, ConfigError, SamplingParams
 from penstock.protocol.messages import TraceContext
-from penstock.services.tracing.otlp import current
+from penstock.services.tracing.otlp import OtlpTracer
 from tests.e2e.collector import Collector, Span, collecting
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE
 
@@ -98,13 +98,13 @@ def test_the_callers_span_is_the_parent_of_every_kind_of_call(llm: LLM, sink: Co
     """Although the engine's links live on another thread."""
     name = "7" * 32
     with within(name):
-        assert current() == TraceContext(f"00-{name}-{PARENT}-01", "a=1")
+        assert OtlpTracer.current() == TraceContext(f"00-{name}-{PARENT}-01", "a=1")
         llm.generate(["a", "b"], PARAMS, use_tqdm=False)
         llm.chat([{"role": "user", "content": "Hello"}], PARAMS, use_tqdm=False)
         llm.encode("a b c", use_tqdm=False)
         llm.embed("d e f", use_tqdm=False)
         llm.score("g h i", "j k l", use_tqdm=False)
-    assert current() == TraceContext()
+    assert OtlpTracer.current() == TraceContext()
     found = within_trace(sink, name, 7)
     kinds = [root["name"].removesuffix(" penstock-demo") for root in found]
     assert kinds == ["text_completion"] * 2 + ["chat"] + ["embeddings"] * 4, "a score is of two vectors"

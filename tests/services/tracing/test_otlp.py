@@ -21,7 +21,7 @@ from penstock.services.links.link import Self
 from penstock.services.metrics.definitions import EVERY_PROCESS
 from penstock.services.metrics.snapshot import LAG, Vitals
 from penstock.services.supervisor import process, run_directory
-from penstock.services.tracing.otlp import HANGS, LATE, PATIENCE, RECENT, SILENT, OtlpTracer, current, wall_offset
+from penstock.services.tracing.otlp import HANGS, LATE, PATIENCE, RECENT, SILENT, OtlpTracer, wall_offset
 from penstock.services.tracing.tracer import LAST_WORDS, Sampling, Tracer, tracer_of
 from tests.e2e.collector import Collector, collecting
 from tests.services.tracing.tracing import PARENT, ROOT, SAMPLED, TRACE, Bench, settings
@@ -38,7 +38,7 @@ def sink() -> Iterator[Collector]:
 def export(sink: Collector, name: str, parent: TraceContext = SAMPLED, **given: Any) -> OtlpTracer:
     tracer = OtlpTracer(settings(endpoint=sink.url + "/v1/traces"), {"service.name": "penstock-api"})
     tracer._offset = 1_000_000_000
-    tracer.record(name, parent, 1.5, 2.5, given.pop("attributes", {}), span_id=OWN, **given)
+    tracer.record(name, parent, 1.5, 2.5, given.pop("attributes", {}), context=parent.child(OWN), **given)
     tracer.close(60.0)
     return tracer
 
@@ -292,8 +292,9 @@ def test_a_tracer_is_of_its_process() -> None:
 
 def test_a_share_is_sampled_by_its_name() -> None:
     """So every process and every program with the same ratio decides alike."""
-    one, other = (Bench(sampling=Sampling(0.2)).tracer for _ in range(2))
-    contexts = [TraceContext(f"00-{number * 0x9E3779B97F4A7C15 % (1 << 64):032x}") for number in range(1, 1001)]
+    one, other = (Bench(sampling=Sampling(0.2, parent_based=False)).tracer for _ in range(2))
+    names = [f"{number * 0x9E3779B97F4A7C15 % (1 << 64):032x}" for number in range(1, 1001)]
+    contexts = [TraceContext(f"00-{name}-{PARENT}-00") for name in names]
     chosen = [one.sample(context) is not None for context in contexts]
     assert chosen == [other.sample(context) is not None for context in contexts]
     assert 150 < sum(chosen) < 250
@@ -302,7 +303,7 @@ def test_a_share_is_sampled_by_its_name() -> None:
 
 
 def test_no_span_of_a_program_is_current() -> None:
-    assert current() == TraceContext()
+    assert OtlpTracer.current() == TraceContext()
 
 
 def test_times_are_the_walls() -> None:

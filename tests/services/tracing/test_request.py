@@ -129,7 +129,7 @@ def test_one_prompt() -> None:
         "gen_ai.usage.cache_read.input_tokens": 4, "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.response.id": "chatcmpl-1", "penstock.request.id": "1a",
     }  # fmt: skip
-    assert [request.trace for request in operation.requests] == [SAMPLED.child(operation.id)]
+    assert [request.trace for request in operation.requests] == [operation.context]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_stream_says_how_fast_it_was() -> None:
     told, operation = spans(ended=outcome(first_token=3.0))
     whole, stream = told
     assert (stream.name, stream.start, stream.end) == (names.STREAM, 3.0, 5.0)
-    assert child_of(stream, SAMPLED.child(operation.id))
+    assert child_of(stream, operation.context)
     assert whole.attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] == 2.0
     assert whole.attributes[names.GEN_AI_TIME_PER_TOKEN] == pytest.approx(0.1)
 
