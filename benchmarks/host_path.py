@@ -50,7 +50,8 @@ from penstock.services.metrics.api import Figures
 from penstock.services.metrics.requests import Traffic
 from penstock.services.metrics.shared_files import Ledger
 from penstock.services.metrics.snapshot import LAG, Vitals
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
+from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.scheduler.bitmask_filler import Masker
@@ -218,9 +219,10 @@ class Host:
         me = Self(Role.API, 0, 1, 0)
         self.pipeline = Pipeline([api_text], 0, 1, 4096, 1e9, processes=1)
         figures = Figures(Vitals(me, run_dir, Histogram(LAG)), [])
-        service = Service(config, 0, model, self.pipeline, Traffic(), Ledger(run_dir, 0, 1), Keys(config.api),
-                          ResponseStore(run_dir, 0, 1, config.api), figures)  # fmt: skip
-        self._server = uvicorn.Config(application(service), ws="none", lifespan="off", log_config=None,
+        traffic, responses = Traffic(), ResponseStore(run_dir, 0, 1, config.api)
+        app = AppState(config, 0, model, self.pipeline, traffic, Ledger(run_dir, 0, 1), Keys(config.api), responses,
+                       BackgroundWork(self.pipeline, traffic), figures)  # fmt: skip
+        self._server = uvicorn.Config(application(app), ws="none", lifespan="off", log_config=None,
                                       access_log=False, server_header=False, proxy_headers=False)  # fmt: skip
         self._server.load()
 

@@ -118,8 +118,16 @@ class NotFound(RequestError):
 
 
 class MethodNotAllowed(RequestError):
+    """`allowed` is the value of the header Allow."""
+
     status = 405
     type = "invalid_request_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, allowed: str = ""
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.allowed = allowed
 
 
 class RequestTimeout(RequestError):

@@ -10,19 +10,13 @@ nothing by inventing users. Keys that nobody checks are no names: OpenAI's clien
 
 from __future__ import annotations
 
-import re
 import zlib
 from hashlib import blake2b
 
 import msgspec
-from starlette.types import Scope
 
-from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.messages import Client, SubmitText
-from penstock.services.http import request_context as exchange
+from penstock.protocol.messages import SubmitText
 
-HEADER = b"x-session-id"
-NAME = re.compile(rb"[\x21-\x7e]{1,256}")
 DIGEST_BYTES = 12
 
 
@@ -36,30 +30,9 @@ MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
 SPEAKER = msgspec.json.Decoder(Speaker)
 
 
-def session_of(scope: Scope, user: str | None = None) -> str:
-    """A digest of the session's name; empty for a request of none. Raises InvalidRequest for a header like none."""
-    given = [value for name, value in scope["headers"] if name == HEADER]
-    if len(given) > 1 or (given and not NAME.fullmatch(given[0])):
-        message = "the header X-Session-Id must be given once, as 1 to 256 visible ASCII characters"
-        raise InvalidRequest(message, code="invalid_header")
-    if given:
-        return digest(b"header:" + given[0])
-    return digest(b"user:" + user.encode("utf-8", "surrogatepass")) if user else ""
-
-
 def tenant_of(key: bytes) -> str:
     """A digest of an accepted key."""
     return digest(b"key:" + key)
-
-
-def client_of(scope: Scope, user: str | None = None) -> Client:
-    """Whom a request is for. Raises InvalidRequest as `session_of` does."""
-    if user:
-        name = digest(b"user:" + user.encode("utf-8", "surrogatepass"))
-    elif not (name := session_of(scope)):
-        host, port = scope.get("client") or ("", 0)
-        name = digest(f"connection:{host}:{port}".encode())
-    return Client(exchange.of(scope).tenant, name)
 
 
 def digest(name: bytes) -> str:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from starlette.types import Scope
-
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import Forbidden
 from penstock.protocol.option import words
+from penstock.services.http.request_context import RequestContext
 from penstock.services.supervisor import address
 
 HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::([0-9]*))?")  # RFC 3986, section 3.2
@@ -32,16 +31,16 @@ class Hosts:
         self._names = frozenset((name, port) for name, port in parted if not name.startswith("*."))
         self._below = tuple((name[1:], port) for name, port in parted if name.startswith("*."))
 
-    def check(self, scope: Scope) -> None:
+    def check(self, context: RequestContext) -> None:
         """Raise Forbidden for a request to a name that this server does not go by. HTTP/1.0 may name none."""
-        host = next((value for name, value in scope["headers"] if name == b"host"), None)
-        if self._any or host is None or self._known(*split(host), scope):
+        host = context.header(b"host")
+        if self._any or host is None or self._known(*split(host), context):
             return
         shown = host.decode("latin-1")[:SHOWN]
         message = f"this server does not go by the host name {shown!r}; --allowed-hosts names those that it goes by"
         raise Forbidden(message, code="host_not_allowed")
 
-    def _known(self, name: str, port: str, scope: Scope) -> bool:
+    def _known(self, name: str, port: str, context: RequestContext) -> bool:
         if name == LOCALHOST or name.endswith("." + LOCALHOST):  # RFC 6761, section 6.3
             return True
         if self._names & {(name, ""), (name, port)}:
@@ -49,7 +48,7 @@ class Hosts:
         if any(name.endswith(end) and wanted in ("", port) for end, wanted in self._below):
             return True
         found = literal(name)
-        own = scope.get("server")
+        own = context.scope.get("server")
         return found is not None and (found.is_loopback or (own is not None and found == literal(str(own[0]))))
 
 

@@ -25,9 +25,9 @@ from uvicorn.server import ServerState
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTimeout
-from penstock.services.http import request_context as exchange
 from penstock.services.http.accept import Room
 from penstock.services.http.parser import RequestParser, check_head, name_host
+from penstock.services.http.request_context import BODY_WRITER, KEY, new_id
 from penstock.services.openai import errors
 from penstock.services.supervisor import logs
 from penstock.services.tracing.propagation import unsampled
@@ -35,13 +35,12 @@ from penstock.services.tracing.propagation import unsampled
 log = logging.getLogger(__name__)
 
 UVICORN = "penstock.uvicorn"  # its logger here: errors pass, and what it warns of stands in lines of ours
-OUTLET = "penstock.outlet"  # where the scope holds it
 READ_ON = 8  # unanswered requests up to which a connection is read on: its end is found in no other way
 LINGER = 2.0  # seconds that a refused client has to read why
 LATE = "penstock.late"  # in the scope of a request whose body took too long
 
 
-class Outlet:
+class BodyWriter:
     """Writes to the body of one response that has begun and goes on."""
 
     __slots__ = ("_cycle", "_transport")
@@ -58,22 +57,15 @@ class Outlet:
         return not (shut or cycle.flow.write_paused) and bool(cycle.chunked_encoding)
 
     def write(self, body: bytes) -> None:
-        """Send a part of the body; the outlet is open and the body not empty."""
+        """Send a part of the body; `open` is true and the body not empty."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
-def outlet_of(scope: Scope) -> Outlet | None:
-    """The short way out for the response to this request; None where the server has none."""
-    found = scope.get(OUTLET)
-    assert found is None or isinstance(found, Outlet)
-    return found
-
-
 def forget(cycle: RequestResponseCycle) -> None:
-    """Let go of a request that was answered, or that nobody waits for: its scope and its outlet hold each other, and
+    """Let go of a request that was answered, or that nobody waits for: its scope and its writer hold each other, and
     so what is unread of its body."""
     cycle.body = bytearray()
-    cast(Scope, cycle.scope).pop(OUTLET, None)
+    cast(Scope, cycle.scope).pop(BODY_WRITER, None)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
@@ -195,7 +187,7 @@ class Connection(HttpToolsProtocol):
         if 1 < len(self._cycles) <= READ_ON:
             self.flow.resume_reading()
         # The task that serves the request has been made, and runs after this callback.
-        cast(Scope, self.scope)[OUTLET] = Outlet(self.cycle)
+        cast(Scope, self.scope)[BODY_WRITER] = BodyWriter(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._fruitless = 0
@@ -277,9 +269,9 @@ class Connection(HttpToolsProtocol):
         """What the log calls the request that came in part. One that the application has not seen gets its name and
         its line in the log here."""
         scope = cast(Scope | None, self.scope)
-        if self._phase is Phase.BODY and scope is not None and exchange.KEY in scope:
-            return exchange.of(scope).id
-        name = exchange.new_id()
+        if self._phase is Phase.BODY and scope is not None and KEY in scope:
+            return bytes(scope[KEY].id)
+        name = new_id()
         trace = unsampled().trace_id
         logs.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)
         return name

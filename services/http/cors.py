@@ -7,11 +7,10 @@ refused, whatever it asks for.
 
 from __future__ import annotations
 
-from starlette.types import Scope
-
 from penstock.protocol.config import TOKEN, ApiConfig
 from penstock.protocol.errors import Forbidden
 from penstock.protocol.option import words
+from penstock.services.http.request_context import RequestContext
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -34,32 +33,32 @@ class Origins:
         self._headers = None if "*" in headers else ", ".join(headers).encode()  # None: those that are asked for
         self._credentials = options.allow_credentials
 
-    def check(self, scope: Scope) -> None:
+    def check(self, context: RequestContext) -> None:
         """Raise Forbidden for a request of a page that may not call this server. Browsers alone name an origin."""
-        for name, value in scope["headers"]:
-            if name == b"origin" and not (self._any or value in self._origins or own(value, scope)):
+        for value in context.headers.get(b"origin", ()):
+            if not (self._any or value in self._origins or own(value, context)):
                 shown = value.decode("latin-1")[:SHOWN]
                 message = f"pages of {shown!r} may not call this server; --allowed-origins names those that may"
                 raise Forbidden(message, code="origin_not_allowed")
 
-    def headers(self, scope: Scope) -> Headers:
+    def headers(self, context: RequestContext) -> Headers:
         """What an answer says about the page that asked."""
         if not self._origins:
             return []
-        origin = value_of(scope, b"origin")
+        origin = value_of(context, b"origin")
         vary: Headers = [] if self._any else [(b"vary", b"Origin")]
         return [*self._allowance(origin), (b"access-control-expose-headers", EXPOSED), *vary] if origin else vary
 
-    def preflight(self, scope: Scope) -> Headers | None:
+    def preflight(self, context: RequestContext) -> Headers | None:
         """What the answer to a preflight of an allowed origin says beside `headers`; None for every other request."""
-        asked = value_of(scope, b"access-control-request-method")
-        if not self._origins or scope["method"] != "OPTIONS" or not asked:
+        asked = value_of(context, b"access-control-request-method")
+        if not self._origins or context.method != "OPTIONS" or not asked:
             return None
-        if not self._allowance(value_of(scope, b"origin")):
+        if not self._allowance(value_of(context, b"origin")):
             return None
         names = self._headers
         if names is None:
-            names = value_of(scope, b"access-control-request-headers")
+            names = value_of(context, b"access-control-request-headers")
             if len(names) > MAX_ASKED or not all(map(TOKEN.fullmatch, words(names.decode("latin-1")))):
                 return None
         return [
@@ -75,15 +74,14 @@ class Origins:
         return [*allowed, (b"access-control-allow-credentials", b"true")] if self._credentials else allowed
 
 
-def own(origin: bytes, scope: Scope) -> bool:
+def own(origin: bytes, context: RequestContext) -> bool:
     """Whether a page of this origin is this server's own. A front may have ended TLS, so http and https are alike; one
     that sends another Host leaves the browser's own word (W3C Fetch Metadata), which no page can write."""
     authority = origin.partition(b"://")[2]
-    return bool(authority) and (
-        authority.lower() == value_of(scope, b"host").lower() or value_of(scope, b"sec-fetch-site") == b"same-origin"
-    )
+    host, site = value_of(context, b"host"), value_of(context, b"sec-fetch-site")
+    return bool(authority) and (authority.lower() == host.lower() or site == b"same-origin")
 
 
-def value_of(scope: Scope, header: bytes) -> bytes:
+def value_of(context: RequestContext, header: bytes) -> bytes:
     """The header's value; empty where it is absent."""
-    return next((bytes(value) for name, value in scope["headers"] if name == header), b"")
+    return context.header(header) or b""

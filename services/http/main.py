@@ -36,9 +36,9 @@ from penstock.services.metrics.api import Figures
 from penstock.services.metrics.requests import Traffic
 from penstock.services.metrics.shared_files import Ledger
 from penstock.services.metrics.snapshot import LAG, Vitals, lagging
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.health import entry_of, hopeless
-from penstock.services.openai.responses.endpoint import BackgroundWork
+from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.supervisor import logs, process
@@ -111,13 +111,17 @@ async def serve(config: Config, index: int) -> ExitCode:
     lag = Histogram(LAG)
     figures = Figures(Vitals(me, run_dir, lag, tracer), watches, responses)
     room = Room(room_for(config.api.max_connections, len(watches)))
-    service = Service(config, index, model, pipeline, Traffic(), ledger, keys, responses, figures, tracer, room)
+    traffic = Traffic()
+    background = BackgroundWork(pipeline, traffic)
+    app = AppState(
+        config, index, model, pipeline, traffic, ledger, keys, responses, background, figures, tracer, room
+    )
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        return await answer(service, listener, context_of_tls, start, lag)
+        return await answer(app, listener, context_of_tls, start, lag)
     finally:
         leave(config.api)
         ledger.close()
@@ -133,15 +137,14 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
 
 
 async def answer(
-    service: Service, listener: Socket, encryption: ssl.SSLContext | None, start: Start, lag: Histogram
+    app: AppState, listener: Socket, encryption: ssl.SSLContext | None, start: Start, lag: Histogram
 ) -> ExitCode:
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
-    options = service.config.api
+    options = app.config.api
     limits = ConnectionLimits.of(options)
-    background = BackgroundWork(service)
     server = Server(
         uvicorn.Config(
-            application(service, background),
+            application(app),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -149,16 +152,16 @@ async def answer(
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=math.ceil(service.config.run.drain_timeout + LAST_WORDS),
+            timeout_graceful_shutdown=math.ceil(app.config.run.drain_timeout + LAST_WORDS),
         ),
         options.keep_alive_timeout,
     )
     make = functools.partial(
-        Connection, server.config, server.server_state, {}, limits=limits, room=service.room
+        Connection, server.config, server.server_state, {}, limits=limits, room=app.room
     )
     listener.listen(BACKLOG)
     url = url_of(listener, options)
-    logs.info(log, "listening", url=url, model=service.model.name)
+    logs.info(log, "listening", url=url, model=app.model.name)
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.stages.note(WAITING)
@@ -180,14 +183,14 @@ async def answer(
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_failure)
-    loop.add_signal_handler(signal.SIGHUP, functools.partial(service.keys.refresh, always=True))
-    attendance = attend(service, server, start, heartbeat)
+    loop.add_signal_handler(signal.SIGHUP, functools.partial(app.keys.refresh, always=True))
+    attendance = attend(app, server, start, heartbeat)
     tasks = [background_task(work, fail) for work in (attendance, send_heartbeats(heartbeat), lagging(lag))]
-    server.accepting = background_task(accept(listener, service.room, make, encryption, limits.head_seconds), fail)
+    server.accepting = background_task(accept(listener, app.room, make, encryption, limits.head_seconds), fail)
     try:
         await server.serve(sockets=[listener])
         # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
-        await background.ended(service.config.run.drain_timeout + LAST_WORDS)
+        await app.background.ended(app.config.run.drain_timeout + LAST_WORDS)
     finally:
         for task in (*tasks, server.accepting):
             task.cancel()
@@ -195,7 +198,7 @@ async def answer(
             signal.signal(number, old)
     if failures:
         raise failures[0]
-    logs.info(log, "ended", unfinished=service.pipeline.statistics().unfinished)
+    logs.info(log, "ended", unfinished=app.pipeline.statistics().unfinished)
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
@@ -244,18 +247,18 @@ class Server(uvicorn.Server):
             await asyncio.wait_for((self._forced if self.should_exit else self._asked).wait(), seconds)
 
 
-async def attend(service: Service, server: Server, start: Start, heartbeat: Heartbeat) -> None:
+async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbeat) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
-    pipeline = service.pipeline
+    pipeline = app.pipeline
     entered = float("-inf")
     while not server.should_exit:
         if (now := time.monotonic()) - entered >= LEDGER_TICK:
             entered = now
-            service.keys.refresh()
-            service.ledger.write(entry_of(service))
+            app.keys.refresh()
+            app.ledger.write(entry_of(app))
         ready = server.started and pipeline.ready(time.monotonic())
-        pipeline.hopeless = "" if ready else hopeless(service)
+        pipeline.hopeless = "" if ready else hopeless(app)
         if ready and not announced:
             announced = True
             engine = pipeline.engines.first
@@ -268,7 +271,7 @@ async def attend(service: Service, server: Server, start: Start, heartbeat: Hear
     pipeline.draining = True
     notify("STOPPING=1", "STATUS=draining")
     logs.info(log, "draining", unfinished=pipeline.statistics().unfinished)
-    deadline = time.monotonic() + service.config.run.drain_timeout
+    deadline = time.monotonic() + app.config.run.drain_timeout
     while time.monotonic() < deadline and not server.force_exit:
         pipeline.tend(time.monotonic())
         await server.pause(TICK)

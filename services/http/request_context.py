@@ -1,132 +1,317 @@
-"""One HTTP request and its response, as the log and the metrics see it. Made by the gate, filled by the endpoint."""
+"""One HTTP request with its response: made by the middleware, the argument of every endpoint, and then logged."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import re
 import secrets
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
-from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError
-from penstock.protocol.messages import TraceContext
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    UnsupportedMediaType,
+)
+from penstock.protocol.messages import Client, TraceContext
 from penstock.services.client.output_collector import Reply
+from penstock.services.client.session import digest
+from penstock.services.supervisor import logs
 
+if TYPE_CHECKING:
+    from penstock.services.http.connection import BodyWriter
+
+log = logging.getLogger(__name__)
+
+KEY = "penstock.request_context"  # where the scope holds it
+BODY_WRITER = "penstock.body_writer"  # where the scope holds the connection's, if the server has one
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-KEY = "penstock.exchange"  # where the scope holds it
-TIMEOUT = b"x-request-timeout"  # seconds, in ASCII digits, with a fraction or without
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
+SESSION = re.compile(rb"[\x21-\x7e]{1,256}")
+LOGGED = 64 << 10  # bytes of a body that --log-prompts shows
+MEASURED = 8 << 10  # bytes of a body whose nesting is measured in one go: less than half a millisecond
+# A string, or the rest of a piece in which one has begun: without that end each quote in it would be tried.
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+QUOTE, ESCAPE, END = b'"', b"\\", b"\0"
+STEPS = (-1, 1)  # of a closing and of an opening bracket
+OPENING, CLOSING = b"[{", b"]}"
+OTHERS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
 
-class Bodies:
-    """Bytes of the bodies of all requests that have not ended, and how many there may be."""
+class ClientDisconnect(Exception):
+    """The client closed its connection before the answer was complete."""
 
-    __slots__ = ("limit", "total")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+class BodyBudget:
+    """Limits of request bodies, and the bytes of all bodies whose requests have not ended."""
+
+    __slots__ = ("options", "total")
+
+    def __init__(self, options: ApiConfig) -> None:
+        self.options = options
         self.total = 0
 
 
-class Exchange:
-    """`id` is the client's X-Request-Id or one of ours; it names the exchange in the log and nothing inside."""
+class Outcome:
+    """What the log and the metrics say about a response."""
 
-    __slots__ = (
-        "_bodies", "body", "completion_tokens", "context", "endpoint", "first_token", "headers", "id",
-        "lasting", "prompt_tokens", "rejection", "size", "source", "started", "status", "tenant", "timeout",
-    )  # fmt: skip
+    __slots__ = ("completion_tokens", "first_token", "prompt_tokens", "reason", "status")
 
-    def __init__(self, id: bytes, started: float, bodies: Bodies | None = None) -> None:
-        self.id = id
-        self.started = started  # monotonic seconds
-        self.endpoint = "other"
+    def __init__(self) -> None:
         self.status = 0  # 0 until the response has begun
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        self.rejection = ""  # the code of the error that it is, or ended with
+        self.reason = ""  # code of the error that the response is or ended with
         self.first_token: float | None = None  # seconds after the start
+
+
+class RequestContext:
+    """`id` is the client's X-Request-Id or one of ours; it names the request in the log."""
+
+    __slots__ = (
+        "_budget", "_size", "background", "body", "headers", "id", "outcome", "path_params", "quiet", "receive",
+        "response_headers", "route", "scope", "send", "started", "tenant", "timeout", "timeout_source", "trace",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: BodyBudget) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers: dict[bytes, list[bytes]] = {}  # of the request, names in lower case
+        for name, value in scope["headers"]:
+            self.headers.setdefault(name, []).append(value)
+        self.id = self._request_id()
+        self.started = time.monotonic()
+        self.route = "other"  # the path of the route, as metrics and log name it
+        self.quiet = False  # logged at debug
+        self.path_params: Mapping[str, Any] = {}
+        self.tenant = ""  # a digest of the key that was accepted; empty where none is required
+        self.trace = TraceContext()  # what its engine requests carry on
         self.timeout = math.inf  # seconds from the start in which it must end
-        self.source = ""  # who said so
-        self.size = 0  # bytes of its body so far
-        self.context = TraceContext()  # what its requests carry on
-        self.headers: list[tuple[bytes, bytes]] = []  # of the response, beside those that all have
-        self.body: bytes | None = None  # what was read of it by who hands it on
-        self.tenant = ""  # a digest of the key that was accepted; empty where none is asked for
-        self.lasting = False  # its request goes on behind its answer: whoever sees to that calls `end`
-        self._bodies = bodies
+        self.timeout_source = ""
+        self.response_headers: list[tuple[bytes, bytes]] = []  # beside those that every response has
+        self.outcome = Outcome()
+        self.body: bytes | None = None  # read by an endpoint that hands the request on to another
+        self.background = False  # whether the work goes on behind the response; `release` is then the worker's to call
+        self._size = 0  # bytes of the body so far
+        self._budget = budget
 
-    def grow(self, size: int) -> None:
-        """So many bytes of its body have come. Raises Overloaded when those of all together are too many; one that is
-        alone has any size that is allowed."""
-        bodies = self._bodies
-        if bodies is None:
-            return
-        if bodies.total > self.size and bodies.total + size > bodies.limit:
-            told = f"the bodies of unfinished requests would be more than {bodies.limit} bytes (--max-queued-bytes)"
-            raise Overloaded(told)
-        bodies.total += size
-        self.size += size
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
 
-    def end(self) -> None:
-        """Its body takes no more room. Called once."""
-        if self._bodies is not None:
-            self._bodies.total -= self.size
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
 
-    def bound(self, seconds: float | None, source: str) -> None:
-        """It must end within so many seconds from its start; of several bounds the shortest holds."""
+    @property
+    def query(self) -> str:
+        return str(self.scope["query_string"].decode("latin-1"))
+
+    def header(self, name: bytes) -> bytes | None:
+        """The header's first value."""
+        values = self.headers.get(name)
+        return values[0] if values else None
+
+    @property
+    def body_writer(self) -> BodyWriter | None:
+        """The direct way to the connection, where the server has one."""
+        writer: BodyWriter | None = self.scope.get(BODY_WRITER)
+        return writer
+
+    def set_timeout(self, seconds: float | None, source: str) -> None:
+        """End the request at most so many seconds after its start; the shortest of several timeouts holds."""
         if seconds is not None and seconds < self.timeout:
-            self.timeout, self.source = seconds, source
+            self.timeout, self.timeout_source = seconds, source
 
-    def left(self, now: float) -> float:
-        """Seconds that remain, infinity without a bound."""
+    def header_timeout(self) -> float | None:
+        """Seconds of the header X-Request-Timeout, None without it. Raises InvalidRequest."""
+        given = self.headers.get(b"x-request-timeout")
+        if not given:
+            return None
+        seconds = float(given[0]) if len(given) == 1 and SECONDS.fullmatch(given[0]) else math.nan
+        if not limits.MIN_TIMEOUT <= seconds <= limits.MAX_TIMEOUT:
+            bounds = f"from {limits.MIN_TIMEOUT:g} to {limits.MAX_TIMEOUT}"
+            message = f"the header X-Request-Timeout must be a number of seconds {bounds}"
+            raise InvalidRequest(message, code="invalid_header")
+        return seconds
+
+    def time_left(self, now: float) -> float:
+        """Seconds until the timeout, infinity without one."""
         return max(0.0, self.started + self.timeout - now)
 
-    def late(self) -> DeadlineExceeded:
-        """What a request ends with that is not complete by then."""
-        return DeadlineExceeded(f"the request was not complete after {self.timeout:g} s ({self.source})")
+    def deadline_exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the request was not complete after {self.timeout:g} s ({self.timeout_source})")
+
+    def session(self, user: str | None = None) -> str:
+        """A digest of the session's name: the header X-Session-Id, or else the body's `user`. Empty without either.
+
+        Raises InvalidRequest for a header that is no name.
+        """
+        given = self.headers.get(b"x-session-id")
+        if given is None:
+            return digest(b"user:" + user.encode("utf-8", "surrogatepass")) if user else ""
+        if len(given) > 1 or not SESSION.fullmatch(given[0]):
+            message = "the header X-Session-Id must be given once, as 1 to 256 visible ASCII characters"
+            raise InvalidRequest(message, code="invalid_header")
+        return digest(b"header:" + given[0])
+
+    def client(self, user: str | None = None) -> Client:
+        """The client that the request counts against, as `services.client.session` describes it."""
+        if user:
+            name = digest(b"user:" + user.encode("utf-8", "surrogatepass"))
+        elif not (name := self.session()):
+            host, port = self.scope.get("client") or ("", 0)
+            name = digest(f"connection:{host}:{port}".encode())
+        return Client(self.tenant, name)
+
+    async def read_json(self) -> bytes:
+        """The whole JSON body, within the limits of the options.
+
+        Raises UnsupportedMediaType for another content type than JSON (none at all passes) and for a compressed body,
+        PayloadTooLarge past --max-body-bytes, announced or counted, InvalidRequest past --max-json-depth, and
+        ClientDisconnect.
+        """
+        if (read := self.body) is not None:
+            self.body = None
+            return read
+        options = self._budget.options
+        limit, levels = options.max_body_bytes, options.max_json_depth
+        self._check_body_headers(limit)
+        pieces: list[bytes] = []
+        opened = 0
+        nesting: Nesting | None = None  # of a body with brackets enough to be too deep
+        more = True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            piece = message.get("body", b"")
+            more = message.get("more_body", False)
+            if self._size + len(piece) > limit:
+                raise too_large(limit)
+            self._reserve(len(piece))
+            pieces.append(piece)
+            opened += openings(piece)
+            if opened > levels:
+                if nesting is None:
+                    nesting, piece = Nesting(), b"".join(pieces)
+                for start in range(0, len(piece), MEASURED):
+                    nesting.push(piece[start : start + MEASURED])
+                    if nesting.deepest > levels:
+                        told = f"the body is nested deeper than {levels} levels (--max-json-depth)"
+                        raise InvalidRequest(told, code="limit_exceeded")
+                    await asyncio.sleep(0)  # streams come first
+        body = b"".join(pieces)
+        if options.log_prompts:
+            shown = body[:LOGGED].decode(errors="replace")
+            logs.info(log, "body", id=self.id.decode(), trace_id=self.trace.trace_id, size=len(body), body=shown)
+        return body
+
+    async def send_json(
+        self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Answer with JSON; nothing was sent before."""
+        await self.send_body(body, b"application/json", status, headers)
+
+    async def send_body(
+        self, body: bytes, content_type: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Answer with a whole body; nothing was sent before."""
+        head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": head})
+        await self.send({"type": "http.response.body", "body": body})
+
+    def release(self) -> None:
+        """The body takes no more room. Called once, when the request has ended."""
+        self._budget.total -= self._size
 
     def note(self, reply: Reply) -> None:
-        """Take over what the reply knows."""
-        usage = reply.usage
-        self.prompt_tokens, self.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+        """Take over the figures of a reply."""
+        outcome, usage = self.outcome, reply.usage
+        outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
         if reply.error is not None and not reply.left:
-            self.rejection = reason_of(reply.error)
+            outcome.reason = reason_of(reply.error)
         if reply.first_token is not None:
-            self.first_token = reply.first_token - self.started
+            outcome.first_token = reply.first_token - self.started
+
+    def _request_id(self) -> bytes:
+        """The first X-Request-Id that is printable and at most 128 bytes long, else a new one."""
+        given = self.headers.get(b"x-request-id", ())
+        return next((bytes(value) for value in given if REQUEST_ID.fullmatch(value)), None) or new_id()
+
+    def _check_body_headers(self, limit: int) -> None:
+        for value in self.headers.get(b"content-type", ()):
+            kind = value.split(b";", 1)[0].strip().lower()
+            if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+                raise UnsupportedMediaType("the content type must be application/json", code="unsupported_media_type")
+        for value in self.headers.get(b"content-encoding", ()):
+            if value.strip().lower() != b"identity":
+                raise UnsupportedMediaType("the body must not be compressed", code="unsupported_content_encoding")
+        for value in self.headers.get(b"content-length", ()):
+            if not value.isdigit():
+                raise InvalidRequest("the content length is not a number", code="invalid_content_length")
+            if len(value) > 18 or int(value) > limit:
+                raise too_large(limit)
+
+    def _reserve(self, size: int) -> None:
+        """Count bytes of the body. Raises Overloaded past --max-queued-bytes; a body that is alone has any size that
+        is allowed."""
+        budget = self._budget
+        limit = budget.options.max_queued_bytes
+        if budget.total > self._size and budget.total + size > limit:
+            message = f"the bodies of unfinished requests would be more than {limit} bytes (--max-queued-bytes)"
+            raise Overloaded(message)
+        budget.total += size
+        self._size += size
+
+
+def too_large(limit: int) -> PayloadTooLarge:
+    message = f"the body is larger than {limit} bytes (--max-body-bytes)"
+    return PayloadTooLarge(message, code="request_too_large")
 
 
 def reason_of(error: RequestError) -> str:
-    """Why, in a word: one of those that our own errors have."""
+    """The error in one word, as log and metrics have it."""
     return error.code or error.type
-
-
-def of(scope: Scope) -> Exchange:
-    exchange = scope[KEY]
-    assert isinstance(exchange, Exchange)
-    return exchange
-
-
-def request_id(scope: Scope) -> bytes:
-    """The client's X-Request-Id if it is printable and at most 128 bytes long, else a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-            return bytes(value)
-    return new_id()
-
-
-def timeout_of(scope: Scope) -> float | None:
-    """Seconds of the header X-Request-Timeout, None without it. Raises InvalidRequest."""
-    given = [value for name, value in scope["headers"] if name == TIMEOUT]
-    if not given:
-        return None
-    seconds = float(given[0]) if len(given) == 1 and SECONDS.fullmatch(given[0]) else math.nan
-    if not limits.MIN_TIMEOUT <= seconds <= limits.MAX_TIMEOUT:
-        bounds = f"from {limits.MIN_TIMEOUT:g} to {limits.MAX_TIMEOUT}"
-        message = f"the header X-Request-Timeout must be a number of seconds {bounds}"
-        raise InvalidRequest(message, code="invalid_header")
-    return seconds
 
 
 def new_id() -> bytes:
     return secrets.token_hex(16).encode()
+
+
+class Nesting:
+    """Counts the levels of one body. What is no JSON may count as anything: it is refused in any case."""
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._open = b""  # the beginning of a string that has not ended, as far as its end depends on it
+        self.deepest = 0
+
+    def push(self, piece: bytes) -> None:
+        """The next bytes of the body."""
+        text = self._open + piece
+        left = STRING.sub(b"", text + END)
+        self._open = b""
+        if not left.endswith(END):  # a string has taken it
+            escaping = (len(text) - len(text.rstrip(ESCAPE))) % 2
+            self._open = QUOTE + ESCAPE * escaping
+        signs = left.translate(None, OTHERS).translate(bytes.maketrans(OPENING + CLOSING, b"\1\1\0\0"))
+        self.deepest = max(self.deepest, max(accumulate(map(STEPS.__getitem__, signs), initial=self._level)))
+        self._level += 2 * signs.count(1) - len(signs)
+
+
+def openings(piece: bytes) -> int:
+    """No JSON is nested deeper than it has opening brackets, in strings or not."""
+    return piece.count(b"[") + piece.count(b"{")

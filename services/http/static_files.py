@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from importlib import resources
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+
+from penstock.services.http.request_context import RequestContext
 
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0f766e"/>'
@@ -30,6 +31,7 @@ class File(msgspec.Struct, frozen=True):
 
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...]
+    summary: str = ""  # of the route's description
 
 
 class StaticFile:
@@ -39,15 +41,15 @@ class StaticFile:
         self._file = file
         self._tag = b'"%b"' % hashlib.sha256(file.body).hexdigest()[:32].encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _state: object, context: RequestContext) -> None:
         file = self._file
-        known = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
+        known = context.header(b"if-none-match") or b""
         fresh = self._tag in (tag.strip().removeprefix(b"W/") for tag in known.split(b","))
         headers = [(b"etag", self._tag), *file.headers]
         if not fresh:
             headers.append((b"content-length", str(len(file.body)).encode()))
-        await send({"type": "http.response.start", "status": 304 if fresh else 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if fresh else file.body})
+        await context.send({"type": "http.response.start", "status": 304 if fresh else 200, "headers": headers})
+        await context.send({"type": "http.response.body", "body": b"" if fresh else file.body})
 
 
 def file(body: str, kind: str, policy: str = "default-src 'none'", cache: str = DAY) -> File:
@@ -72,7 +74,8 @@ def page() -> File:
         f"default-src 'none'; script-src {' '.join(hashes['script'])}; style-src {' '.join(hashes['style'])}; "
         "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return file(text, "text/html; charset=utf-8", policy, "no-cache")
+    found = file(text, "text/html; charset=utf-8", policy, "no-cache")
+    return msgspec.structs.replace(found, summary="A page to talk to the model")
 
 
 FILES: Mapping[str, File] = {

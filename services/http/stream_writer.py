@@ -1,8 +1,8 @@
-"""From a reply to the client: as one body or as a stream, watching meanwhile whether the client is still there.
+"""Responses from a reply, as one body or as a stream, aborted as soon as the client disconnects.
 
-A response begins with the reply's first news, so what a later part refuses still gets its own HTTP status. From then on
-a stream flows through its outlet: the batch that brings tokens is written on the spot. Its task wakes up for the end,
-for errors, and when the client is slow: it then waits for the connection, while deltas merge in the reply.
+A response begins with the reply's first output, so a refusal by a later process still has its own HTTP status. From
+then on the delivery of each batch writes the stream, past the request's own task. That task wakes for the end, for an
+error, and when the client is slow: it then waits for the connection while deltas merge in the reply.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol, TypeVar
 
-from starlette.types import Receive, Send
-
-from penstock.protocol.errors import DeadlineExceeded, EngineFailure, RequestError
+from penstock.protocol.errors import EngineFailure, RequestError
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.output_collector import Choice, Reply
-from penstock.services.http.connection import Outlet
-from penstock.services.http.disconnect import ClientLeft, departure
-from penstock.services.http.request_context import Exchange
+from penstock.services.http.connection import BodyWriter
+from penstock.services.http.request_context import ClientDisconnect, RequestContext
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -31,7 +28,7 @@ T = TypeVar("T")
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx passes events on as they come
+    (b"x-accel-buffering", b"no"),  # nginx passes events on at once
 )
 
 
@@ -42,58 +39,59 @@ class Framing(Protocol):
         """Events of everything that the choices of `news` have to give, which is thereby taken."""
 
     def end(self, reply: Reply) -> bytes:
-        """The last ones of a response that is complete."""
+        """The last events of a complete response."""
 
     def failure(self, reply: Reply, error: RequestError) -> bytes:
-        """The last ones of a stream that cannot go on."""
+        """The last events of a stream that cannot go on."""
 
 
-async def whole(reply: Reply) -> None:
-    """Wait for the end of the reply. Raises its error, or ClientLeft."""
-    await reply.news()
-    if reply.left:
-        raise ClientLeft
-    if (failure := reply.failure) is not None:
-        raise failure
+class StreamWriter:
+    """Writes a stream that has begun straight to its connection."""
 
+    __slots__ = ("_context", "_frames", "_writer")
 
-class Flow:
-    """The tap of a stream that has begun."""
-
-    __slots__ = ("_exchange", "_frames", "_outlet")
-
-    def __init__(self, frames: Framing, outlet: Outlet, exchange: Exchange) -> None:
+    def __init__(self, frames: Framing, writer: BodyWriter, context: RequestContext) -> None:
         self._frames = frames
-        self._outlet = outlet
-        self._exchange = exchange
+        self._writer = writer
+        self._context = context
 
     def flow(self, reply: Reply) -> bool:
         """As `services.client.output_collector.Tap.flow`."""
-        if not self._outlet.open:
+        if not self._writer.open:
             return False
         try:
             body = self._frames.take(reply, reply.take_news())
             if body:
-                self._outlet.write(body)
+                self._writer.write(body)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            current = self._exchange
-            trace = current.context.trace_id
-            logs.exception(log, "request_failed", id=current.id.decode(), trace_id=trace, route=current.endpoint)
+            context = self._context
+            trace = context.trace.trace_id
+            logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
             reply.fail(EngineFailure("the server failed on this request", code="internal_error"))
         return True
 
 
-async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | None, exchange: Exchange) -> None:
-    """Send the reply as it grows, one write for all that has come since the last one.
+async def whole(reply: Reply) -> None:
+    """Wait for the end of the reply. Raises its error, or ClientDisconnect."""
+    await reply.news()
+    if reply.left:
+        raise ClientDisconnect
+    if (failure := reply.failure) is not None:
+        raise failure
 
-    Raises the reply's error if nothing was sent yet, and ClientLeft; later errors are sent as the last frame.
+
+async def stream(reply: Reply, frames: Framing, context: RequestContext) -> None:
+    """Send the reply as it grows; everything new goes out in one write.
+
+    Raises ClientDisconnect, and the reply's error if nothing was sent yet; a later error is sent as the last frame.
     """
     news = await reply.news()
     if (failure := reply.failure) is not None and not reply.left:
         raise failure
+    send, writer = context.send, context.body_writer
     if not reply.left:
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-    flow = Flow(frames, outlet, exchange) if outlet is not None else None
+    flow = StreamWriter(frames, writer, context) if writer is not None else None
     while not reply.left:
         ended, error = reply.ended, reply.error
         body = frames.take(reply, news)
@@ -106,60 +104,65 @@ async def stream(reply: Reply, frames: Framing, send: Send, outlet: Outlet | Non
         if ended:
             return
         news = await reply.news(flow)
-    raise ClientLeft
+    raise ClientDisconnect
 
 
 @asynccontextmanager
-async def attended(reply: Reply, pipeline: Pipeline, receive: Receive, exchange: Exchange) -> AsyncIterator[None]:
-    """While inside, a client that leaves aborts its request at once, and so does the exchange's time when it is over;
-    on the way out whatever is left is aborted."""
-    watch = asyncio.create_task(abort_on_departure(reply, pipeline, receive))
+async def attended(reply: Reply, pipeline: Pipeline, context: RequestContext) -> AsyncIterator[None]:
+    """While inside, the client's disconnect or the request's timeout aborts the reply at once; on the way out whatever
+    is left is aborted."""
+    watch = asyncio.create_task(abort_on_disconnect(reply, pipeline, context))
     try:
-        with timed(reply, pipeline, exchange):
+        with timed(reply, pipeline, context):
             yield
     finally:
         watch.cancel()
         pipeline.drop(reply)
-        exchange.note(reply)
+        context.note(reply)
         reply.told(time.monotonic())
 
 
 @contextmanager
-def timed(reply: Reply, pipeline: Pipeline, exchange: Exchange) -> Iterator[None]:
-    """While inside, the exchange's time ends the request when it is over."""
-    left = exchange.left(time.monotonic())
+def timed(reply: Reply, pipeline: Pipeline, context: RequestContext) -> Iterator[None]:
+    """While inside, the request's timeout ends the reply, queued or running."""
+    left = context.time_left(time.monotonic())
     if left == math.inf:
         yield
         return
-    timer = asyncio.get_running_loop().call_later(left, expire, reply, pipeline, exchange.late())
+
+    def expire() -> None:
+        if not reply.ended:
+            pipeline.drop(reply)
+            reply.fail(context.deadline_exceeded())
+
+    timer = asyncio.get_running_loop().call_later(left, expire)
     try:
         yield
     finally:
         timer.cancel()
 
 
-async def abort_on_departure(reply: Reply, pipeline: Pipeline, receive: Receive) -> None:
-    await departure(receive)
+async def disconnected(context: RequestContext) -> None:
+    """Return when the client has disconnected. To be awaited beside the answer, after the body was read."""
+    while (await context.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def abort_on_disconnect(reply: Reply, pipeline: Pipeline, context: RequestContext) -> None:
+    await disconnected(context)
     pipeline.drop(reply)
     reply.leave()
 
 
-def expire(reply: Reply, pipeline: Pipeline, error: DeadlineExceeded) -> None:
-    """End the request wherever it is, in the queue or running."""
-    if not reply.ended:
-        pipeline.drop(reply)
-        reply.fail(error)
-
-
-async def answered(question: Coroutine[None, None, T], receive: Receive) -> T:
-    """The answer of `question`. Raises what it raises, and ClientLeft when the client goes first."""
-    asking = asyncio.ensure_future(question)
-    leaving = asyncio.ensure_future(departure(receive))
+async def answered(call: Coroutine[None, None, T], context: RequestContext) -> T:
+    """The result of `call`. Raises its errors, and ClientDisconnect when the client goes first."""
+    calling = asyncio.ensure_future(call)
+    leaving = asyncio.ensure_future(disconnected(context))
     try:
-        await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            raise ClientLeft
-        return asking.result()
+        await asyncio.wait((calling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            raise ClientDisconnect
+        return calling.result()
     finally:
-        asking.cancel()
+        calling.cancel()
         leaving.cancel()

@@ -12,12 +12,13 @@ from penstock.services.http.api_keys import Keys
 from penstock.services.metrics.api import Figures
 from penstock.services.metrics.requests import Traffic
 from penstock.services.metrics.shared_files import Ledger
+from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True)
-class Service:
+class AppState:
     """The parts of one api process."""
 
     config: Config
@@ -28,6 +29,7 @@ class Service:
     ledger: Ledger
     keys: Keys
     responses: ResponseStore
+    background: BackgroundWork
     figures: Figures
     tracer: Tracer = field(default_factory=Tracer)
     room: Room = field(default_factory=Room)

@@ -6,22 +6,17 @@ import secrets
 import time
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Grammar, Reasoning, SubmitText, ToolUse, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.client.output_collector import Reply
-from penstock.services.client.session import client_of, session_of
 from penstock.services.client.submission import submission
-from penstock.services.http import request_context as exchange
-from penstock.services.http.connection import outlet_of
-from penstock.services.http.query import with_query
+from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import attended, stream, whole
 from penstock.services.openai.answers import Identity, Told, chat_answer
-from penstock.services.openai.app_state import Service
-from penstock.services.openai.errors import send_json
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.parameters import (
     UNSUPPORTED_IN_CHAT,
     Lengths,
@@ -34,46 +29,39 @@ from penstock.services.openai.parameters import (
 from penstock.services.openai.schema import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 from penstock.services.openai.sse import Frames
 from penstock.services.openai.tools import tools_asked
-from penstock.services.openai.validation import check_depth, decode, given, read_fields, read_json
-from penstock.services.tracing.propagation import trace_context
+from penstock.services.openai.validation import check_depth, decode, given, read_fields, with_query
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 
 
-class ChatCompletions:
-    """The endpoint."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        members = await read_fields(await read_json(scope, receive, service.config.api))
-        request = with_query(members.decode(REQUEST), scope)
-        service.model.check_name(request.model)
-        exchange.of(scope).bound(request.timeout, "timeout")
-        check_limits(request, service.config.api)
-        n = choices(request, 1)
-        check_unsupported(members.fields, UNSUPPORTED_IN_CHAT, n)
-        check_template(request, trusted=service.config.tokenizer.trust_request_chat_template)
-        usage = wants_usage(request)
-        number = service.pipeline.new_id()
-        session = session_of(scope, request.user)
-        trace, clamp = trace_context(scope), service.config.api.clamp_max_tokens == CLAMP_ALL
-        submit = chat_submission(request, number, service.model, n, trace, session, clamp=clamp)
-        identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
-        now = time.monotonic()
-        streaming = bool(request.stream)
-        reply = Reply(1, n, stream=streaming, timings=service.traffic.timings, now=now, name=identity.id)
-        service.pipeline.submit([submit], reply, now, client_of(scope, request.user))
-        async with attended(reply, service.pipeline, receive, exchange.of(scope)):
-            told = Told.of(request, submit.tool_use)
-            if streaming:
-                frames = Frames(identity, chat=True, choices=n, usage=usage, told=told)
-                await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
-                return
-            await whole(reply)
-            await send_json(send, msgspec.json.encode(chat_answer(identity, reply, told)))
+async def create_chat_completion(app: AppState, context: RequestContext) -> None:
+    """POST /v1/chat/completions."""
+    members = await read_fields(await context.read_json())
+    request = with_query(members.decode(REQUEST), context)
+    app.model.check_name(request.model)
+    context.set_timeout(request.timeout, "timeout")
+    check_limits(request, app.config.api)
+    n = choices(request, 1)
+    check_unsupported(members.fields, UNSUPPORTED_IN_CHAT, n)
+    check_template(request, trusted=app.config.tokenizer.trust_request_chat_template)
+    usage = wants_usage(request)
+    number = app.pipeline.new_id()
+    session = context.session(request.user)
+    trace, clamp = context.trace, app.config.api.clamp_max_tokens == CLAMP_ALL
+    submit = chat_submission(request, number, app.model, n, trace, session, clamp=clamp)
+    identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), app.model.name)
+    now = time.monotonic()
+    streaming = bool(request.stream)
+    reply = Reply(1, n, stream=streaming, timings=app.traffic.timings, now=now, name=identity.id)
+    app.pipeline.submit([submit], reply, now, context.client(request.user))
+    async with attended(reply, app.pipeline, context):
+        told = Told.of(request, submit.tool_use)
+        if streaming:
+            frames = Frames(identity, chat=True, choices=n, usage=usage, told=told)
+            await stream(reply, frames, context)
+            return
+        await whole(reply)
+        await context.send_json(msgspec.json.encode(chat_answer(identity, reply, told)))
 
 
 def chat_submission(

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
-from penstock.services.openai.app_state import Service
+from penstock.services.http.request_context import RequestContext
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.embeddings import (
     PAUSE,
     Vector,
@@ -30,10 +30,8 @@ from penstock.services.openai.embeddings import (
     shaped,
     text_submission,
 )
-from penstock.services.openai.errors import send_json
 from penstock.services.openai.schema import Count
-from penstock.services.openai.validation import decode, read_json
-from penstock.services.tracing.propagation import trace_context
+from penstock.services.openai.validation import decode
 
 BUILT = ("float", "base64", "binary", "ubinary")
 EVERY = -1  # truncate_prompt_tokens: as many as the context holds
@@ -86,27 +84,21 @@ class EmbedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 REQUEST = msgspec.json.Decoder(EmbedRequest)
 
 
-class Embed:
-    """The endpoint."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = decode(body, REQUEST)
-        service.model.check_name(request.model)
-        check_fields(body, served=EmbedRequest.__struct_fields__)
-        submits = submissions(request, service.model, trace_context(scope))
-        found = await pooled(service, scope, receive, request, submits)
-        answer = EmbedAnswer(
-            id=str(uuid.uuid4()),
-            embeddings=await embeddings(request, found.vectors, service.model),
-            texts=request.texts,
-            meta=EmbedMeta(BilledUnits(found.prompt_tokens)),
-        )
-        await send_json(send, msgspec.json.encode(answer))
+async def embed(app: AppState, context: RequestContext) -> None:
+    """POST /v2/embed."""
+    body = await context.read_json()
+    request = decode(body, REQUEST)
+    app.model.check_name(request.model)
+    check_fields(body, served=EmbedRequest.__struct_fields__)
+    submits = submissions(request, app.model, context.trace)
+    found = await pooled(app, context, request, submits)
+    answer = EmbedAnswer(
+        id=str(uuid.uuid4()),
+        embeddings=await embeddings(request, found.vectors, app.model),
+        texts=request.texts,
+        meta=EmbedMeta(BilledUnits(found.prompt_tokens)),
+    )
+    await context.send_json(msgspec.json.encode(answer))
 
 
 def submissions(request: EmbedRequest, model: ServedModel, trace: TraceContext) -> list[SubmitText]:

@@ -7,7 +7,6 @@ import struct
 import time
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
 from penstock.protocol.config import CLAMP_ALL
@@ -15,15 +14,11 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.model_info import ServedModel
 from penstock.services.client.output_collector import Reply
-from penstock.services.client.session import client_of, session_of
 from penstock.services.client.submission import submission, with_own_seed
-from penstock.services.http import request_context as exchange
-from penstock.services.http.connection import outlet_of
-from penstock.services.http.query import with_query
+from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import attended, stream, whole
 from penstock.services.openai.answers import Identity, Told, completion_answer
-from penstock.services.openai.app_state import Service
-from penstock.services.openai.errors import send_json
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.parameters import (
     UNSUPPORTED_IN_COMPLETIONS,
     Lengths,
@@ -35,8 +30,7 @@ from penstock.services.openai.parameters import (
 )
 from penstock.services.openai.schema import CompletionRequest
 from penstock.services.openai.sse import Frames
-from penstock.services.openai.validation import read_fields, read_json
-from penstock.services.tracing.propagation import trace_context
+from penstock.services.openai.validation import read_fields, with_query
 
 REQUEST = msgspec.json.Decoder(CompletionRequest)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -44,43 +38,37 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 Prompt = str | list[int]
 
 
-class Completions:
-    """The endpoint. Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        members = await read_fields(await read_json(scope, receive, service.config.api))
-        request = with_query(members.decode(REQUEST), scope)
-        service.model.check_name(request.model)
-        exchange.of(scope).bound(request.timeout, "timeout")
-        check_limits(request, service.config.api)
-        first = request.truncation_side == "right"
-        cut = bool(request.truncate_prompt_tokens)
-        prompts = prompts_of(request.prompt, service.model, any_length=cut, keep_first=first)
-        n = choices(request, len(prompts))
-        check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, n)
-        usage = wants_usage(request)
-        clamp = service.config.api.clamp_max_tokens == CLAMP_ALL
-        length = msgspec.structs.replace(lengths(request), clamp=clamp)
-        asked = submission(request, length, service.model, n, trace_context(scope))
-        asked = msgspec.structs.replace(asked, session=session_of(scope, request.user))
-        submits = [prompt_submission(asked, request, service.pipeline.new_id(), prompt) for prompt in prompts]
-        identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), service.model.name)
-        now = time.monotonic()
-        streaming, told = bool(request.stream), Told.of(request)
-        timings, many = service.traffic.timings, len(prompts)
-        reply = Reply(many, n, stream=streaming, timings=timings, now=now, name=identity.id)
-        service.pipeline.submit(submits, reply, now, client_of(scope, request.user))
-        async with attended(reply, service.pipeline, receive, exchange.of(scope)):
-            if streaming:
-                frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)
-                await stream(reply, frames, send, outlet_of(scope), exchange.of(scope))
-                return
-            await whole(reply)
-            await send_json(send, msgspec.json.encode(completion_answer(identity, reply, told)))
+async def create_completion(app: AppState, context: RequestContext) -> None:
+    """Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
+    members = await read_fields(await context.read_json())
+    request = with_query(members.decode(REQUEST), context)
+    app.model.check_name(request.model)
+    context.set_timeout(request.timeout, "timeout")
+    check_limits(request, app.config.api)
+    first = request.truncation_side == "right"
+    cut = bool(request.truncate_prompt_tokens)
+    prompts = prompts_of(request.prompt, app.model, any_length=cut, keep_first=first)
+    n = choices(request, len(prompts))
+    check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, n)
+    usage = wants_usage(request)
+    clamp = app.config.api.clamp_max_tokens == CLAMP_ALL
+    length = msgspec.structs.replace(lengths(request), clamp=clamp)
+    asked = submission(request, length, app.model, n, context.trace)
+    asked = msgspec.structs.replace(asked, session=context.session(request.user))
+    submits = [prompt_submission(asked, request, app.pipeline.new_id(), prompt) for prompt in prompts]
+    identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), app.model.name)
+    now = time.monotonic()
+    streaming, told = bool(request.stream), Told.of(request)
+    timings, many = app.traffic.timings, len(prompts)
+    reply = Reply(many, n, stream=streaming, timings=timings, now=now, name=identity.id)
+    app.pipeline.submit(submits, reply, now, context.client(request.user))
+    async with attended(reply, app.pipeline, context):
+        if streaming:
+            frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)
+            await stream(reply, frames, context)
+            return
+        await whole(reply)
+        await context.send_json(msgspec.json.encode(completion_answer(identity, reply, told)))
 
 
 def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:

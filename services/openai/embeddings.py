@@ -14,23 +14,19 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.client.output_collector import Reply
-from penstock.services.client.session import client_of
-from penstock.services.http import request_context as exchange
+from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import attended, whole
 from penstock.services.openai import validation as decoding
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.completions import check_ids, part_of, span
-from penstock.services.openai.errors import send_json
 from penstock.services.openai.schema import Side, Timeout, TokenId
-from penstock.services.openai.validation import FIELDS, decode, read_json
-from penstock.services.tracing.propagation import trace_context
+from penstock.services.openai.validation import FIELDS, decode
 
 Vector = NDArray[np.float32]
 Text = str | list[int]
@@ -154,28 +150,28 @@ def vector_submission(
 
 
 async def pooled(
-    service: Service, scope: Scope, receive: Receive, request: VectorRequest, submits: Sequence[SubmitText]
+    app: AppState, context: RequestContext, request: VectorRequest, submits: Sequence[SubmitText]
 ) -> Pooled:
     """Send a request's messages and wait for their vectors, so many at a time that others have room beside them.
 
-    Raises the first error of any of them, which ends the others, and ClientLeft.
+    Raises the first error of any of them, which ends the others, and ClientDisconnect.
     """
-    pipeline, noted = service.pipeline, exchange.of(scope)
-    noted.bound(request.timeout, "timeout")
-    most = min(SLICE, service.config.api.max_queued_requests)
-    client = client_of(scope, request.user)
+    pipeline = app.pipeline
+    context.set_timeout(request.timeout, "timeout")
+    most = min(SLICE, app.config.api.max_queued_requests)
+    client = context.client(request.user)
     vectors: list[Vector] = []
     tokens = 0
     for low in range(0, len(submits), most):
         part = [msgspec.structs.replace(submit, id=pipeline.new_id()) for submit in submits[low : low + most]]
         now = time.monotonic()
-        reply = Reply(len(part), 1, stream=False, timings=service.traffic.timings, now=now)
+        reply = Reply(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
         pipeline.submit(part, reply, now, client)
-        async with attended(reply, pipeline, receive, noted):
+        async with attended(reply, pipeline, context):
             await whole(reply)
         vectors += vectors_of(reply)
         tokens += reply.usage.prompt_tokens
-    noted.prompt_tokens = tokens
+    context.outcome.prompt_tokens = tokens
     return Pooled(vectors, tokens)
 
 
@@ -247,21 +243,15 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 REQUEST = msgspec.json.Decoder(EmbeddingRequest)
 
 
-class Embeddings:
-    """The endpoint. Each text is an internal request of its own."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = decode(body, REQUEST)
-        service.model.check_name(request.model)
-        check_fields(body)
-        submits = submissions(request, service.model, trace_context(scope))
-        found = await pooled(service, scope, receive, request, submits)
-        await send_json(send, await encoded(request, found, service.model))
+async def create_embeddings(app: AppState, context: RequestContext) -> None:
+    """Each text is an internal request of its own."""
+    body = await context.read_json()
+    request = decode(body, REQUEST)
+    app.model.check_name(request.model)
+    check_fields(body)
+    submits = submissions(request, app.model, context.trace)
+    found = await pooled(app, context, request, submits)
+    await context.send_json(await encoded(request, found, app.model))
 
 
 def submissions(request: EmbeddingRequest, model: ServedModel, trace: TraceContext) -> list[SubmitText]:

@@ -5,10 +5,7 @@ Source: OpenAI API reference, "Error codes"; the shape is `ErrorResponse` of its
 
 from __future__ import annotations
 
-import math
-
 import msgspec
-from starlette.types import Send
 
 from penstock.protocol.errors import (
     REQUEST_ERRORS,
@@ -19,8 +16,6 @@ from penstock.protocol.errors import (
     Unavailable,
 )
 from penstock.protocol.messages import Rejected
-
-MAX_RETRY_AFTER = 60  # seconds
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -43,16 +38,6 @@ def encode(error: RequestError) -> bytes:
     return msgspec.json.encode(ErrorResponse(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
-def headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Headers that the error asks for beside its body's."""
-    if isinstance(error, Overloaded | Unavailable) and error.retry_after is not None:
-        seconds = min(max(math.ceil(error.retry_after), 1), MAX_RETRY_AFTER)
-        return [(b"retry-after", str(seconds).encode())]
-    if error.status == 401:
-        return [(b"www-authenticate", b"Bearer")]
-    return []
-
-
 def from_rejected(rejected: Rejected) -> RequestError:
     """The error that a later part refused the request with."""
     if rejected.status == 429:
@@ -68,21 +53,3 @@ def from_rejected(rejected: Rejected) -> RequestError:
     error = kind(rejected.message, param=rejected.param)
     error.code = rejected.code or error.code
     return error
-
-
-async def send_error(send: Send, error: RequestError, extra: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Answer with the error; nothing was sent before."""
-    await send_json(send, encode(error), error.status, [*headers(error), *(extra or [])])
-
-
-async def send_json(
-    send: Send, body: bytes, status: int = 200, extra: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Answer with JSON; nothing was sent before."""
-    head = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *(extra or []),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})

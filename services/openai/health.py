@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import groups
 from penstock.protocol.config import ModelConfig
@@ -20,10 +19,10 @@ from penstock.protocol.links import Role
 from penstock.protocol.messages import EngineStatus
 from penstock.protocol.version import VERSION
 from penstock.services.client.replicas import ReplicaHealth
+from penstock.services.http.request_context import RequestContext
 from penstock.services.metrics.exposition import Scrape
 from penstock.services.metrics.shared_files import Entry
-from penstock.services.openai.app_state import Service
-from penstock.services.openai.errors import send_json
+from penstock.services.openai.app_state import AppState
 from penstock.services.supervisor.restart_policy import Failure, failures
 
 
@@ -81,80 +80,55 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     status: str = "ok"
 
 
-class HealthReport:
+async def health(app: AppState, context: RequestContext) -> None:
     """Everything that is known, with 503 while requests cannot be served."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        health = health_of(self._service, time.monotonic())
-        await send_json(send, msgspec.json.encode(health), 200 if health.ready else 503)
+    found = health_of(app, time.monotonic())
+    await context.send_json(msgspec.json.encode(found), 200 if found.ready else 503)
 
 
-class Liveness:
+async def live(app: AppState, context: RequestContext) -> None:
     """This process's loop turns."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, msgspec.json.encode(StatusAnswer()))
+    await context.send_json(msgspec.json.encode(StatusAnswer()))
 
 
-class Readiness:
+async def ready(app: AppState, context: RequestContext) -> None:
     """Whether requests are taken: false while loading, draining, or when a part is missing."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if trouble := trouble_of(self._service, time.monotonic()):
-            raise Unavailable(trouble, code="not_ready")
-        await send_json(send, msgspec.json.encode(StatusAnswer()))
+    if trouble := trouble_of(app, time.monotonic()):
+        raise Unavailable(trouble, code="not_ready")
+    await context.send_json(msgspec.json.encode(StatusAnswer()))
 
 
-class Version:
+async def version(app: AppState, context: RequestContext) -> None:
     """Penstock's version."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, msgspec.json.encode(VersionAnswer(VERSION)))
+    await context.send_json(msgspec.json.encode(VersionAnswer(VERSION)))
 
 
-class MetricsText:
+async def metrics(app: AppState, context: RequestContext) -> None:
     """Prometheus' text of all processes."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        own = entry_of(service)
-        entries = [own, *service.ledger.others(own.process.time)]
-        body = Scrape(service.config, entries, service.pipeline.processes(), service.model.name).text()
-        head = [
-            (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": body})
+    own = entry_of(app)
+    entries = [own, *app.ledger.others(own.process.time)]
+    body = Scrape(app.config, entries, app.pipeline.processes(), app.model.name).text()
+    await context.send_body(body, b"text/plain; version=0.0.4; charset=utf-8")
 
 
-def entry_of(service: Service) -> Entry:
+def entry_of(app: AppState) -> Entry:
     """This process's numbers, as of now."""
-    pipeline = service.pipeline.statistics()
-    ready = service.pipeline.ready(time.monotonic())
-    process = service.figures.own(pipeline, service.room.statistics(), time.time(), ready=ready)
-    return Entry.of(service.index, service.traffic, pipeline, process)
+    pipeline = app.pipeline.statistics()
+    ready = app.pipeline.ready(time.monotonic())
+    process = app.figures.own(pipeline, app.room.statistics(), time.time(), ready=ready)
+    return Entry.of(app.index, app.traffic, pipeline, process)
 
 
-def trouble_of(service: Service, now: float) -> str:
+def trouble_of(app: AppState, now: float) -> str:
     """Why the server is not ready; a process that the launcher has given up is why before anything it leads to."""
-    return hopeless(service) or service.pipeline.trouble(now)
+    return hopeless(app) or app.pipeline.trouble(now)
 
 
-def hopeless(service: Service) -> str:
+def hopeless(app: AppState) -> str:
     """Why the server will not serve again by itself: processes that the launcher has given up. A replica's are none of
     these while there are others."""
-    found = failures(Path(service.config.run.run_dir))
-    model = service.config.model
+    found = failures(Path(app.config.run.run_dir))
+    model = app.config.model
     lost = lost_replicas(found, model)
     whole = len(lost) < model.data_parallel_size
     return "; ".join(failure.reason for failure in found if not (whole and replica_of(failure, model) is not None))
@@ -180,31 +154,31 @@ def replica_of(failure: Failure, model: ModelConfig) -> int | None:
     return None
 
 
-def health_of(service: Service, now: float) -> Health:
-    pipeline = service.pipeline
+def health_of(app: AppState, now: float) -> Health:
+    pipeline = app.pipeline
     status, statistics = pipeline.status, pipeline.statistics()
-    trouble = trouble_of(service, now)
+    trouble = trouble_of(app, now)
     engines = pipeline.engines
     age = None if status is None else now - engines.time
     heard = age is not None and age <= engines.limit
-    lost = lost_replicas(failures(Path(service.config.run.run_dir)), service.config.model)
+    lost = lost_replicas(failures(Path(app.config.run.run_dir)), app.config.model)
     return Health(
         status=trouble or "ok",
         ready=not trouble,
-        model=service.model.name,
+        model=app.model.name,
         version=VERSION,
         last_step_age=None if status is None else status.step_age,
         heartbeat_age=age,
         parts=Parts(
-            TokenizerHealth(statistics.tokenizers, service.config.tokenizer.tokenizer_processes),
+            TokenizerHealth(statistics.tokenizers, app.config.tokenizer.tokenizer_processes),
             heard,
             heard and status is not None and status.ready,
         ),
-        capacity=capacity_of(status, statistics.unfinished, service.config.api.max_queued_requests),
+        capacity=capacity_of(status, statistics.unfinished, app.config.api.max_queued_requests),
         engine=None if status is None else msgspec.structs.asdict(status),
         replicas=engines.each(now, lost),
         degraded="" if trouble else engines.degraded(now, lost),
-        wrong_output=service.model.wrong_output,
+        wrong_output=app.model.wrong_output,
     )
 
 

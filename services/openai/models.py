@@ -11,12 +11,11 @@ from typing import Literal
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.client.model_info import ServedModel
-from penstock.services.openai.app_state import Service
-from penstock.services.openai.errors import send_json
+from penstock.services.http.request_context import RequestContext
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.messages.errors import spoken
 
 PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how many, and at most
@@ -55,24 +54,19 @@ class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
     last_id: str | None
 
 
-class Models:
+async def models(app: AppState, context: RequestContext) -> None:
     """All names, or the one of the path."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model = self._service.model
-        name = scope["path_params"].get("name")
-        body: ModelAnswer | ModelList | ModelPage
-        if name is not None:
-            model.check_name(name)
-            body = model_answer(model, name)
-        elif spoken(scope):
-            body = page(model, scope["query_string"].decode("latin-1"))
-        else:
-            body = ModelList(data=[model_answer(model, each) for each in model.names])
-        await send_json(send, msgspec.json.encode(body))
+    model = app.model
+    name = context.path_params.get("name")
+    body: ModelAnswer | ModelList | ModelPage
+    if name is not None:
+        model.check_name(name)
+        body = model_answer(model, name)
+    elif spoken(context):
+        body = page(model, context.query)
+    else:
+        body = ModelList(data=[model_answer(model, each) for each in model.names])
+    await context.send_json(msgspec.json.encode(body))
 
 
 def model_answer(model: ServedModel, name: str) -> ModelAnswer:

@@ -1,134 +1,137 @@
-"""The routes of the api, as one ASGI application."""
+"""The api's routes: the one table that requests are routed by and openapi.json is made from."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
-from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
 
-from penstock.protocol.errors import NotFound
-from penstock.services.http import request_context as exchange
-from penstock.services.http.allowed_hosts import Hosts
-from penstock.services.http.cors import Origins
-from penstock.services.http.middleware import Gate
+from penstock.protocol.config import ApiConfig
+from penstock.services.http.middleware import Dialect, Middleware
+from penstock.services.http.request_context import RequestContext
+from penstock.services.http.routing import Access, Route, Router
 from penstock.services.http.static_files import FILES, StaticFile
-from penstock.services.openai.app_state import Service
-from penstock.services.openai.chat import ChatCompletions
-from penstock.services.openai.cohere import Embed
-from penstock.services.openai.completions import Completions
-from penstock.services.openai.embeddings import Embeddings
-from penstock.services.openai.health import HealthReport, Liveness, MetricsText, Readiness, Version
-from penstock.services.openai.invocations import Invocations
-from penstock.services.openai.messages.endpoint import Messages, MessageTokens
-from penstock.services.openai.models import Models
-from penstock.services.openai.openapi import Description
+from penstock.services.openai import errors
+from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
+from penstock.services.openai.app_state import AppState
+from penstock.services.openai.chat import create_chat_completion
+from penstock.services.openai.cohere import EmbedAnswer, EmbedRequest, embed
+from penstock.services.openai.completions import create_completion
+from penstock.services.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, create_embeddings
+from penstock.services.openai.health import Health, StatusAnswer, VersionAnswer, health, live, metrics, ready, version
+from penstock.services.openai.invocations import invoke
+from penstock.services.openai.messages import errors as message_errors
+from penstock.services.openai.messages.endpoint import count_message_tokens, create_message
+from penstock.services.openai.messages.output import MessageAnswer, TokenCount
+from penstock.services.openai.messages.request import CountRequest, MessageRequest
+from penstock.services.openai.models import ModelAnswer, ModelList, models
+from penstock.services.openai.openapi import PAGE_QUERY, STREAM_QUERY, document
 from penstock.services.openai.responses.endpoint import (
-    BackgroundWork,
-    CancelledResponse,
-    InputItems,
-    Responses,
-    StoredResponse,
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
 )
-from penstock.services.openai.scoring import Reranks, Scores
-from penstock.services.openai.tokenization import DetokenizeText, TokenizerInfo, TokenizeText
+from penstock.services.openai.responses.output import Deleted, ItemList, ResponseAnswer
+from penstock.services.openai.responses.request import ResponseRequest
+from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from penstock.services.openai.scoring import (
+    RerankAnswer,
+    RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
+    create_score,
+    rerank,
+)
+from penstock.services.openai.tokenization import (
+    DetokenizeAnswer,
+    TokenizeAnswer,
+    TokenizerInfoAnswer,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 
-MOST_SHOWN = 200  # characters of a path
-
-
-class Endpoint:
-    """An endpoint under its route's name in the metrics and the log, whatever the path held."""
-
-    def __init__(self, path: str, app: ASGIApp) -> None:
-        self._name = path.replace(":path", "")
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange.of(scope).endpoint = self._name
-        await self._app(scope, receive, send)
-
-
+PREFIX = "/v1"
 WRONG_OUTPUT = b"x-penstock-wrong-output"
+ENGINE_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)  # of what engine or tokenizer answers
 
 
-class Routes:
-    """The router; it raises HTTPException for an unknown path or a wrong method, which the gate answers."""
-
-    def __init__(self, service: Service, background: BackgroundWork | None = None) -> None:
-        background = background or BackgroundWork(service)
-        invoked: dict[str, ASGIApp] = {
-            "/v1/chat/completions": ChatCompletions(service),
-            "/v1/completions": Completions(service),
-            "/v1/embeddings": Embeddings(service),
-            "/v1/score": Scores(service),
-            "/v1/rerank": Reranks(service, documents=True),
-        }
-        endpoints: tuple[tuple[str, str, ASGIApp], ...] = (
-            *(("POST", path, app) for path, app in invoked.items()),
-            ("POST", "/invocations", Invocations(service, invoked)),
-            ("POST", "/score", invoked["/v1/score"]),
-            ("POST", "/rerank", invoked["/v1/rerank"]),
-            ("POST", "/v2/embed", Embed(service)),
-            ("POST", "/v2/rerank", Reranks(service, documents=False)),
-            ("POST", "/v1/responses", Responses(service, background)),
-            ("GET DELETE", "/v1/responses/{id}", StoredResponse(service, background)),
-            ("GET", "/v1/responses/{id}/input_items", InputItems(service)),
-            ("POST", "/v1/responses/{id}/cancel", CancelledResponse(service, background)),
-            ("POST", "/v1/messages", Messages(service)),
-            ("POST", "/v1/messages/count_tokens", MessageTokens(service)),
-            ("GET", "/v1/models", Models(service)),
-            ("GET", "/v1/models/{name:path}", Models(service)),
-            ("POST", "/tokenize", TokenizeText(service)),
-            ("POST", "/detokenize", DetokenizeText(service)),
-            ("GET", "/tokenizer_info", TokenizerInfo(service)),
-            ("GET POST", "/ping", Readiness(service)),
-            ("GET", "/health", HealthReport(service)),
-            ("GET", "/health/live", Liveness()),
-            ("GET", "/health/ready", Readiness(service)),
-            ("GET", "/version", Version()),
-            ("GET", "/metrics", MetricsText(service)),
-            ("GET", "/openapi.json", Description(service)),
-            *(("GET", path, StaticFile(file)) for path, file in FILES.items()),
-        )
-        routes = [Route(path, Endpoint(path, app), methods=methods.split()) for methods, path, app in endpoints]
-        self._paths = frozenset(path for _, path, _ in endpoints)
-        self._router = Router(routes, redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # starlette's sign that errors of routing are raised, not answered in plain text
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            near = self._near(scope["path"]) if error.status_code == NotFound.status else ""
-            if not near:
-                raise
-            path = scope["path"][:MOST_SHOWN]
-            raise NotFound(f"there is nothing at {path}; {near} is served", code="unknown_path") from error
-
-    def _near(self, path: str) -> str:
-        """The path that is meant where a base URL lacks its /v1 or has it twice, or a slash is too many; or none."""
-        bare = path.rstrip("/")
-        others = (bare, "/v1" + bare, bare.removeprefix("/v1"))
-        return next((other for other in others if other in self._paths), "")
+async def openapi(app: AppState, context: RequestContext) -> None:
+    """GET /openapi.json."""
+    await context.send_json(description(app.config.api, locked=app.keys.locked))
 
 
-def application(service: Service, background: BackgroundWork | None = None) -> Gate:
-    """The whole application; `background` is for whoever waits for it at the end."""
-    options = service.config.api
-    return Gate(
-        Routes(service, background),
-        service.keys,
-        Hosts(options),
-        Origins(options),
-        service.traffic,
-        request_timeout=options.request_timeout,
-        max_queued_bytes=options.max_queued_bytes,
-        always=warnings(service.model.wrong_output),
-        tracer=service.tracer,
+@functools.lru_cache(maxsize=1)
+def description(options: ApiConfig, *, locked: bool) -> bytes:
+    return msgspec.json.encode(document(ROUTES, options, locked=locked))
+
+
+generation = functools.partial(Route, "POST", streams=True, statuses=ENGINE_STATUSES)
+computation = functools.partial(Route, "POST", statuses=ENGINE_STATUSES)
+probe = functools.partial(Route, answer=StatusAnswer, access=Access.PROBE, quiet=True)
+rerank_ids = functools.partial(rerank, documents=False)
+
+ROUTES: tuple[Route, ...] = (
+    generation("/v1/chat/completions", create_chat_completion, "Answer a chat", ChatAnswer, ChatRequest),
+    generation("/v1/completions", create_completion, "Continue prompts", CompletionAnswer, CompletionRequest),
+    generation("/v1/responses", create_response, "Make a response", ResponseAnswer, ResponseRequest),
+    Route("GET", "/v1/responses/{id}", get_response, "A response that is kept", ResponseAnswer, statuses=(400, 404),
+          query=(STREAM_QUERY,)),
+    Route("DELETE", "/v1/responses/{id}", delete_response, "Forget a response", Deleted, statuses=(404,)),
+    Route("GET", "/v1/responses/{id}/input_items", list_input_items, "List the input of a response", ItemList,
+          statuses=(400, 404), query=PAGE_QUERY),
+    Route("POST", "/v1/responses/{id}/cancel", cancel_response, "Cancel a response", ResponseAnswer,
+          statuses=(400, 404)),
+    generation("/v1/messages", create_message, "Make a message", MessageAnswer, MessageRequest),
+    computation("/v1/messages/count_tokens", count_message_tokens, "Count the tokens of a message", TokenCount,
+                CountRequest),
+    computation("/v1/embeddings", create_embeddings, "Vectors of texts", EmbeddingAnswer, EmbeddingRequest),
+    computation("/v1/score", create_score, "Score pairs of texts", ScoreAnswer, ScoreRequest),
+    computation("/v1/rerank", rerank, "Rank documents", RerankAnswer, RerankRequest),
+    computation("/rerank", rerank, "Rank documents, by Jina's path", RerankAnswer, RerankRequest),
+    computation("/v2/rerank", rerank_ids, "Rank documents, by Cohere's path", RerankAnswer, RerankRequest),
+    computation("/score", create_score, "Score pairs of texts, by vLLM's path", ScoreAnswer, ScoreRequest),
+    computation("/v2/embed", embed, "Vectors of texts, as Cohere's clients ask", EmbedAnswer, EmbedRequest),
+    generation("/invocations", invoke, "Answer what the body is for, as SageMaker asks", ChatAnswer, ChatRequest),
+    Route("GET", "/v1/models", models, "List the served names", ModelList),
+    Route("GET", "/v1/models/{name:path}", models, "One served name", ModelAnswer, statuses=(404,)),
+    computation("/tokenize", tokenize, "Token ids of a text or a chat", TokenizeAnswer, TokenizeRequest),
+    computation("/detokenize", detokenize, "Text of token ids", DetokenizeAnswer, DetokenizeRequest),
+    Route("GET", "/tokenizer_info", tokenizer_info, "The tokenizer's configuration", TokenizerInfoAnswer),
+    probe("GET", "/ping", ready, "Requests are taken, by SageMaker's path", statuses=(503,)),
+    probe("POST", "/ping", ready, "Requests are taken, asked with POST", statuses=(503,)),
+    Route("GET", "/health", health, "State of every part", Health, quiet=True, statuses=(503,)),
+    probe("GET", "/health/live", live, "The process runs"),
+    probe("GET", "/health/ready", ready, "Requests are taken", statuses=(503,)),
+    Route("GET", "/version", version, "Penstock's version", VersionAnswer),
+    Route("GET", "/metrics", metrics, "Prometheus text", quiet=True),
+    Route("GET", "/openapi.json", openapi),
+    *(Route("GET", path, StaticFile(file), file.summary, access=Access.OPEN, quiet=True, media="text/html")
+      for path, file in FILES.items()),
+)  # fmt: skip
+
+OPENAI = Dialect(lambda error, _: errors.encode(error), (b"x-request-id",))
+ANTHROPIC = Dialect(
+    lambda error, name: message_errors.encode(error, name), (b"x-request-id", b"request-id")
+)
+
+
+def dialect_of(context: RequestContext) -> Dialect:
+    return ANTHROPIC if message_errors.spoken(context) else OPENAI
+
+
+def application(app: AppState) -> Middleware:
+    """The whole application."""
+    options, wrong = app.config.api, wrong_output(app.model.wrong_output)
+    router = Router(ROUTES, PREFIX)
+    return Middleware(
+        router, app, options, app.keys, app.traffic, dialect_of, always=wrong, tracer=app.tracer
     )
 
 
-def warnings(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """The header that every answer of a server carries whose output is wrong."""
+def wrong_output(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """The header of every response of a server whose output is wrong."""
     return [(WRONG_OUTPUT, "; ".join(reasons).encode())] if reasons else []

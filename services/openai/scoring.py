@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
-from penstock.services.openai.app_state import Service
+from penstock.services.http.request_context import RequestContext
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.embeddings import (
     Vector,
     VectorRequest,
@@ -32,9 +32,7 @@ from penstock.services.openai.embeddings import (
     text_submission,
     vector_submission,
 )
-from penstock.services.openai.errors import send_json
-from penstock.services.openai.validation import decode, read_json
-from penstock.services.tracing.propagation import trace_context
+from penstock.services.openai.validation import decode
 
 Strings = str | Annotated[list[str], Meta(min_length=1)]
 
@@ -118,50 +116,38 @@ class Pair(msgspec.Struct, frozen=True):
     second_param: str
 
 
-class Scores:
-    """The endpoint of pairs."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = decode(body, SCORE)
-        service.model.check_name(request.model)
-        check_fields(body)
-        sheet = Sheet(request, pairs_of(request), service.model, trace_context(scope))
-        found = await pooled(service, scope, receive, request, sheet.submits)
-        data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
-        answer = ScoreAnswer(
-            id="score-" + secrets.token_hex(16), created=int(time.time()), model=service.model.name, data=data,
-            usage=found.usage,
-        )  # fmt: skip
-        await send_json(send, msgspec.json.encode(answer))
+async def create_score(app: AppState, context: RequestContext) -> None:
+    """Score pairs of texts."""
+    body = await context.read_json()
+    request = decode(body, SCORE)
+    app.model.check_name(request.model)
+    check_fields(body)
+    sheet = Sheet(request, pairs_of(request), app.model, context.trace)
+    found = await pooled(app, context, request, sheet.submits)
+    data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
+    answer = ScoreAnswer(
+        id="score-" + secrets.token_hex(16), created=int(time.time()), model=app.model.name, data=data,
+        usage=found.usage,
+    )  # fmt: skip
+    await context.send_json(msgspec.json.encode(answer))
 
 
-class Reranks:
-    """The endpoint of documents. `documents`: whether they are returned where the request leaves it open."""
-
-    def __init__(self, service: Service, *, documents: bool) -> None:
-        self._service = service
-        self._documents = documents
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, model = self._service, self._service.model
-        body = await read_json(scope, receive, service.config.api)
-        request = decode(body, RERANK)
-        model.check_name(request.model)
-        check_fields(body)
-        check_count(len(request.documents), "documents")
-        sheet = Sheet(request, document_pairs(request, model), model, trace_context(scope))
-        found = await pooled(service, scope, receive, request, sheet.submits)
-        told = self._documents if request.return_documents is None else request.return_documents
-        results = ranked(request, sheet.scores(found.vectors), documents=told)
-        answer = RerankAnswer(
-            id="rerank-" + secrets.token_hex(16), model=model.name, results=results, usage=found.usage
-        )
-        await send_json(send, msgspec.json.encode(answer))
+async def rerank(app: AppState, context: RequestContext, *, documents: bool = True) -> None:
+    """Rank documents. `documents`: whether they are returned where the request leaves it open."""
+    model = app.model
+    body = await context.read_json()
+    request = decode(body, RERANK)
+    model.check_name(request.model)
+    check_fields(body)
+    check_count(len(request.documents), "documents")
+    sheet = Sheet(request, document_pairs(request, model), model, context.trace)
+    found = await pooled(app, context, request, sheet.submits)
+    told = documents if request.return_documents is None else request.return_documents
+    results = ranked(request, sheet.scores(found.vectors), documents=told)
+    answer = RerankAnswer(
+        id="rerank-" + secrets.token_hex(16), model=model.name, results=results, usage=found.usage
+    )
+    await context.send_json(msgspec.json.encode(answer))
 
 
 class Sheet:

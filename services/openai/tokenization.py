@@ -5,17 +5,16 @@ from __future__ import annotations
 import struct
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import answered
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.chat import conversation, tools_of
 from penstock.services.openai.completions import check_ids
-from penstock.services.openai.errors import send_json
 from penstock.services.openai.schema import DetokenizeRequest, TokenizeRequest
-from penstock.services.openai.validation import decode, given, read_json
+from penstock.services.openai.validation import decode, given
 
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
@@ -43,56 +42,39 @@ class TokenizerInfoAnswer(msgspec.Struct, frozen=True):
     chat_template: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class TokenizeText:
+async def tokenize(app: AppState, context: RequestContext) -> None:
     """Token ids of a text or of a chat."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = decode(body, TOKENIZE)
-        service.model.check_name(request.model)
-        question = tokenize(request, service.pipeline.new_id())
-        found = await answered(service.pipeline.ask(question), receive)
-        assert isinstance(found, Tokenized)
-        ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
-        answer = TokenizeAnswer(len(ids), service.model.max_model_len, ids, found.token_strings)
-        await send_json(send, msgspec.json.encode(answer))
+    body = await context.read_json()
+    request = decode(body, TOKENIZE)
+    app.model.check_name(request.model)
+    question = tokenize_call(request, app.pipeline.new_id())
+    found = await answered(app.pipeline.ask(question), context)
+    assert isinstance(found, Tokenized)
+    ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
+    answer = TokenizeAnswer(len(ids), app.model.max_model_len, ids, found.token_strings)
+    await context.send_json(msgspec.json.encode(answer))
 
 
-class DetokenizeText:
+async def detokenize(app: AppState, context: RequestContext) -> None:
     """The text of token ids."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        body = await read_json(scope, receive, service.config.api)
-        request = decode(body, DETOKENIZE)
-        service.model.check_name(request.model)
-        if request.tokens:
-            check_ids(request.tokens, "tokens", service.model)
-        ids = struct.pack(f"<{len(request.tokens)}i", *request.tokens)
-        question = Detokenize(service.pipeline.new_id(), ids)
-        found = await answered(service.pipeline.ask(question), receive)
-        assert isinstance(found, Detokenized)
-        await send_json(send, msgspec.json.encode(DetokenizeAnswer(found.text)))
+    body = await context.read_json()
+    request = decode(body, DETOKENIZE)
+    app.model.check_name(request.model)
+    if request.tokens:
+        check_ids(request.tokens, "tokens", app.model)
+    ids = struct.pack(f"<{len(request.tokens)}i", *request.tokens)
+    question = Detokenize(app.pipeline.new_id(), ids)
+    found = await answered(app.pipeline.ask(question), context)
+    assert isinstance(found, Detokenized)
+    await context.send_json(msgspec.json.encode(DetokenizeAnswer(found.text)))
 
 
-class TokenizerInfo:
+async def tokenizer_info(app: AppState, context: RequestContext) -> None:
     """The tokenizer's own configuration."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, self._service.model.tokenizer)
+    await context.send_json(app.model.tokenizer)
 
 
-def tokenize(request: TokenizeRequest, number: int) -> Tokenize:
+def tokenize_call(request: TokenizeRequest, number: int) -> Tokenize:
     """The question for the tokenizer. Raises InvalidRequest unless exactly one of prompt and messages is given."""
     if (request.prompt is None) == (not given(request.messages)):
         raise InvalidRequest("give either prompt or messages", param="prompt", code="missing_required_parameter")

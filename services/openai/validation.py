@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import inspect
-from starlette.types import Receive, Scope
 
 from penstock.protocol import limits
-from penstock.protocol.config import ApiConfig
-from penstock.protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from penstock.services.http import request_context as exchange
-from penstock.services.http.disconnect import ClientLeft
-from penstock.services.http.nesting import Nesting, openings
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.schema import GRAMMAR_FIELDS, UNREAD
-from penstock.services.supervisor import logs
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from penstock.services.openai.messages.request import MessageRequest
+    from penstock.services.openai.responses.request import ResponseRequest
+    from penstock.services.openai.schema import GenerationRequest
 
 T = TypeVar("T")
+R = TypeVar("R", bound="GenerationRequest | MessageRequest | ResponseRequest")
 
-LOGGED = 64 << 10  # bytes of a body that --log-prompts shows
-MEASURED = 8 << 10  # bytes of a body whose nesting is measured in one go: less than half a millisecond
+YES = ("true", "True", "1", "")  # of `stream` in a query
+NO = ("false", "False", "0")
+
 
 NULL = b"null"
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
@@ -47,74 +47,23 @@ LIMIT_OPTIONS: Mapping[str, str] = {
 }
 
 
-async def read_json(scope: Scope, receive: Receive, options: ApiConfig) -> bytes:
-    """The whole JSON body of the request, within the limits of the options.
-
-    Raises UnsupportedMediaType for another content type than JSON (none at all passes) and for a compressed body,
-    PayloadTooLarge past --max-body-bytes, announced or counted, InvalidRequest past --max-json-depth, ClientLeft when
-    the client goes away before the end.
-    """
-    current = exchange.of(scope)
-    if (read := current.body) is not None:
-        current.body = None
-        return read
-    limit, levels = options.max_body_bytes, options.max_json_depth
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            check_content_type(value)
-        elif name == b"content-encoding" and value.strip().lower() != b"identity":
-            raise UnsupportedMediaType("the body must not be compressed", code="unsupported_content_encoding")
-        elif name == b"content-length":
-            check_content_length(value, limit)
-    pieces: list[bytes] = []
-    size = opened = 0
-    nesting: Nesting | None = None  # of a body that has opened enough to be too deep, wherever that may stand
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        piece = message.get("body", b"")
-        more = message.get("more_body", False)
-        size += len(piece)
-        if size > limit:
-            raise too_large(limit)
-        current.grow(len(piece))
-        pieces.append(piece)
-        opened += openings(piece)
-        if opened > levels:
-            if nesting is None:
-                nesting, piece = Nesting(), b"".join(pieces)
-            for start in range(0, len(piece), MEASURED):
-                nesting.push(piece[start : start + MEASURED])
-                if nesting.deepest > levels:
-                    told = f"the body is nested deeper than {levels} levels (--max-json-depth)"
-                    raise InvalidRequest(told, code="limit_exceeded")
-                await asyncio.sleep(0)  # streams come first
-    body = b"".join(pieces)
-    if options.log_prompts:
-        shown = body[:LOGGED].decode(errors="replace")
-        trace = current.context.trace_id
-        logs.info(log, "body", id=current.id.decode(), trace_id=trace, size=len(body), body=shown)
-    return body
+def with_query(request: R, context: RequestContext) -> R:
+    """`request` with the query's `stream` where the body has none. Raises InvalidRequest for a value without sense."""
+    said = stream_asked(context)
+    return request if said is None or request.stream is not None else msgspec.structs.replace(request, stream=said)
 
 
-def check_content_type(value: bytes) -> None:
-    kind = value.split(b";", 1)[0].strip().lower()
-    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
-        raise UnsupportedMediaType("the content type must be application/json", code="unsupported_media_type")
-
-
-def check_content_length(value: bytes, limit: int) -> None:
-    if not value.isdigit():
-        raise InvalidRequest("the content length is not a number", code="invalid_content_length")
-    if len(value) > 18 or int(value) > limit:
-        raise too_large(limit)
-
-
-def too_large(limit: int) -> PayloadTooLarge:
-    message = f"the body is larger than {limit} bytes (--max-body-bytes)"
-    return PayloadTooLarge(message, code="request_too_large")
+def stream_asked(context: RequestContext) -> bool | None:
+    """The query's `stream`, None without one."""
+    query = context.query
+    if not query:
+        return None
+    said = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == "stream"]
+    if not said:
+        return None
+    if len(said) > 1 or said[0] not in YES + NO:
+        raise InvalidRequest("stream must be true or false in the query", param="stream", code="invalid_value")
+    return said[0] in YES
 
 
 def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: str = "") -> T:

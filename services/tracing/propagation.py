@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from penstock.protocol.messages import TraceContext
-
-if TYPE_CHECKING:
-    from starlette.types import Scope
 
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 MAX_TRACEPARENT = 128
@@ -29,20 +26,13 @@ def parse(traceparent: str, tracestate: str = "") -> TraceContext:
     return TraceContext(traceparent, tracestate if len(tracestate) <= MAX_TRACESTATE and tracestate.isascii() else "")
 
 
-def client_context(scope: Scope) -> TraceContext:
+def client_context(headers: Mapping[bytes, Sequence[bytes]]) -> TraceContext:
     """The context of a request's headers; empty without a valid one."""
-    parents, states = (
-        [value.decode("latin-1").strip() for name, value in scope["headers"] if name == wanted]
-        for wanted in (b"traceparent", b"tracestate")
-    )
-    return parse(parents[0], ",".join(states)) if len(parents) == 1 else TraceContext()
-
-
-def trace_context(scope: Scope) -> TraceContext:
-    """The context that the engine's requests of this HTTP request carry."""
-    from penstock.services.http import request_context  # which imports this module's callers
-
-    return request_context.of(scope).context
+    parents = headers.get(b"traceparent", ())
+    if len(parents) != 1:
+        return TraceContext()
+    states = (value.decode("latin-1").strip() for value in headers.get(b"tracestate", ()))
+    return parse(parents[0].decode("latin-1").strip(), ",".join(states))
 
 
 def root() -> TraceContext:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
-from starlette.types import Scope
 
 from penstock.protocol.errors import ContextExceeded, RequestError
+from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.field_aliases import told_in
 from penstock.services.openai.messages.turns import TERMS
 
@@ -73,10 +73,10 @@ def concerns(path: str) -> bool:
     return below(path, PATH)
 
 
-def spoken(scope: Scope) -> bool:
+def spoken(context: RequestContext) -> bool:
     """Whether this request is one of Anthropic's API."""
-    path = scope["path"]
-    return concerns(path) or (below(path, MODELS) and any(name == VERSION for name, _ in scope["headers"]))
+    path = context.path
+    return concerns(path) or (below(path, MODELS) and VERSION in context.headers)
 
 
 def below(path: str, root: str) -> bool:

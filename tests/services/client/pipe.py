@@ -37,12 +37,14 @@ from penstock.protocol.messages import (
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.model_info import ServedModel
 from penstock.services.http.api_keys import Keys
+from penstock.services.http.request_context import BodyBudget, RequestContext
 from penstock.services.links.link import Arrival, Joined, Left, Peer, PortStatistics, Self
 from penstock.services.metrics.api import Figures
 from penstock.services.metrics.requests import Traffic
 from penstock.services.metrics.shared_files import Ledger
 from penstock.services.metrics.snapshot import LAG, Vitals
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
+from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.supervisor.options import sized
@@ -194,7 +196,7 @@ def service(
     generation: Generation | None = None,
     wrong_output: tuple[str, ...] = (),
     **options: Any,
-) -> Service:
+) -> AppState:
     """An api's parts over fake ports, with an engine that is ready."""
     ports = [port] if isinstance(port, FakePort) else list(port)
     options.setdefault("allowed_hosts", "*")
@@ -207,11 +209,23 @@ def service(
     ledger = Ledger(Path(config.run.run_dir), 0, 1)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     figures = Figures(Vitals(Self(Role.API, 0, 1, 7), Path(config.run.run_dir), Histogram(LAG)), ports)
-    return Service(config, 0, model, pipeline, Traffic(), ledger, Keys(config.api), responses, figures)
+    traffic = Traffic()
+    background = BackgroundWork(pipeline, traffic)
+    return AppState(config, 0, model, pipeline, traffic, ledger, Keys(config.api), responses, background, figures)
+
+
+def request_context(
+    *headers: tuple[bytes, bytes], receive: Any = None, send: Any = None, options: ApiConfig | None = None, **scope: Any
+) -> RequestContext:
+    """A request as an endpoint gets it."""
+    fields = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "client": ("10.0.0.1", 1)}
+    return RequestContext(
+        {**fields, "headers": list(headers), **scope}, receive, send, BodyBudget(options or ApiConfig())
+    )
 
 
 @asynccontextmanager
-async def client(parts: Service, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def client(parts: AppState, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of the application, in this process."""
     transport = httpx.ASGITransport(application(parts), raise_app_exceptions=True)
     asking = httpx.AsyncClient(transport=transport, base_url="http://api", **options)

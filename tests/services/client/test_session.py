@@ -11,17 +11,16 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
-from penstock.services.client.session import affinity, client_of, session_of, tenant_of
-from penstock.services.http import request_context as exchange
-from penstock.services.http.request_context import Exchange
+from penstock.services.client.session import affinity, tenant_of
+from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.routes import application
-from tests.services.client.pipe import FakePort, Row, answering, service, words
+from tests.services.client.pipe import FakePort, Row, answering, request_context, service, words
 
 
-def scope(*headers: tuple[bytes, bytes], port: int = 1, tenant: str = "") -> dict[str, Any]:
-    current = Exchange(b"1", 0.0)
-    current.tenant = tenant
-    return {"type": "http", "headers": list(headers), "client": ("10.0.0.1", port), exchange.KEY: current}
+def request(*headers: tuple[bytes, bytes], port: int = 1, tenant: str = "") -> RequestContext:
+    found = request_context(*headers, client=("10.0.0.1", port))
+    found.tenant = tenant
+    return found
 
 
 def chat(*contents: str, **fields: Any) -> SubmitText:
@@ -31,30 +30,30 @@ def chat(*contents: str, **fields: Any) -> SubmitText:
 
 
 def test_nobody_says_so() -> None:
-    assert session_of(scope()) == session_of(scope(), "") == session_of(scope(), None) == ""
+    assert request().session() == request().session("") == request().session(None) == ""
 
 
 def test_the_header_comes_before_the_user() -> None:
-    named = scope((b"x-session-id", b"a"))
-    assert session_of(named) == session_of(named, "somebody") != ""
-    assert session_of(scope(), "somebody") not in ("", session_of(named))
-    assert session_of(scope(), "a") != session_of(named), "they are names of different things"
+    named = request((b"x-session-id", b"a"))
+    assert named.session() == named.session("somebody") != ""
+    assert request().session("somebody") not in ("", named.session())
+    assert request().session("a") != named.session(), "they are names of different things"
 
 
 @pytest.mark.parametrize("value", [b"", b"two words", b"x" * 257, "ü".encode()])
 def test_what_is_no_name_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        session_of(scope((b"x-session-id", value)))
+        request((b"x-session-id", value)).session()
     assert caught.value.code == "invalid_header"
 
 
 def test_two_names_are_refused() -> None:
     with pytest.raises(InvalidRequest):
-        session_of(scope((b"x-session-id", b"a"), (b"x-session-id", b"b")))
+        request((b"x-session-id", b"a"), (b"x-session-id", b"b")).session()
 
 
 def test_any_user_is_a_digest_of_one_length() -> None:
-    assert {len(session_of(scope(), user)) for user in ("a", "é" * 10_000, "\ud800")} == {24}
+    assert {len(request().session(user)) for user in ("a", "é" * 10_000, "\ud800")} == {24}
 
 
 def test_a_chat_that_goes_on_keeps_its_number() -> None:
@@ -83,15 +82,15 @@ def test_a_chat_without_a_user_has_a_number_too() -> None:
 def test_a_client_is_its_user_or_else_its_session_or_else_its_connection() -> None:
     session = (b"x-session-id", b"s")
     found = {
-        "user": client_of(scope(session), "a"),
-        "same user": client_of(scope(port=2), "a"),
-        "session": client_of(scope(session)),
-        "same session": client_of(scope(session, port=2)),
-        "connection": client_of(scope()),
-        "same connection": client_of(scope()),
-        "other connection": client_of(scope(port=2)),
-        "no address": client_of({**scope(), "client": None}),
-        "user called as the session": client_of(scope(), "s"),
+        "user": request(session).client("a"),
+        "same user": request(port=2).client("a"),
+        "session": request(session).client(),
+        "same session": request(session, port=2).client(),
+        "connection": request().client(),
+        "same connection": request().client(),
+        "other connection": request(port=2).client(),
+        "no address": request_context(client=None).client(),
+        "user called as the session": request().client("s"),
     }
     assert found["user"] == found["same user"]
     assert found["session"] == found["same session"]
@@ -101,7 +100,7 @@ def test_a_client_is_its_user_or_else_its_session_or_else_its_connection() -> No
 
 
 def test_the_key_stands_above_the_user_and_is_not_told() -> None:
-    one, other = (client_of(scope(tenant=tenant_of(key)), "a") for key in (b"sk-1", b"sk-2"))
+    one, other = (request(tenant=tenant_of(key)).client("a") for key in (b"sk-1", b"sk-2"))
     assert one.name == other.name
     assert one.tenant != other.tenant
     assert "sk-1" not in one.tenant
@@ -110,7 +109,7 @@ def test_the_key_stands_above_the_user_and_is_not_told() -> None:
 
 def test_a_session_without_a_name_is_refused_here_too() -> None:
     with pytest.raises(InvalidRequest):
-        client_of(scope((b"x-session-id", b"two words")))
+        request((b"x-session-id", b"two words")).client()
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -14,12 +14,11 @@ from uvicorn.server import ServerState
 
 from penstock.protocol.messages import Abort, Finish, Message, SubmitText
 from penstock.services.client.output_collector import Choice, Reply
-from penstock.services.http import connection
-from penstock.services.http.connection import Connection, Outlet
-from penstock.services.openai.app_state import Service
+from penstock.services.http.connection import BodyWriter, Connection
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
-from tests.services.client.pipe import LIMIT, FakePort, Row, batch, service, silent
+from tests.services.client.pipe import LIMIT, FakePort, Row, batch, request_context, service, silent
 
 BODY = json.dumps(
     {"prompt": "a", "stream": True, "max_tokens": 100, "stream_options": {"include_usage": True}}
@@ -65,7 +64,7 @@ class Client:
 class World:
     """A server on a real socket whose tokenizer the test plays."""
 
-    def __init__(self, parts: Service, port: FakePort, address: tuple[str, int]) -> None:
+    def __init__(self, parts: AppState, port: FakePort, address: tuple[str, int]) -> None:
         self.parts = parts
         self.port = port
         self.address = address
@@ -261,43 +260,43 @@ async def test_a_client_that_goes_with_another_request_behind_the_first_is_abort
         assert found.sent.empty()
 
 
-async def streaming(found: World) -> tuple[Connection, Outlet]:
+async def streaming(found: World) -> tuple[Connection, BodyWriter]:
     """The server's side of a stream that has begun, and the way out that stands open to it."""
     client, number = await found.ask()
     found.port.arrive(batch([(number, Row(text="one"))]))
     await client.head()
     (server,) = connections(found)
-    outlet = connection.outlet_of(dict(server.scope))
-    assert outlet is not None
-    assert outlet.open
-    return server, outlet
+    writer = server.scope["penstock.request_context"].body_writer
+    assert writer is not None
+    assert writer.open
+    return server, writer
 
 
 async def test_a_connection_that_is_closing_is_not_written_to() -> None:
     async with world() as found:
-        server, outlet = await streaming(found)
+        server, writer = await streaming(found)
         server.transport.close()
-        assert not outlet.open
+        assert not writer.open
 
 
 async def test_a_body_that_is_not_chunked_takes_the_long_way() -> None:
-    """uvicorn chunks every stream; an outlet that finds one it did not chunk says so."""
+    """uvicorn chunks every stream; a writer that finds one it did not chunk says so."""
     async with world() as found:
-        server, outlet = await streaming(found)
+        server, writer = await streaming(found)
         server.cycle.chunked_encoding = None
-        assert not outlet.open
+        assert not writer.open
         server.cycle.chunked_encoding = True
         server.pause_writing()
-        assert not outlet.open
+        assert not writer.open
         server.resume_writing()
-        assert outlet.open
+        assert writer.open
 
 
 def test_a_server_without_the_short_way_out() -> None:
-    assert connection.outlet_of({"type": "http"}) is None
+    assert request_context().body_writer is None
 
 
-async def test_two_requests_on_one_connection_have_an_outlet_each() -> None:
+async def test_two_requests_on_one_connection_have_an_writer_each() -> None:
     async with world() as found:
         client, number = await found.ask()
         found.port.arrive(batch([(number, Row(text="one", finish=Finish.STOP))]))

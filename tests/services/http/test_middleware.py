@@ -1,5 +1,4 @@
-"""What every request meets: the key, the name it goes by (exchange.py), the errors of routing (errors.py), bodies that
-are too large or of the wrong kind."""
+"""Every request: key and id, the errors of routing (routing.py), bodies that are too large or of the wrong kind."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import pytest
 
 from penstock.protocol.messages import EngineStatus
 from penstock.services.client.model_info import ServedModel
-from penstock.services.http import middleware as gate
+from penstock.services.http import middleware
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
@@ -194,7 +193,7 @@ async def test_too_many_requests_are_429_with_a_time_to_come_back() -> None:
 
 
 async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, gate.__name__):
+    with caplog.at_level(logging.INFO, middleware.__name__):
         async with client(service(FakePort(answering(words("an", "answer"))))) as http:
             await http.post(CHAT, json=HELLO | {"stream": True}, headers={"x-request-id": "mine"})
             await http.get("/health")
@@ -216,7 +215,7 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
 
 async def test_a_line_names_the_trace(caplog: pytest.LogCaptureFixture) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
-    with caplog.at_level(logging.INFO, gate.__name__):
+    with caplog.at_level(logging.INFO, middleware.__name__):
         async with client(service(FakePort(answering(words("ok"))))) as http:
             await http.post(CHAT, json=HELLO, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
             await http.post(CHAT, json=HELLO, headers={"traceparent": "no trace"})

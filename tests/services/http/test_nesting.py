@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol import limits
-from penstock.services.http.nesting import Nesting, openings
+from penstock.services.http.request_context import Nesting, openings
 from penstock.services.openai.validation import check_depth
 
 VALUES = st.recursive(

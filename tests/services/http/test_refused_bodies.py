@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.messages import Finish, Message, Rejected, SubmitText, Tokenize
 from penstock.services.http.connection import Connection
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from tests.services.client.pipe import LIMIT, FakePort, Row, batch, service, silent
 
@@ -58,7 +58,7 @@ REFUSED = {
 
 
 @asynccontextmanager
-async def listening(parts: Service) -> AsyncIterator[tuple[str, int]]:
+async def listening(parts: AppState) -> AsyncIterator[tuple[str, int]]:
     config = uvicorn.Config(application(parts), ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     state = ServerState()
@@ -79,7 +79,7 @@ async def status_of(reader: asyncio.StreamReader) -> int:
     return int(head.split()[1])
 
 
-async def flood(parts: Service, request: bytes, status: int, *, close: bool) -> int:
+async def flood(parts: AppState, request: bytes, status: int, *, close: bool) -> int:
     """Bytes that are still there behind FLOOD requests, of which the first few were not counted."""
     async with asyncio.timeout(LIMIT), listening(parts) as address:
         reader, writer = await asyncio.open_connection(*address)

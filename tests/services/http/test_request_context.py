@@ -15,10 +15,10 @@ import pytest
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Abort, Message, SubmitText
-from penstock.services.http.request_context import Exchange, new_id, request_id, timeout_of
-from penstock.services.openai.app_state import Service
+from penstock.services.http.request_context import RequestContext, new_id
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.store import ResponseStore
-from tests.services.client.pipe import FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.client.pipe import FakePort, Row, answering, batch, client, request_context, service, silent, words
 from tests.services.openai.shapes import check_error
 
 SOON = 0.05  # seconds
@@ -54,7 +54,7 @@ def later(turns: int, act: Callable[[], object]) -> None:
     loop.call_soon(act if turns == 0 else lambda: later(turns - 1, act))
 
 
-def check_freed(port: FakePort, parts: Service) -> None:
+def check_freed(port: FakePort, parts: AppState) -> None:
     assert port.of(Abort) == [Abort(request.id) for request in port.of(SubmitText)]
     assert parts.pipeline.statistics().unfinished == 0
 
@@ -202,27 +202,28 @@ async def test_a_header_that_is_none_is_refused(text: str) -> None:
     assert port.sent == []
 
 
-def scope(*values: bytes) -> dict[str, Any]:
-    return {"headers": [(b"x-request-timeout", value) for value in values]}
+def with_timeout(*values: bytes) -> RequestContext:
+    return request_context(*((b"x-request-timeout", value) for value in values))
 
 
 def test_seconds_of_the_header() -> None:
-    assert timeout_of(scope()) is None
-    assert timeout_of(scope(b"12")) == 12.0
-    assert timeout_of(scope(b"0.25")) == 0.25
+    assert with_timeout().header_timeout() is None
+    assert with_timeout(b"12").header_timeout() == 12.0
+    assert with_timeout(b"0.25").header_timeout() == 0.25
     with pytest.raises(InvalidRequest):
-        timeout_of(scope(b"12", b"12"))
+        with_timeout(b"12", b"12").header_timeout()
 
 
 def test_the_shortest_bound_holds_and_counts_from_the_start() -> None:
-    exchange = Exchange(b"id", started=100.0)
-    assert exchange.left(1e9) == math.inf
-    exchange.bound(None, "nobody")
-    exchange.bound(8.0, "one")
-    exchange.bound(9.0, "other")
-    assert exchange.left(103.0) == 5.0
-    assert exchange.left(109.0) == 0.0
-    assert exchange.late().message == "the request was not complete after 8 s (one)"
+    context = request_context()
+    context.started = 100.0
+    assert context.time_left(1e9) == math.inf
+    context.set_timeout(None, "nobody")
+    context.set_timeout(8.0, "one")
+    context.set_timeout(9.0, "other")
+    assert context.time_left(103.0) == 5.0
+    assert context.time_left(109.0) == 0.0
+    assert context.deadline_exceeded().message == "the request was not complete after 8 s (one)"
 
 
 async def test_bodies_of_unfinished_requests_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +246,7 @@ async def test_bodies_of_unfinished_requests_are_bounded_together(monkeypatch: p
 
 def test_a_name_is_taken_only_if_it_is_printable_and_short() -> None:
     def named(value: bytes) -> bytes:
-        return request_id({"headers": [(b"x-request-id", value)]})
+        return request_context((b"x-request-id", value)).id
 
     assert named(b"mine") == b"mine"
     for odd in (b"", b"a b", b"\xc3\xbc", b"x" * 129, b"a\x00"):

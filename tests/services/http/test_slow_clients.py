@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.http.connection import Connection, ConnectionLimits
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, service, silent, words
 from tests.services.openai.shapes import check_error
@@ -36,7 +36,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Place:
     """A server on a real socket."""
 
-    def __init__(self, address: tuple[str, int], parts: Service, state: ServerState) -> None:
+    def __init__(self, address: tuple[str, int], parts: AppState, state: ServerState) -> None:
         self.address = address
         self.parts = parts
         self.state = state

@@ -12,7 +12,7 @@ from starlette.types import Message, Scope
 
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
 from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 class Connection:
     """A client at the ASGI seam: it can leave at any moment and can stop reading."""
 
-    def __init__(self, parts: Service, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, parts: AppState, path: str, body: dict[str, Any]) -> None:
         self.sent: list[Message] = []
         self.reading = asyncio.Event()
         self.reading.set()

@@ -1,4 +1,4 @@
-"""Every path leads to its endpoint, and one that nearly does is told so."""
+"""Every path leads to its endpoint, by routes.py and routing.py, and one that nearly does is told so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path that costs most, from the rows of a TextBatch to the bytes of 256 streams, without sockets (delivery.py)."""
+"""The path that costs most, from the rows of a TextBatch to the bytes of 256 streams (stream_writer.py)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.types import Message
 from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
 from penstock.services.client.output_collector import Reply
-from penstock.services.http.request_context import Exchange
+from penstock.services.http.request_context import BODY_WRITER
 from penstock.services.http.stream_writer import attended, stream
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.sse import Frames
-from tests.services.client.pipe import FakePort, service, silent
+from tests.services.client.pipe import FakePort, request_context, service, silent
 
 STREAMS = 256
 STEPS = 60
@@ -68,10 +68,10 @@ async def run() -> tuple[float, int]:
         return await asyncio.Future()
 
     async def answer(reply: Reply) -> None:
-        current = Exchange(b"id", 0.0)
-        async with attended(reply, parts.pipeline, receive, current):
+        context = request_context(receive=receive, send=send, **{BODY_WRITER: Wire()})
+        async with attended(reply, parts.pipeline, context):
             frames = Frames(IDENTITY, chat=True, choices=1)
-            await stream(reply, frames, send, Wire(), current)  # type: ignore[arg-type]
+            await stream(reply, frames, context)
 
     answers, ids = [], []
     for _ in range(STREAMS):

@@ -13,16 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol import limits
-from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.http import request_context as exchange
-from penstock.services.http.nesting import Nesting
-from penstock.services.openai import validation as decoding
+from penstock.services.http import request_context as bodies
+from penstock.services.http.request_context import Nesting
 from penstock.services.openai.parameters import UNSUPPORTED
 from penstock.services.openai.routes import application
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
-from penstock.services.openai.validation import check_depth, read_json
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from penstock.services.openai.validation import check_depth
+from tests.services.client.pipe import FakePort, answering, client, request_context, service, silent, words
 from tests.services.openai.shapes import check_error
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
@@ -67,23 +65,21 @@ async def test_depth_is_counted_across_the_pieces_of_a_body(width: int, levels: 
     pieces = [body[at : at + width] for at in range(0, len(body), width)]
     messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     messages.append({"type": "http.request", "body": b""})
-    scope: dict[str, Any] = {"type": "http", "headers": [], exchange.KEY: exchange.Exchange(b"", 0.0)}
 
     async def receive() -> dict[str, Any]:
         return messages.pop(0)
 
     if refused:
         with pytest.raises(InvalidRequest, match="nested deeper"):
-            await read_json(scope, receive, ApiConfig())
+            await request_context(receive=receive).read_json()
         assert messages, "it is refused before it has come"
     else:
-        assert await read_json(scope, receive, ApiConfig()) == body
+        assert await request_context(receive=receive).read_json() == body
 
 
 async def test_other_tasks_have_their_turns_while_a_long_body_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much comes at once, so much of it and no more is looked at in one turn of the loop."""
     body = HELLO + b',"x":[' + b"[]," * 100_000 + b"0]}"
-    scope: dict[str, Any] = {"type": "http", "headers": [], exchange.KEY: exchange.Exchange(b"", 0.0)}
     sizes: list[int] = []
     turns = 0
 
@@ -101,12 +97,12 @@ async def test_other_tasks_have_their_turns_while_a_long_body_is_measured(monkey
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(decoding, "Nesting", Noted)
+    monkeypatch.setattr(bodies, "Nesting", Noted)
     beside = asyncio.create_task(neighbour())
-    assert await read_json(scope, receive, ApiConfig()) == body
+    assert await request_context(receive=receive).read_json() == body
     beside.cancel()
     assert sum(sizes) == len(body)
-    assert max(sizes) == decoding.MEASURED
+    assert max(sizes) == bodies.MEASURED
     assert turns >= len(sizes) - 1 > 30
 
 

@@ -36,8 +36,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     ],
 )
 def test_trace_context(headers: dict[str, str], expected: TraceContext) -> None:
-    scope = {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
-    assert client_context(scope) == expected
+    assert client_context({name.encode(): [value.encode()] for name, value in headers.items()}) == expected
 
 
 async def test_the_trace_travels_with_the_request() -> None:

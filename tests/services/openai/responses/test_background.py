@@ -1,4 +1,4 @@
-"""Responses in the background: how they end, what is kept of them, and what the server counts and says of them."""
+"""Responses in the background (background.py): how they end, what is kept, and what the server counts and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from penstock.protocol.messages import Abort, Finish, SubmitText
-from penstock.services.openai.app_state import Service
+from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.turn import Turn
 from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
 
@@ -41,7 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
     return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == event]
 
 
-def tokens(parts: Service) -> tuple[int, int]:
+def tokens(parts: AppState) -> tuple[int, int]:
     statistics = parts.traffic.statistics()
     return statistics.prompt_tokens, statistics.completion_tokens
 

@@ -1,0 +1,92 @@
+"""Routes as data: one table leads requests to their handlers and describes them in openapi.json."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.routing import compile_path
+
+from penstock.protocol.errors import MethodNotAllowed, NotFound
+from penstock.services.http.request_context import RequestContext
+
+MAX_SHOWN = 200  # characters of a path
+
+Handler = Callable[[Any, RequestContext], Awaitable[None]]  # called with the application's state
+
+
+class Access(enum.Enum):
+    """Who may ask."""
+
+    KEY = "key"  # clients with a key, on a server that has keys
+    OPEN = "open"  # everybody: the answer is the same on every server
+    PROBE = "probe"  # everybody, by any host name: the answer is yes or no
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One method of one path. What follows the handler is the description; without a summary there is none."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str = ""
+    answer: type | None = None  # None: text of the type `media`
+    body: type | None = None
+    streams: bool = False
+    access: Access = Access.KEY
+    quiet: bool = False  # logged at debug and not traced, as all routes without a key are
+    statuses: tuple[int, ...] = ()
+    media: str = "text/plain"
+    query: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The path as metrics, log and description have it."""
+        return self.path.replace(":path", "")
+
+
+Methods = Mapping[str, Route]
+
+
+class Router:
+    """Finds the routes of a path. `prefix` is what clients leave out of a path or say twice."""
+
+    def __init__(self, routes: Sequence[Route], prefix: str) -> None:
+        self._prefix = prefix
+        self._paths: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            self._paths.setdefault(route.path, {})[route.method] = route
+        self._patterns = [
+            (*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path
+        ]
+
+    def find(self, path: str) -> tuple[Methods, dict[str, Any]]:
+        """The path's routes by method, and its parameters. No routes: nothing is at this path."""
+        methods = self._paths.get(path)
+        if methods is not None and "{" not in path:
+            return methods, {}
+        for pattern, convertors, routes in self._patterns:
+            if found := pattern.match(path):
+                return routes, {name: convertors[name].convert(value) for name, value in found.groupdict().items()}
+        return {}, {}
+
+    def select(self, methods: Methods, method: str, path: str) -> Route:
+        """The route of a method; HEAD is answered like GET. Raises NotFound and MethodNotAllowed."""
+        if route := methods.get("GET" if method == "HEAD" else method):
+            return route
+        shown = path[:MAX_SHOWN]
+        if methods:
+            allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+            message = f"{method} is not allowed on {shown}; allowed: {allowed}"
+            raise MethodNotAllowed(message, code="method_not_allowed", allowed=allowed)
+        near = self._near(path)
+        suggestion = f"; {near} is served" if near else ""
+        raise NotFound(f"there is nothing at {shown}{suggestion}", code="unknown_path")
+
+    def _near(self, path: str) -> str:
+        """The path that is meant where a base URL lacks the prefix or has it twice, or a slash is too many."""
+        bare = path.rstrip("/")
+        candidates = (bare, self._prefix + bare, bare.removeprefix(self._prefix))
+        return next((candidate for candidate in candidates if candidate in self._paths), "")

@@ -1,0 +1,111 @@
+"""Responses that are made in the background, while nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from penstock.protocol.errors import EngineFailure, RequestError
+from penstock.protocol.messages import PieceKind
+from penstock.services.client.engine_client import Pipeline
+from penstock.services.client.output_collector import Choice, Reply, Segment
+from penstock.services.http.request_context import ClientDisconnect, RequestContext, reason_of
+from penstock.services.http.stream_writer import timed, whole
+from penstock.services.metrics.requests import Traffic
+from penstock.services.openai.field_aliases import told_in
+from penstock.services.openai.output_blocks import Block, Blocks
+from penstock.services.openai.responses.output import ResponseAnswer, shaped
+from penstock.services.openai.responses.turn import Turn
+from penstock.services.supervisor import logs
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundWork:
+    """The running ones. Their bodies count as unfinished until they end."""
+
+    def __init__(self, pipeline: Pipeline, traffic: Traffic) -> None:
+        self._pipeline = pipeline
+        self._traffic = traffic
+        self._running: dict[str, tuple[Reply, asyncio.Task[None]]] = {}
+
+    def begin(self, turn: Turn, reply: Reply, context: RequestContext) -> ResponseAnswer:
+        """The response as it stands now, which is kept. The request's timeout goes on."""
+        turn.keep(turn.opening)
+        context.background = True
+        task = asyncio.create_task(self._finish(turn, reply, context))
+        self._running[turn.id] = (reply, task)
+        return turn.opening
+
+    async def end(self, name: str) -> None:
+        """End what is running under this name, and wait until it has been kept; nothing happens where it has ended."""
+        found = self._running.get(name)
+        if found is None:
+            return
+        reply, task = found
+        self._pipeline.drop(reply)
+        reply.leave()
+        await asyncio.shield(task)
+
+    async def ended(self, seconds: float) -> None:
+        """Wait so long for all of them to end, and to be kept."""
+        if tasks := [task for _, task in self._running.values()]:
+            logs.info(log, "draining_background", unfinished=len(tasks))
+            await asyncio.wait(tasks, timeout=seconds)
+
+    async def _finish(self, turn: Turn, reply: Reply, context: RequestContext) -> None:
+        status = "failed"
+        try:
+            with timed(reply, self._pipeline, context):
+                await whole(reply)
+            status = completed(turn, reply).status
+        except ClientDisconnect:
+            status = "cancelled"
+            turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))
+        except RequestError as error:
+            turn.failed(told_in(error, turn.terms))
+        except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
+            trace = context.trace.trace_id
+            logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
+            bug = EngineFailure("the server failed on this request", code="internal_error")
+            context.outcome.reason = reason_of(bug)
+            turn.failed(bug)
+        finally:
+            await turn.saved()
+            del self._running[turn.id]
+            self._pipeline.drop(reply)
+            self._account(turn, reply, context, status)
+
+    def _account(self, turn: Turn, reply: Reply, context: RequestContext, status: str) -> None:
+        """Count and log it, as the middleware does for requests that end with their response."""
+        now, outcome = time.monotonic(), context.outcome
+        context.release()
+        context.note(reply)
+        reply.told(now)
+        self._traffic.ended(outcome.prompt_tokens, outcome.completion_tokens, outcome.reason)
+        fields: dict[str, object] = {"id": context.id.decode(), "response": turn.id}
+        if trace := context.trace.trace_id:
+            fields["trace_id"] = trace
+        fields.update(status=status, prompt_tokens=outcome.prompt_tokens, completion_tokens=outcome.completion_tokens)
+        if outcome.reason:
+            fields["reason"] = outcome.reason
+        logs.info(log, "background", **fields, seconds=now - context.started)
+
+
+def completed(turn: Turn, reply: Reply) -> ResponseAnswer:
+    """The whole response of a reply that has ended."""
+    (choice,) = reply.choices
+    logprobs = shaped(choice.take_logprobs())
+    return turn.complete(reply, written(choice), logprobs)
+
+
+def written(choice: Choice) -> list[Block]:
+    """A choice's blocks; one that said nothing has one of text."""
+    blocks = Blocks()
+    blocks.push(choice.take())
+    if not blocks.all:
+        blocks.push([Segment(PieceKind.CONTENT, "")])
+    return blocks.all
