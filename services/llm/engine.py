@@ -31,8 +31,8 @@ from penstock.services.llm.outputs import Gathering
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Order
 from penstock.services.metrics.requests import Timings
-from penstock.services.supervisor.launcher import resolved
 from penstock.services.supervisor.options import sized, usable_cores
+from penstock.services.supervisor.preflight import resolved
 from penstock.services.tracing.request import Operations
 from penstock.services.tracing.startup import environment
 from penstock.services.tracing.tracer import tracer_of

@@ -23,7 +23,7 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.metrics.exposition import Scrape
 from penstock.services.metrics.shared_files import Entry
 from penstock.services.openai.app_state import AppState
-from penstock.services.supervisor.restart_policy import Failure, failures
+from penstock.services.supervisor.restart_policy import CrashLoop, crash_loops
 
 
 class TokenizerHealth(msgspec.Struct, frozen=True):
@@ -127,14 +127,14 @@ def trouble_of(app: AppState, now: float) -> str:
 def hopeless(app: AppState) -> str:
     """Why the server will not serve again by itself: processes that the launcher has given up. A replica's are none of
     these while there are others."""
-    found = failures(Path(app.config.run.run_dir))
+    found = crash_loops(Path(app.config.run.run_dir))
     model = app.config.model
     lost = lost_replicas(found, model)
     whole = len(lost) < model.data_parallel_size
     return "; ".join(failure.reason for failure in found if not (whole and replica_of(failure, model) is not None))
 
 
-def lost_replicas(found: Sequence[Failure], model: ModelConfig) -> dict[int, str]:
+def lost_replicas(found: Sequence[CrashLoop], model: ModelConfig) -> dict[int, str]:
     """Replicas that miss a process which the launcher has given up, and why."""
     lost: dict[int, str] = {}
     for failure in found:
@@ -144,7 +144,7 @@ def lost_replicas(found: Sequence[Failure], model: ModelConfig) -> dict[int, str
     return lost
 
 
-def replica_of(failure: Failure, model: ModelConfig) -> int | None:
+def replica_of(failure: CrashLoop, model: ModelConfig) -> int | None:
     """The replica whose process failed; None for one that belongs to all."""
     match failure.role:
         case Role.SCHEDULER:
@@ -161,7 +161,7 @@ def health_of(app: AppState, now: float) -> Health:
     engines = pipeline.engines
     age = None if status is None else now - engines.time
     heard = age is not None and age <= engines.limit
-    lost = lost_replicas(failures(Path(app.config.run.run_dir)), app.config.model)
+    lost = lost_replicas(crash_loops(Path(app.config.run.run_dir)), app.config.model)
     return Health(
         status=trouble or "ok",
         ready=not trouble,

@@ -34,7 +34,7 @@ from penstock.services.scheduler.grammar_cache import Guides, GuideStatistics, r
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import Times, TimesStatistics
 from penstock.services.supervisor import logs
-from penstock.services.supervisor.restart_policy import failures
+from penstock.services.supervisor.restart_policy import crash_loops
 from penstock.services.tracing.scheduler import SchedulerTraces
 from penstock.services.tracing.tracer import Tracer
 
@@ -340,7 +340,7 @@ class Loop:
         """What the launcher says of an executor that is beyond hope; under a supervisor nobody says anything."""
         if self.executors.complete or not self._config.run.run_dir:
             return ""
-        found = failures(Path(self._config.run.run_dir))
+        found = crash_loops(Path(self._config.run.run_dir))
         group = members(self._replica, self._config.model)
         return next((one.reason for one in found if one.role == Role.EXECUTOR and one.index in group), "")
 

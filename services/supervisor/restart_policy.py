@@ -1,10 +1,10 @@
-"""When a process that died is started again, and what the server says of one that keeps dying.
+"""When a process that died is started again, and how the server learns of a crash loop.
 
-The first time it is started at once, then after ever longer waits. One that fails LIMIT times in a WINDOW is beyond
-hope: a file of the run directory tells of it, which makes the server unready and ends what waits for it. It is tried
-again now and then, in case somebody has mended what was wrong.
+The first restart is immediate, later ones wait longer and longer. A process that fails LIMIT times within WINDOW is in
+a crash loop: a file of the run directory says so, which makes the server unready and fails the requests that wait for
+the process. It is still started again now and then, in case the cause has been fixed.
 
-Requests depend on that file, so its space is reserved at start: a directory that is full later can still tell.
+Requests depend on that file, so its space is reserved at start: a crash loop can be recorded on a full disk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from penstock.services.supervisor.run_directory import private
 WINDOW = 60.0  # seconds
 LIMIT = 5  # failures within them
 DELAYS = (0.0, 0.5, 1.0, 2.0)  # seconds before the first start after a failure, the second, and so on
-LONGEST = 30.0  # seconds between the tries of a process that is beyond hope
+CRASH_LOOP_DELAY = 30.0  # seconds between the restarts of a crash loop
 FILE = "failures.json"
 FILE_BYTES = 16 << 10  # reserved for it
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """A process that is beyond hope, and why, in words for everybody."""
+class CrashLoop(msgspec.Struct, frozen=True):
+    """A process that keeps failing, and the reason for clients and logs."""
 
     process: str
     role: str
@@ -39,74 +39,74 @@ class Failure(msgspec.Struct, frozen=True):
     index: int = 0
 
 
-FAILURES = msgspec.json.Decoder(tuple[Failure, ...])
+CRASH_LOOPS = msgspec.json.Decoder(tuple[CrashLoop, ...])
 
 
-class RestartStatistics(msgspec.Struct, frozen=True):
-    """Counters since start, and what stands now."""
+class RestartPolicyStatistics(msgspec.Struct, frozen=True):
+    """`deaths` counts since the start; the others are current values."""
 
     deaths: int
-    hopeless: int  # now
-    waiting: int  # now: to be started
+    crash_loops: int
+    waiting: int  # to be started
 
 
-class Restarts:
-    """Owner of the processes' failures. One launcher's; times are monotonic seconds. What one that was killed has left
-    is of processes that are gone."""
+class RestartPolicy:
+    """The failures of one launcher's processes; times are monotonic seconds. A file that a killed launcher left is
+    replaced."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / FILE
         self._room = reserved(self._file, FILE_BYTES)
         self._times: dict[tuple[Role, int], deque[float]] = {}
         self._waiting: dict[tuple[Role, int], float] = {}
-        self._hopeless: dict[tuple[Role, int], Failure] = {}
+        self._crash_loops: dict[tuple[Role, int], CrashLoop] = {}
         self._deaths = 0
 
     @property
     def next(self) -> float:
-        """When somebody is due; infinity for nobody."""
+        """When the next restart is due; infinity for none."""
         return min(self._waiting.values(), default=float("inf"))
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def died(self, role: Role, index: int, ending: str, now: float) -> Failure | None:
-        """Note a death. Something is returned for a process that has just turned out to be beyond hope."""
+    def died(self, role: Role, index: int, ending: str, now: float) -> CrashLoop | None:
+        """Note a death. Returns the crash loop that it begins, if any."""
         key = role, index
         self._deaths += 1
         times = self._times.setdefault(key, deque(maxlen=LIMIT))
         times.append(now)
         recent = sum(now - time < WINDOW for time in times)
-        if key in self._hopeless or recent >= LIMIT:
-            self._waiting[key] = now + LONGEST
-            if key in self._hopeless:
+        if key in self._crash_loops or recent >= LIMIT:
+            self._waiting[key] = now + CRASH_LOOP_DELAY
+            if key in self._crash_loops:
                 return None
             reason = f"{role}-{index} failed {LIMIT} times within {WINDOW:.0f} seconds, the last time with {ending}"
-            self._hopeless[key] = Failure(f"{role}-{index}", role.value, reason, index)
-            self._tell()
-            return self._hopeless[key]
+            self._crash_loops[key] = CrashLoop(f"{role}-{index}", role.value, reason, index)
+            self._write()
+            return self._crash_loops[key]
         self._waiting[key] = now + DELAYS[min(recent, len(DELAYS)) - 1]
         return None
 
-    def left(self, role: Role, index: int, now: float) -> None:
-        """A process ended because another one did, which is no failure: it is needed again at once."""
+    def ended_with_group(self, role: Role, index: int, now: float) -> None:
+        """A process ended because another one of its group did. That is no failure: it is needed again at once."""
         self._waiting[role, index] = now
 
     def due(self, now: float) -> list[tuple[Role, int]]:
-        """Whom to start now."""
+        """The processes to start now."""
         found = [key for key, time in self._waiting.items() if time <= now]
         for key in found:
             del self._waiting[key]
         return found
 
     def recovered(self, role: Role, index: int) -> None:
-        """The process is ready. Its failures still count: one that dies of what it does is ready every time."""
-        if self._hopeless.pop((role, index), None) is not None:
-            self._tell()
+        """The process is ready. Its failures still count: one that crashes at work is ready every time."""
+        if self._crash_loops.pop((role, index), None) is not None:
+            self._write()
 
     def give_up(self, roles: Iterable[Role]) -> None:
-        """Nobody of these roles is started again: the server ends."""
+        """No process of these roles is started again: the server ends."""
         gone = set(roles)
         self._waiting = {key: time for key, time in self._waiting.items() if key[0] not in gone}
 
@@ -114,13 +114,13 @@ class Restarts:
         self._file.unlink(missing_ok=True)
         self._room.close()
 
-    def statistics(self) -> RestartStatistics:
-        return RestartStatistics(self._deaths, len(self._hopeless), len(self._waiting))
+    def statistics(self) -> RestartPolicyStatistics:
+        return RestartPolicyStatistics(self._deaths, len(self._crash_loops), len(self._waiting))
 
-    def _tell(self) -> None:
-        """Overwrite the reserved bytes, locked so that nobody reads half of them. Of more processes than they hold the
-        first are told of, which is enough to know that the server is not whole."""
-        found = tuple(self._hopeless.values())
+    def _write(self) -> None:
+        """Overwrite the reserved bytes, under a lock so that no reader sees half of them. If they cannot hold all crash
+        loops, the first ones suffice to know that the server is incomplete."""
+        found = tuple(self._crash_loops.values())
         data = msgspec.json.encode(found)
         while len(data) > FILE_BYTES:
             found = found[:-1]
@@ -131,9 +131,9 @@ class Restarts:
 
 
 def reserved(path: Path, size: int) -> FileIO:
-    """A new file with so many blank bytes, which later writes overwrite without asking for space.
+    """A new file of `size` blanks, which later writes overwrite without a need for space.
 
-    Raises ConfigError where the directory has no room for it.
+    Raises ConfigError if the disk is full.
     """
     path.unlink(missing_ok=True)
     file = None
@@ -150,11 +150,11 @@ def reserved(path: Path, size: int) -> FileIO:
     return file
 
 
-def failures(directory: Path) -> tuple[Failure, ...]:
-    """The processes of this run directory's server that are beyond hope. Nobody is, where no launcher says so."""
+def crash_loops(directory: Path) -> tuple[CrashLoop, ...]:
+    """The crash loops among this run directory's processes; none without a launcher."""
     try:
         with (directory / FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            return FAILURES.decode(file.read())
+            return CRASH_LOOPS.decode(file.read())
     except (OSError, msgspec.DecodeError):
         return ()

@@ -10,7 +10,7 @@ import msgspec
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
 from penstock.services.client.replicas import Engines
-from penstock.services.supervisor.restart_policy import LIMIT, Restarts
+from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
 from tests.services.client.pipe import FakePort, client, service, silent, status
 from tests.services.openai.shapes import check_error
 
@@ -44,7 +44,7 @@ async def test_health_says_what_is_missing() -> None:
 async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Path) -> None:
     parts = service(FakePort(silent))
     parts = replace(parts, config=msgspec.structs.replace(parts.config, run=RunConfig(run_dir=str(tmp_path))))
-    restarts = Restarts(tmp_path)
+    restarts = RestartPolicy(tmp_path)
     for _ in range(LIMIT):
         restarts.died(Role.TOKENIZER, 1, "signal SIGKILL", 100.0)
     reason = "tokenizer-1 failed 5 times within 60 seconds, the last time with signal SIGKILL"
@@ -66,7 +66,7 @@ async def test_a_replica_that_is_missing_degrades_the_server(tmp_path: Path) -> 
     parts = replace(parts, config=config)
     parts.pipeline.engines = Engines(2, 2.0)
     port.arrive(msgspec.structs.replace(status(), replica=1))
-    restarts = Restarts(tmp_path)
+    restarts = RestartPolicy(tmp_path)
     async with client(parts) as http:
         for reason in ("the engine has not reported yet", "executor-1 failed 5 times within 60 seconds"):
             body = (answer := await http.get("/health")).json()

@@ -20,7 +20,7 @@ from penstock.protocol.steps import StepResult
 from penstock.services.scheduler.executor_group import MEMBERS_LIMIT
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import FRESH, LEISURE, MISSING_LIMIT, PLACES, REST, Loop
-from penstock.services.supervisor.restart_policy import LIMIT, Restarts
+from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
 
@@ -309,7 +309,7 @@ def test_an_executor_that_is_beyond_hope_is_not_waited_for(tmp_path):
     bench.submit(1, max_tokens=40)
     bench.turn()
     bench.step()
-    restarts = Restarts(tmp_path)
+    restarts = RestartPolicy(tmp_path)
     for _ in range(LIMIT):
         restarts.died(Role.TOKENIZER, 0, "exit code 1", 100.0)
     bench.steps.leave(bench.executor.peer)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.supervisor.restart_policy import Failure, failures
+from penstock.services.supervisor.restart_policy import CrashLoop, crash_loops
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 FAKE = Path(__file__).parent / "fake_process.py"
@@ -225,17 +225,17 @@ def test_one_that_fails_five_times_in_a_minute_is_told_of_and_the_others_run_on(
     with serving(tmp_path, f"--run-dir={run_dir}", plan={"executor-0": "once"}) as server:
         server.ready()
         os.kill(server.pids()["executor-0"], signal.SIGKILL)
-        server.until(lambda: failures(run_dir))
-        (failure,) = failures(run_dir)
+        server.until(lambda: crash_loops(run_dir))
+        (failure,) = crash_loops(run_dir)
         reason = "executor-0 failed 5 times within 60 seconds, the last time with exit code 1"
-        assert failure == Failure("executor-0", "executor", reason)
+        assert failure == CrashLoop("executor-0", "executor", reason)
         assert lives(server, "executor-0") == 5
         server.until(lambda: server.fields.get("STATUS") == reason)
         assert all(alive(pid) for name, pid in server.pids().items() if name != "executor-0")
         code, output = server.end()
         assert code == 0
         assert f'beyond_hope process=executor-0 reason="{reason}"' in output
-        assert failures(run_dir) == ()
+        assert crash_loops(run_dir) == ()
         assert leftovers(server) == []
 
 
@@ -252,7 +252,7 @@ def test_a_full_run_directory_does_not_end_the_launcher(tmp_path):
         os.kill(server.pids()["executor-0"], signal.SIGKILL)
         server.until(lambda: "executor-0 failed 5 times" in server.fields.get("STATUS", ""))
         seen_there = Path("/proc", str(server.process.pid), "root", *run_dir.parts[1:])
-        (failure,) = failures(seen_there)
+        (failure,) = crash_loops(seen_there)
         assert failure.process == "executor-0"
         assert server.process.poll() is None
         code, output = server.end()

@@ -14,14 +14,14 @@ import pytest
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.services.supervisor.restart_policy import (
+    CRASH_LOOP_DELAY,
     DELAYS,
     FILE,
     FILE_BYTES,
     LIMIT,
-    LONGEST,
     WINDOW,
-    Restarts,
-    failures,
+    RestartPolicy,
+    crash_loops,
 )
 
 EXECUTOR = Role.EXECUTOR, 0
@@ -29,19 +29,19 @@ API = Role.API, 1
 
 
 @pytest.fixture
-def restarts(tmp_path: Path) -> Iterator[Restarts]:
-    restarts = Restarts(tmp_path)
+def restarts(tmp_path: Path) -> Iterator[RestartPolicy]:
+    restarts = RestartPolicy(tmp_path)
     yield restarts
     restarts.close()
 
 
-def fail(restarts: Restarts, times: int, now: float = 100.0) -> None:
+def fail(restarts: RestartPolicy, times: int, now: float = 100.0) -> None:
     for _ in range(times):
         restarts.died(*EXECUTOR, "signal SIGKILL", now)
         restarts.due(float("inf"))
 
 
-def test_the_first_start_is_at_once_and_later_ones_wait_longer(restarts: Restarts) -> None:
+def test_the_first_start_is_at_once_and_later_ones_wait_longer(restarts: RestartPolicy) -> None:
     waits, now = [], 100.0
     assert restarts.next == float("inf")
     for _ in DELAYS:
@@ -54,47 +54,47 @@ def test_the_first_start_is_at_once_and_later_ones_wait_longer(restarts: Restart
     assert tuple(waits) == DELAYS
 
 
-def test_deaths_that_are_far_apart_are_each_the_first(restarts: Restarts) -> None:
+def test_deaths_that_are_far_apart_are_each_the_first(restarts: RestartPolicy) -> None:
     for number in range(3 * LIMIT):
         now = 100.0 + number * WINDOW
         assert restarts.died(*EXECUTOR, "exit code 1", now) is None
         assert restarts.due(now) == [EXECUTOR]
 
 
-def test_each_process_has_failures_of_its_own(restarts: Restarts) -> None:
+def test_each_process_has_failures_of_its_own(restarts: RestartPolicy) -> None:
     fail(restarts, LIMIT - 1)
     assert restarts.died(*API, "exit code 1", 100.0) is None
     assert restarts.due(100.0) == [API]
 
 
-def test_the_end_of_hope_is_told_once_and_it_is_tried_again(restarts: Restarts, tmp_path: Path) -> None:
+def test_the_end_of_hope_is_told_once_and_it_is_tried_again(restarts: RestartPolicy, tmp_path: Path) -> None:
     fail(restarts, LIMIT - 1)
-    assert failures(tmp_path) == ()
+    assert crash_loops(tmp_path) == ()
     failure = restarts.died(*EXECUTOR, "exit code 7", 101.0)
     assert failure is not None
     assert "executor-0 failed 5 times" in failure.reason
     assert "exit code 7" in failure.reason
-    assert failures(tmp_path) == (failure,)
-    assert restarts.due(101.0 + LONGEST - 1) == []
-    assert restarts.due(101.0 + LONGEST) == [EXECUTOR]
+    assert crash_loops(tmp_path) == (failure,)
+    assert restarts.due(101.0 + CRASH_LOOP_DELAY - 1) == []
+    assert restarts.due(101.0 + CRASH_LOOP_DELAY) == [EXECUTOR]
     assert restarts.died(*EXECUTOR, "exit code 7", 200.0) is None
-    assert restarts.next == 200.0 + LONGEST
-    assert restarts.statistics().hopeless == 1
+    assert restarts.next == 200.0 + CRASH_LOOP_DELAY
+    assert restarts.statistics().crash_loops == 1
     assert restarts.statistics().deaths == LIMIT + 1
 
 
-def test_there_is_hope_for_who_comes_back_and_the_next_failure_ends_it(restarts: Restarts, tmp_path: Path) -> None:
+def test_there_is_hope_for_who_comes_back_and_the_next_failure_ends_it(restarts: RestartPolicy, tmp_path: Path) -> None:
     restarts.recovered(*EXECUTOR)
     fail(restarts, LIMIT)
     restarts.recovered(*EXECUTOR)
-    assert failures(tmp_path) == ()
+    assert crash_loops(tmp_path) == ()
     assert restarts.died(*EXECUTOR, "exit code 7", 102.0) is not None
     restarts.recovered(*EXECUTOR)
     assert restarts.died(*EXECUTOR, "exit code 7", 102.0 + WINDOW) is None
     assert restarts.due(102.0 + WINDOW) == [EXECUTOR]
 
 
-def test_at_the_end_nobody_is_waited_for(restarts: Restarts, tmp_path: Path) -> None:
+def test_at_the_end_nobody_is_waited_for(restarts: RestartPolicy, tmp_path: Path) -> None:
     fail(restarts, LIMIT)
     restarts.died(*EXECUTOR, "exit code 7", 102.0)
     restarts.died(*API, "exit code 7", 102.0)
@@ -110,26 +110,26 @@ def test_at_the_end_nobody_is_waited_for(restarts: Restarts, tmp_path: Path) -> 
 
 def test_half_a_file_is_none(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('[{"process":')
-    assert failures(tmp_path) == ()
+    assert crash_loops(tmp_path) == ()
 
 
-def test_one_that_ends_because_another_died_has_not_failed(restarts: Restarts) -> None:
+def test_one_that_ends_because_another_died_has_not_failed(restarts: RestartPolicy) -> None:
     for number in range(3 * LIMIT):
         now = 100.0 + number
-        restarts.left(*EXECUTOR, now)
+        restarts.ended_with_group(*EXECUTOR, now)
         assert restarts.due(now) == [EXECUTOR]
-    assert restarts.statistics().deaths == restarts.statistics().hopeless == 0
+    assert restarts.statistics().deaths == restarts.statistics().crash_loops == 0
 
 
 def test_what_a_killed_launcher_told_is_of_processes_that_are_gone(tmp_path: Path) -> None:
-    with closing(Restarts(tmp_path)) as killed:
+    with closing(RestartPolicy(tmp_path)) as killed:
         fail(killed, LIMIT)
-        assert failures(tmp_path)
-        with closing(Restarts(tmp_path)):
-            assert failures(tmp_path) == ()
+        assert crash_loops(tmp_path)
+        with closing(RestartPolicy(tmp_path)):
+            assert crash_loops(tmp_path) == ()
 
 
-def test_a_full_directory_takes_what_was_reserved(restarts: Restarts, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_full_directory_takes_what_was_reserved(restarts: RestartPolicy, tmp_path: Path, monkeypatch: Any) -> None:
     """Nothing is created, extended or renamed once the server runs."""
     before = (tmp_path / FILE).stat()
     assert before.st_size == FILE_BYTES
@@ -138,7 +138,7 @@ def test_a_full_directory_takes_what_was_reserved(restarts: Restarts, tmp_path: 
         monkeypatch.setattr(os, name, full)
     fail(restarts, LIMIT)
     monkeypatch.undo()
-    assert len(failures(tmp_path)) == 1
+    assert len(crash_loops(tmp_path)) == 1
     after = (tmp_path / FILE).stat()
     assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
 
@@ -147,11 +147,11 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_more_failures_than_were_reserved_for_are_told_in_part(restarts: Restarts, tmp_path: Path) -> None:
+def test_more_failures_than_were_reserved_for_are_told_in_part(restarts: RestartPolicy, tmp_path: Path) -> None:
     for index in range(200):
         for _ in range(LIMIT):
             restarts.died(Role.EXECUTOR, index, "x" * 100, 100.0)
-    told = failures(tmp_path)
+    told = crash_loops(tmp_path)
     assert 10 < len(told) < 200
     assert told[0].process == "executor-0"
 
@@ -159,5 +159,5 @@ def test_more_failures_than_were_reserved_for_are_told_in_part(restarts: Restart
 def test_no_room_at_start_is_said(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigError, match=r"--run-dir.*16 KiB of it must be free: No space left"):
-        Restarts(tmp_path)
+        RestartPolicy(tmp_path)
     assert not list(tmp_path.iterdir())
