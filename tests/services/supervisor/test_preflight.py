@@ -1,0 +1,34 @@
+"""Mistakes are found before the first process starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.protocol.config import ApiConfig, Config, ModelConfig, TokenizerConfig
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.services.supervisor.preflight import check_api, has_template, resolved
+from tests.services.supervisor.test_launcher import CONFIG
+
+
+def test_the_models_folder_and_name_are_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    found = resolved(Config(model=ModelConfig(model=str(tmp_path))))
+    assert (found.model.model, found.model.served_model_name) == (str(tmp_path), tmp_path.name)
+    missing = TokenizerConfig(chat_template=str(tmp_path / "missing.jinja"))
+    with pytest.raises(ConfigError, match="it must be a file with a jinja template"):
+        resolved(Config(model=ModelConfig(model=str(tmp_path)), tokenizer=missing))
+
+
+def test_a_template_is_given_or_the_models(tmp_path: Path) -> None:
+    assert has_template(tmp_path, "given.jinja")
+    assert not has_template(tmp_path, "")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert has_template(tmp_path, "")
+
+
+def test_an_address_that_is_not_this_machines_is_refused() -> None:
+    with pytest.raises(AddressError, match="must be an address of this machine"):
+        check_api(ApiConfig(host="192.0.2.1"))
