@@ -164,7 +164,7 @@ async def answer(
     logs.info(log, "listening", url=url, model=app.model.name)
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
-    start.stages.note(WAITING)
+    start.phases.note(WAITING)
     # uvicorn takes these over while it serves.
     previous = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     failures: list[Exception] = []

@@ -114,7 +114,7 @@ def turn_until_stopped(
     drained_by = float("inf")
     heartbeat = Heartbeat()
     notify(f"STATUS={WAITING}")
-    start.stages.note(WAITING)
+    start.phases.note(WAITING)
     while True:
         now = time.monotonic()
         heartbeat.tick(now)

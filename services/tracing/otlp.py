@@ -47,14 +47,13 @@ LOGGERS = (
 )  # fmt: skip  # which complain of every attempt
 
 
-class CountingExporter(SpanExporter, logging.Filter):
+class CountingExporter(SpanExporter):
     """Counts what an exporter delivers, and logs its last complaint now and then instead of each.
 
-    A program that hosts us may have exporters of its own: what they log on their threads passes the filter.
+    A program that hosts us may have exporters of its own, whose lines are left alone: they come from other threads.
     """
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        logging.Filter.__init__(self)
         self._exporter = exporter
         self._endpoint = endpoint
         self._lock = threading.Lock()  # of the counters and of `_abandoned`
@@ -65,7 +64,7 @@ class CountingExporter(SpanExporter, logging.Filter):
         self._reason = ""
         self._complained = float("-inf")
         for name in LOGGERS:
-            logging.getLogger(name).addFilter(self)
+            logging.getLogger(name).addFilter(self._intercept)
 
     @property
     def waiting(self) -> int:
@@ -121,7 +120,8 @@ class CountingExporter(SpanExporter, logging.Filter):
         if lost:
             logs.warning(log, "traces_lost", endpoint=self._endpoint, dropped=lost, reason=reason)
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def _intercept(self, record: logging.LogRecord) -> bool:
+        """A filter of the exporter's loggers: keeps its lines out of the log, and the last as the reason."""
         if record.thread != self._thread:
             return True
         self._reason = record.getMessage()
@@ -130,7 +130,7 @@ class CountingExporter(SpanExporter, logging.Filter):
     def shutdown(self) -> None:
         self._exporter.shutdown()
         for name in LOGGERS:
-            logging.getLogger(name).removeFilter(self)
+            logging.getLogger(name).removeFilter(self._intercept)
 
 
 class OtlpTracer(Tracer):

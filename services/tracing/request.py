@@ -24,14 +24,11 @@ class ServerSpan:
     def __init__(self, tracer: Tracer, context: TraceContext) -> None:
         self._tracer = tracer
         self._parent = tracer.sample(context)
+        self.recording = self._parent is not None
         if self._parent is not None:
             self.context = self._parent.child()
         else:
             self.context = context.unsampled() if tracer.enabled else context
-
-    @property
-    def recording(self) -> bool:
-        return self._parent is not None
 
     def end(self, method: str, route: str, status: int, attributes: Attributes, times: tuple[float, float]) -> None:
         """`route` as in the log, `times` of its beginning and end."""

@@ -28,9 +28,9 @@ class Start:
     """The span of one process's start, whatever the share of traced requests is."""
 
     def __init__(
-        self, tracer: Tracer, process: str, stages: StartupPhases, environ: Mapping[str, str] = os.environ
+        self, tracer: Tracer, process: str, phases: StartupPhases, environ: Mapping[str, str] = os.environ
     ) -> None:
-        self.stages = stages
+        self.phases = phases
         self._tracer = tracer
         self._process = process
         given = environ.get(PARENT, "")
@@ -44,8 +44,8 @@ class Start:
         if self._recorded or not self._tracer.enabled:
             return
         self._recorded = True
-        record, stages = self._tracer.record, self.stages.all
-        record(f"{names.START} {self._process}", self._parent, stages[0].began, now, attributes or {},
+        record, phases = self._tracer.record, self.phases.all
+        record(f"{names.START} {self._process}", self._parent, phases[0].began, now, attributes or {},
                context=self.context, remote=not self._parent.is_root)  # fmt: skip
-        for stage, end in zip(stages, [*(stage.began for stage in stages[1:]), now], strict=True):
-            record(stage.name, self.context, stage.began, end, {})
+        for phase, end in zip(phases, [*(phase.began for phase in phases[1:]), now], strict=True):
+            record(phase.name, self.context, phase.began, end, {})
