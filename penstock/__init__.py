@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from penstock.protocol.config import Config
@@ -18,19 +19,15 @@ __all__ = [
     "RequestError", "RequestOutput", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams",
 ]  # fmt: skip
 
+PYTHON_API = {
+    "LLM": "llm", "AsyncLLM": "async_llm",
+    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "ToolCall"), "outputs"),
+    **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "params"),
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> object:
     """The Python API, loaded when it is asked for: every process of a server starts through this file."""
-    from penstock.services.llm import face
-
-    if name in face.__all__:
-        return getattr(face, name)
+    if name in PYTHON_API:
+        return getattr(importlib.import_module(f"penstock.services.llm.{PYTHON_API[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-if __name__ == "__main__":
-    import sys
-
-    from penstock.services.cli import main
-
-    sys.exit(main())

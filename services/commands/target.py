@@ -14,7 +14,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.option import words
 from penstock.services.commands.client import Client
-from penstock.services.llm.host import Host
+from penstock.services.llm.launcher_process import LauncherProcess
 from penstock.services.supervisor.options import Effective
 
 DEFAULT = "http://127.0.0.1:8000"
@@ -76,13 +76,13 @@ def quiet(effective: Effective) -> Config:
 def started(config: Config) -> Iterator[str]:
     """`penstock serve` on a free port of this machine, once it is ready; its URL. Raises what it failed with."""
     free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0, uds="")
-    host = Host(msgspec.structs.replace(config, api=free), command="serve")
+    launcher = LauncherProcess(msgspec.structs.replace(config, api=free), "serve")
     try:
-        while not host.ready:
-            select.select([host.notices.fileno(), host.pidfd], [], [])
-            host.hear()
-            if host.failure is not None:
-                raise host.failure
-        yield host.url
+        while not launcher.ready:
+            select.select([launcher.notices.fileno(), launcher.pidfd], [], [])
+            launcher.poll()
+            if launcher.failure is not None:
+                raise launcher.failure
+        yield launcher.url
     finally:
-        host.end()
+        launcher.end()

@@ -1,62 +1,74 @@
-"""An engine as a coroutine sees it: its processes, the links to its tokenizers, and a bounded window of open requests.
+"""The engine behind `LLM` and `AsyncLLM`: its processes, its client, and a bounded window of open requests.
 
-This is the api's end of the pipeline without HTTP: the same tickets, credits and aborts.
+It is the api process's end of the links without HTTP: the same engine client, credits and aborts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import json
 import math
 import os
+import threading
 import time
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import zmq
 
-from penstock.protocol.config import PRIORITY, Config
-from penstock.protocol.errors import Overloaded, PenstockError, Unavailable
+from penstock.protocol.columns import pack, unpack
+from penstock.protocol.config import PRIORITY, Config, fields
+from penstock.protocol.errors import ConfigError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
-from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized, TraceContext
+from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Tokenize, Tokenized, TraceContext
 from penstock.services.client.engine_client import Pipeline, PipelineStatistics
 from penstock.services.client.model_info import served_model
 from penstock.services.client.output_collector import Reply
 from penstock.services.links.async_link import Watch
 from penstock.services.links.link import Arrival, Port, Self
 from penstock.services.links.tcp import network_of
-from penstock.services.llm.host import Host
-from penstock.services.llm.outputs import Gathering
+from penstock.services.llm.launcher_process import LauncherProcess
+from penstock.services.llm.outputs import OutputBuilder, RequestOutput
 from penstock.services.llm.params import RequestOutputKind
-from penstock.services.llm.prompts import Order
+from penstock.services.llm.prompts import Request
 from penstock.services.metrics.requests import Timings
-from penstock.services.supervisor.options import sized, usable_cores
+from penstock.services.openai.completions import check_ids
+from penstock.services.openai.embeddings import Vector, vectors_of
+from penstock.services.supervisor.options import Given, did_you_mean, merge, read_file, sized, usable_cores
 from penstock.services.supervisor.preflight import resolved
 from penstock.services.tracing.request import Operations
 from penstock.services.tracing.startup import environment
 from penstock.services.tracing.tracer import tracer_of
 
-PROGRAM = "llm"  # as which a program tells its traces
-INDEX = 0  # of the one api-role peer of an engine
+PROGRAM = "llm"  # the process's name in traces
+INDEX = 0  # of the engine's only api process, the program
 SPARE = 64  # open requests beyond two full batches
-LAST_WORDS = 3.0  # seconds that an engine which failed gets to say why
-RETRY = 0.005  # seconds between attempts while the link takes no more
+LAST_WORDS = 3.0  # seconds that a failed engine gets to say why
+RETRY = 0.005  # seconds between attempts while the link is full
+ORIGIN = "keyword"
+LOG_LEVEL = "warning"  # by default: the engine logs to the program's own stderr
 
 
 class Engine:
-    """Started when it is made; its links belong to the loop that awaits `start`. Used from that loop alone."""
+    """Its processes start when it is made; its links belong to the loop that awaits `start`, and are used from that
+    loop alone. The options are those of `penstock serve`, by name."""
 
-    def __init__(self, config: Config) -> None:
-        config = resolved(sized(config, usable_cores()))
+    def __init__(self, model: str, options: Mapping[str, object]) -> None:
+        """Raises ConfigError and ModelError."""
+        config = resolved(sized(configured(model, options), usable_cores()))
         self.model = served_model(config)
         self._tracer = tracer_of(config.trace, PROGRAM, INDEX)
         with contextlib.ExitStack() as failing:
             failing.callback(self._tracer.close)
-            caller = self._tracer.current()  # the start of the engine's processes is a part of the program's span
-            self.host = Host(config, more=environment(caller) if caller.sampled else None)
+            caller = self._tracer.current()  # the program's span, which the start of the processes is a part of
+            self.launcher = LauncherProcess(config, environment=environment(caller) if caller.sampled else None)
             failing.pop_all()
-        self.config = self.host.config
+        self.config = self.launcher.config
         slots = config.model.data_parallel_size * config.model.max_num_seqs
         self.window = min(2 * slots + SPARE, config.api.max_queued_requests)
         self._pipeline: Pipeline | None = None
@@ -64,48 +76,128 @@ class Engine:
         self._watches: list[Watch] = []
         self._timings = Timings()
         self._started: asyncio.Future[None] | None = None
-        self._over = asyncio.Event()  # the engine has failed
+        self._failed = asyncio.Event()
         self._room = asyncio.Semaphore(self.window)
         self._ended = False
         self._owner = os.getpid()
 
+    @property
+    def owned(self) -> bool:
+        """Whether this is the process that started the engine."""
+        return os.getpid() == self._owner
+
     def check_process(self) -> None:
         """Raise RuntimeError in a forked child: threads and sockets of the parent's engine do not work there."""
-        if not self.owned():
+        if not self.owned:
             raise RuntimeError(
                 f"this engine belongs to process {self._owner}, which started it, and this is a forked child "
                 f"({os.getpid()}): make the LLM in the child, or start processes with `spawn`"
             )
-
-    def owned(self) -> bool:
-        """Whether this is the process that started the engine."""
-        return os.getpid() == self._owner
 
     @property
     def pipeline(self) -> Pipeline:
         assert self._pipeline is not None, "start() first"
         return self._pipeline
 
+    def statistics(self) -> PipelineStatistics:
+        return self.pipeline.statistics()
+
     async def start(self) -> None:
-        """Wait until requests are served. Raises the error that a process ended with."""
+        """Wait until the engine is ready. Raises the error that a process ended with."""
         self.check_process()
         if self._started is None:
             self._connect()
         assert self._started is not None
         await asyncio.shield(self._started)
 
-    @asynccontextmanager
-    async def request(self, order: Order, *, stream: bool = False) -> AsyncIterator[Reply]:
-        """A reply that grows while inside, once the window has room; left early, the request is aborted.
+    async def generate(
+        self, request: Request, request_id: str, kind: RequestOutputKind, *, return_errors: bool = False
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs as they grow, the last one `finished`; closing the generator early aborts the request.
 
-        Raises RequestError when it is refused, and the error that a process ended with.
+        Raises RequestError, which `return_errors` puts into an output instead, and the error that a process ended with.
         """
+        async with self._open(request.submit, stream=kind is not RequestOutputKind.FINAL_ONLY) as reply:
+            reply.name = request_id
+            builder = OutputBuilder(reply, request, request_id, kind)
+            finished = False
+            while not finished:
+                news = await reply.news()
+                if (failure := reply.failure) is not None:
+                    error = await self._reason(failure)
+                    del failure
+                    if return_errors and isinstance(error, RequestError):
+                        yield builder.failed(error)
+                        return
+                    try:
+                        raise error
+                    finally:
+                        del error  # this frame, which the traceback holds, must not hold the error
+                output = builder.take(news)
+                finished = output.finished
+                yield output
+
+    async def embed(self, submit: SubmitText) -> Vector:
+        """The vector of one prompt. Raises as `generate` does."""
+        async with self._open(submit, stream=False) as reply:
+            await reply.news()
+            if reply.error is not None:
+                raise await self._reason(reply.error)
+            (vector,) = vectors_of(reply)
+            return vector
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
+        found = await self._ask(Tokenize(id=0, prompt=text, add_special_tokens=add_special_tokens))
+        assert isinstance(found, Tokenized)
+        return unpack("i", found.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        if not token_ids:
+            return ""
+        check_ids(list(token_ids), "token_ids", self.model)
+        found = await self._ask(Detokenize(0, pack("i", token_ids)))
+        assert isinstance(found, Detokenized)
+        return found.text
+
+    async def close(self) -> None:
+        """Disconnect and end every process. Does nothing in a forked child."""
+        if not self.owned:
+            return
+        self.disconnect()
+        await asyncio.get_running_loop().run_in_executor(None, self.end)
+
+    def end(self) -> None:
+        """End every process, and export the last traces. Safe to call twice. Does nothing in a forked child."""
+        if not self.owned:
+            return
+        self._tracer.finish()  # while the processes do the same
+        self.launcher.end()
+        self._tracer.close()
+
+    def disconnect(self) -> None:
+        """Close the links; open requests end with an error. Called on the engine's loop."""
+        if self._ended or self._pipeline is None:
+            self._ended = True
+            return
+        self._ended = True
+        self._fail(Unavailable("the engine was closed", code="closed"))
+        loop = asyncio.get_running_loop()
+        for descriptor in (self.launcher.notices.fileno(), self.launcher.pidfd):
+            loop.remove_reader(descriptor)
+        for watch in self._watches:
+            watch.close()
+        self._context.term()
+
+    @asynccontextmanager
+    async def _open(self, submit: SubmitText, *, stream: bool) -> AsyncIterator[Reply]:
+        """The outputs of a request, sent once the window has room; a request that is left early is aborted."""
         async with self._room:
-            trace = order.submit.trace
+            trace = submit.trace
             if self._tracer.enabled:
-                parent = trace if trace.traceparent else self._tracer.current()
-                trace = self._tracer.sample(parent) or TraceContext()
-            submit = msgspec.structs.replace(order.submit, id=self.pipeline.new_id(), stream=stream, trace=trace)
+                trace = self._tracer.sample(trace if trace.traceparent else self._tracer.current()) or TraceContext()
+            submit = msgspec.structs.replace(submit, id=self.pipeline.new_id(), stream=stream, trace=trace)
             reply = Reply(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
             while True:
                 try:
@@ -114,7 +206,7 @@ class Engine:
                 except Overloaded:
                     await asyncio.sleep(RETRY)
                 except Unavailable as error:
-                    raise await self.reason(error) from error
+                    raise await self._reason(error) from error
             try:
                 yield reply
             finally:
@@ -123,72 +215,33 @@ class Engine:
                     reply.leave()
                 reply.told(time.monotonic())
 
-    def gathering(self, reply: Reply, order: Order, name: str, kind: RequestOutputKind) -> Gathering:
-        use = order.submit.tool_use
-        return Gathering(
-            reply, name, order.prompt, kind, logprobs=order.params.logprobs is not None, arrival=order.submit.arrival,
-            customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
-        )  # fmt: skip
-
-    async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
-        """As `Pipeline.ask`; the question's id is filled here."""
+    async def _ask(self, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
         while True:
             try:
-                return await self.pipeline.ask(msgspec.structs.replace(question, id=self.pipeline.new_id()))
+                return await self.pipeline.ask(msgspec.structs.replace(call, id=self.pipeline.new_id()))
             except Overloaded:
                 await asyncio.sleep(RETRY)
 
-    async def reason(self, error: PenstockError) -> PenstockError:
-        """What is behind an error of a reply: an engine that lost a part ends, and says why a moment later."""
+    async def _reason(self, error: PenstockError) -> PenstockError:
+        """The cause of a request's error: an engine that lost a process ends, and says why a moment later."""
         if isinstance(error, Unavailable) and not self._ended:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), LAST_WORDS)
-        return self.host.failure or error
-
-    def statistics(self) -> PipelineStatistics:
-        return self.pipeline.statistics()
-
-    async def close(self) -> None:
-        """Abort what runs, say goodbye, and end every process. Does nothing in a forked child."""
-        if not self.owned():
-            return
-        self.disconnect()
-        await asyncio.get_running_loop().run_in_executor(None, self.end)
-
-    def end(self) -> None:
-        """End every process, and tell the last traces. Safe to call twice. Does nothing in a forked child."""
-        if not self.owned():
-            return
-        self._tracer.finish()  # beside the processes, which do the same
-        self.host.end()
-        self._tracer.close()
-
-    def disconnect(self) -> None:
-        """Close the links; what is open ends with an error. On the engine's loop."""
-        if self._ended or self._pipeline is None:
-            self._ended = True
-            return
-        self._ended = True
-        self._fail(Unavailable("the engine was closed", code="closed"))
-        loop = asyncio.get_running_loop()
-        for descriptor in (self.host.notices.fileno(), self.host.pidfd):
-            loop.remove_reader(descriptor)
-        for watch in self._watches:
-            watch.close()
-        self._context.term()
+                await asyncio.wait_for(self._failed.wait(), LAST_WORDS)
+        return self.launcher.failure or error
 
     def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         self._started = loop.create_future()
-        self._started.add_done_callback(retrieve)
+        # A failed start that nobody awaits is no warning of asyncio's.
+        self._started.add_done_callback(lambda started: started.cancelled() or started.exception())
         incarnation = new_incarnation()
         me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model))
         network = network_of(self._context, self.config.links)
         self._watches = [
-            Watch(Port.connect(self._context, TEXT, me, self.host.directory, number, network))
+            Watch(Port.connect(self._context, TEXT, me, self.launcher.directory, number, network))
             for number in range(self.config.tokenizer.tokenizer_processes)
         ]
-        # A program may hold its interpreter for long: a late heartbeat is no sign that the engine hangs.
+        # A program may hold the interpreter for long: a late heartbeat is no sign that the engine hangs.
         self._pipeline = Pipeline(
             self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
             replicas=self.config.model.data_parallel_size,
@@ -197,9 +250,9 @@ class Engine:
         )  # fmt: skip
         for watch in self._watches:
             watch.start(self._deliver)
-        loop.add_reader(self.host.notices.fileno(), self._hear)
-        loop.add_reader(self.host.pidfd, self._hear)
-        self._hear()
+        loop.add_reader(self.launcher.notices.fileno(), self._poll)
+        loop.add_reader(self.launcher.pidfd, self._poll)
+        self._poll()
 
     def _deliver(self, arrivals: list[Arrival]) -> None:
         now = time.monotonic()
@@ -208,14 +261,14 @@ class Engine:
         if not self._started.done() and self.pipeline.ready(now):
             self._started.set_result(None)
 
-    def _hear(self) -> None:
-        """The engine said something, or ended."""
-        self.host.hear()
-        failure = self.host.failure
+    def _poll(self) -> None:
+        """The launcher sent a notice, or ended."""
+        self.launcher.poll()
+        failure = self.launcher.failure
         if failure is None:
             return
-        asyncio.get_running_loop().remove_reader(self.host.pidfd)
-        self._over.set()
+        asyncio.get_running_loop().remove_reader(self.launcher.pidfd)
+        self._failed.set()
         assert self._started is not None
         if not self._started.done():
             self._started.set_exception(failure)
@@ -226,7 +279,54 @@ class Engine:
         self.pipeline.fail_all(error)
 
 
-def retrieve(started: asyncio.Future[None]) -> None:
-    """Nobody may ever await a start that failed; asyncio need not complain."""
-    if not started.cancelled():
-        started.exception()
+class Finalizer:
+    """Calls `end` once: when called, when `owner` is collected, or at the program's end. `end` must not refer to
+    `owner`.
+
+    The garbage collector runs on any thread at any moment: on the engine's own loop, or under a lock that the loop
+    needs. So a collected owner is ended on a thread of its own, which the program's end waits for.
+    """
+
+    def __init__(self, owner: object, end: Callable[[], None]) -> None:
+        self._end = end
+        self._finalizer = weakref.finalize(owner, self._collected)
+        self._finalizer.atexit = False  # a thread can no longer be started by then
+        atexit.register(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether `end` has not been called yet."""
+        return self._finalizer.alive
+
+    def __call__(self) -> None:
+        atexit.unregister(self)
+        if self._finalizer.detach() is not None:
+            self._end()
+
+    def _collected(self) -> None:
+        atexit.unregister(self)
+        threading.Thread(target=self._end, name="penstock-end").start()
+
+
+def configured(model: str, keywords: Mapping[str, object]) -> Config:
+    """The configuration of an engine. `config` names a file of options, which keywords override; an option in JSON may
+    be a dict as well.
+
+    Raises ConfigError for an unknown option, a wrong value, and options of HTTP, which an engine does not serve.
+    """
+    known = {field.name: field for field in fields()}
+    given = [Given(known["log_level"], LOG_LEVEL, ORIGIN)]
+    rest = dict(keywords)
+    file = rest.pop("config", None)
+    if file is not None:
+        given += read_file(Path(str(file)))
+    if model:
+        given.append(Given(known["model"], model, ORIGIN))
+    for name, value in rest.items():
+        field = known.get(name)
+        if field is None:
+            raise ConfigError(name, value, "there is no such option" + did_you_mean(name, [*known, "config"]))
+        if field.section == "api":
+            raise ConfigError(name, value, "it is an option of the HTTP server, which the Python API does not start")
+        given.append(Given(field, json.dumps(value) if isinstance(value, Mapping) else value, ORIGIN))
+    return merge(given).config

@@ -5,58 +5,67 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
 
 import uvloop
 
-from penstock.protocol.columns import pack, unpack
-from penstock.protocol.messages import Detokenize, Detokenized, EngineStatus, SubmitText, Tokenize, Tokenized
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import EngineStatus, SubmitText
 from penstock.services.client.model_info import ServedModel
 from penstock.services.commands.progress import Meter
-from penstock.services.llm import batch, vectors
-from penstock.services.llm.ending import Ending
-from penstock.services.llm.engine import Engine
-from penstock.services.llm.keywords import configured
-from penstock.services.llm.outputs import RequestOutput
-from penstock.services.llm.prompts import Params, PromptForm, chat_order, conversations, listed, orders, shared_out
-from penstock.services.llm.vectors import (
+from penstock.services.llm.engine import Engine, Finalizer
+from penstock.services.llm.outputs import (
+    EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    embedding_request,
-    prompt_submissions,
-    score_sheet,
-    shaped_outputs,
 )
-from penstock.services.openai.completions import check_ids
-from penstock.services.openai.embeddings import Vector
+from penstock.services.llm.params import RequestOutputKind
+from penstock.services.llm.prompts import (
+    Params,
+    PromptForm,
+    Request,
+    chat_request,
+    completion_requests,
+    conversations,
+    embedding_request,
+    embedding_submissions,
+    params_of_each,
+    parse_prompts,
+    score_sheet,
+)
+from penstock.services.openai.embeddings import Vector, vectors
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class LLM:
     """An engine of its own for one model. Ready when the constructor returns.
 
-    `options` are those of `penstock serve`, by name. The links live on a thread of their own, so they stand however
-    long the program computes in between, and nothing minds a loop that runs already. The processes end with `close()`,
+    `options` are those of `penstock serve`, by name. The links live on a thread of their own, so they stay up however
+    long the program computes in between, and a loop that already runs does no harm. The processes end with `close()`,
     the `with` block, the object, or the program, however it ends.
 
     With `otlp_endpoint` (or OpenTelemetry's OTEL_ variables) each request is a trace: a new one, or a part of the
     caller's where a span of OpenTelemetry's API is current.
 
-    Raises ConfigError and ModelError, and whatever a process that failed to start ended with.
+    Raises ConfigError and ModelError, and the error that a process failed to start with.
     """
 
     def __init__(self, model: str = "", **options: object) -> None:
-        self._engine = Engine(configured(model, options))
+        self._engine = Engine(model, options)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True)
         self._thread.start()
-        self._end = Ending(self, functools.partial(end, self._engine, self._loop, self._thread))
+        self._end = Finalizer(self, functools.partial(end, self._engine, self._loop, self._thread))
         self._counter = 0
         try:
             self._call(self._engine.start())
@@ -71,7 +80,7 @@ class LLM:
 
     @property
     def status(self) -> EngineStatus | None:
-        """The engine's last heartbeat: what runs and waits, blocks, totals since it started."""
+        """The engine's last heartbeat: running and waiting requests, blocks, totals since it started."""
         return self._engine.pipeline.status
 
     def generate(
@@ -84,14 +93,14 @@ class LLM:
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A prompt is text, token ids, or a dict with `prompt` or `prompt_token_ids`
-        and, if wanted, `cache_salt`, `prediction` and `traceparent`; `sampling_params` is one for all or one for each.
+        and optionally `cache_salt`, `prediction` and `traceparent`; `sampling_params` is one for all or one for each.
 
         Raises RequestError for the first prompt that is refused or fails, which ends the others; with `return_errors`
-        it stands in its own output instead.
+        the error is in that prompt's output instead.
         """
-        found = listed(prompts)
-        made = orders(found, sampling_params, self.model, priority)
-        return self._run(made, len(found), use_tqdm, return_errors)
+        found = parse_prompts(prompts)
+        requests = completion_requests(found, sampling_params, self.model, priority)
+        return self._generate(requests, len(found), use_tqdm, return_errors)
 
     def chat(
         self,
@@ -110,39 +119,30 @@ class LLM:
         continue_final_message: bool | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
-        """As `generate`, for a conversation or a list of them; `tools` and what follows mean what they mean in a chat
-        over HTTP. Each choice has its reasoning and its calls of tools beside its text, and `message()` is all of it
-        for the next turn; without `split` they stand in the text, as the model wrote them.
+        """As `generate`, for a conversation or a list of them; `tools` and the options after it mean the same as in a
+        chat over HTTP. Each choice has its reasoning and its tool calls beside its text, and `message()` returns all
+        of it for the next turn; without `split` they remain in the text, as the model wrote them.
 
-        Without `sampling_params` the answer may take the room that the prompt leaves.
+        Without `sampling_params` the output may fill the context.
         """
         found = conversations(messages)
-        more = {
+        fields = {
             "tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls,
             "reasoning_effort": reasoning_effort, "thinking_token_budget": thinking_token_budget,
             "chat_template_kwargs": chat_template_kwargs, "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }  # fmt: skip
-        each = shared_out(sampling_params, len(found))
-        made = [
-            chat_order(one, params, self.model, split=split, **more) for one, params in zip(found, each, strict=True)
-        ]
-        return self._run(iter(made), len(made), use_tqdm, return_errors)
+        each = zip(found, params_of_each(sampling_params, len(found)), strict=True)
+        requests = [chat_request(one, params, self.model, split=split, **fields) for one, params in each]
+        return self._generate(requests, len(requests), use_tqdm, return_errors)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
-        found = self._call(self._engine.ask(Tokenize(id=0, prompt=text, add_special_tokens=add_special_tokens)))
-        assert isinstance(found, Tokenized)
-        return unpack("i", found.token_ids)
+        return self._call(self._engine.tokenize(text, add_special_tokens=add_special_tokens))
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
-        if not token_ids:
-            return ""
-        check_ids(list(token_ids), "token_ids", self.model)
-        found = self._call(self._engine.ask(Detokenize(0, pack("i", token_ids))))
-        assert isinstance(found, Detokenized)
-        return found.text
+        return self._call(self._engine.detokenize(token_ids))
 
     def embed(
         self,
@@ -160,8 +160,11 @@ class LLM:
         request = embedding_request(
             dimensions=dimensions, normalize=normalize, truncate_prompt_tokens=truncate_prompt_tokens
         )
-        found, first = self._vectors("embed", prompt_submissions(prompts, request, self.model), use_tqdm)
-        return shaped_outputs(request, found, self.model, first)
+        states, first = self._embed("embed", embedding_submissions(prompts, request, self.model), use_tqdm)
+        return [
+            EmbeddingRequestOutput(str(number), EmbeddingOutput(vector.tolist()))
+            for number, vector in enumerate(vectors(request, states, self.model), first)
+        ]
 
     def encode(
         self,
@@ -170,10 +173,10 @@ class LLM:
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """As `embed`, the pooled hidden states as they are: float32 arrays of any length."""
+        """As `embed`, but the pooled hidden states as they are: float32 arrays of any length."""
         request = embedding_request(truncate_prompt_tokens=truncate_prompt_tokens)
-        found, first = self._vectors("encode", prompt_submissions(prompts, request, self.model), use_tqdm)
-        return [PoolingRequestOutput(str(number), PoolingOutput(vector)) for number, vector in enumerate(found, first)]
+        states, first = self._embed("encode", embedding_submissions(prompts, request, self.model), use_tqdm)
+        return [PoolingRequestOutput(str(number), PoolingOutput(state)) for number, state in enumerate(states, first)]
 
     def score(
         self,
@@ -183,19 +186,19 @@ class LLM:
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together: one of `data_1` with each of `data_2`, or pair by pair.
+        """How similar texts are: one of `data_1` with each of `data_2`, or pair by pair.
 
         Raises RequestError as `embed` does.
         """
         sheet = score_sheet(data_1, data_2, truncate_prompt_tokens, self.model)
-        found, first = self._vectors("score", sheet.submits, use_tqdm)
+        states, first = self._embed("score", sheet.submits, use_tqdm)
         return [
             ScoringRequestOutput(str(number), ScoringOutput(score))
-            for number, score in enumerate(sheet.scores(found), first)
+            for number, score in enumerate(sheet.scores(states), first)
         ]
 
     def close(self) -> None:
-        """Abort what runs and end every process. Safe to call twice. In a forked child nothing ends."""
+        """Abort open requests and end every process. Safe to call twice. In a forked child nothing ends."""
         self._end()
 
     def __enter__(self) -> LLM:
@@ -206,18 +209,78 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, made: Any, count: int, shown: bool, return_errors: bool) -> list[RequestOutput]:
-        first, self._counter = self._counter, self._counter + count
-        with Meter("generate", count, shown=shown and count > 0) as meter:
-            return self._call(
-                batch.run(self._engine, made, count, first=first, meter=meter, return_errors=return_errors)
-            )
+    def _generate(
+        self, requests: Iterable[Request], count: int, shown: bool, return_errors: bool
+    ) -> list[RequestOutput]:
+        first = self._take_numbers(count)
+        tokens = [0, 0]  # of prompts and outputs
 
-    def _vectors(self, name: str, submits: Sequence[SubmitText], shown: bool) -> tuple[list[Vector], int]:
+        async def one(number: int, request: Request) -> RequestOutput:
+            generated = self._engine.generate(
+                request, str(first + number), RequestOutputKind.FINAL_ONLY, return_errors=return_errors
+            )
+            try:
+                async with aclosing(generated) as outputs:
+                    output = await anext(outputs)
+            except InvalidRequest as error:
+                message = f"prompts[{number}]: {error.message}"
+                raise InvalidRequest(message, param=error.param, code=error.code) from error
+            tokens[0] += len(output.prompt_token_ids)
+            tokens[1] += sum(len(choice.token_ids) for choice in output.outputs)
+            return output
+
+        def rates() -> str:
+            prompt, output = (count / max(time.monotonic() - meter.start, 1e-9) for count in tokens)
+            return f"in {prompt:,.0f} tok/s, out {output:,.0f} tok/s"
+
+        with Meter("generate", count, shown=shown and count > 0) as meter:
+            outputs = self._call(self._each(one, requests, count, lambda done: meter.show(done, rates())))
+            if count > 1:
+                meter.conclude(rates())
+        return outputs
+
+    def _embed(self, title: str, submits: Sequence[SubmitText], shown: bool) -> tuple[list[Vector], int]:
         """The vectors, and the number in the first one's name."""
-        first, self._counter = self._counter, self._counter + len(submits)
-        with Meter(name, len(submits), shown=shown and len(submits) > 1) as meter:
-            return self._call(vectors.run(self._engine, submits, meter)), first
+        count = len(submits)
+        first = self._take_numbers(count)
+
+        async def one(number: int, submit: SubmitText) -> Vector:
+            return await self._engine.embed(submit)
+
+        with Meter(title, count, shown=shown and count > 1) as meter:
+            return self._call(self._each(one, submits, count, lambda done: meter.show(done, ""))), first
+
+    def _take_numbers(self, count: int) -> int:
+        first, self._counter = self._counter, self._counter + count
+        return first
+
+    async def _each(
+        self,
+        call: Callable[[int, R], Coroutine[Any, Any, T]],
+        requests: Iterable[R],
+        count: int,
+        show: Callable[[int], None],
+    ) -> list[T]:
+        """The results of all requests in order, as many at a time as the window has room for.
+
+        Raises the first error of any of them, which ends the others.
+        """
+        results: dict[int, T] = {}
+        numbered = enumerate(requests)
+
+        async def work() -> None:
+            for number, request in numbered:  # shared: each request is taken by one worker
+                results[number] = await call(number, request)
+                show(len(results))
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(min(count, self._engine.window))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [results[number] for number in range(count)]
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine on the engine's loop; interrupted, it is cancelled there."""
@@ -231,7 +294,7 @@ class LLM:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:  # guard: design 7, what was interrupted is aborted
+        except BaseException:  # guard: design 7, an interrupted call is aborted
             future.cancel()
             raise
 
@@ -241,7 +304,7 @@ def end(engine: Engine, loop: asyncio.AbstractEventLoop, thread: threading.Threa
 
     Does nothing in a forked child, where that thread does not exist and the processes are the parent's.
     """
-    if not engine.owned():
+    if not engine.owned:
         return
 
     async def disconnect() -> None:

@@ -1,4 +1,4 @@
-"""What a request gives back, under the names that vLLM's users know, gathered from the reply as it grows."""
+"""The outputs of requests, under vLLM's names, and how they are built from what arrives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
 from penstock.services.client.output_collector import Choice, Reply, Segment
 from penstock.services.llm.params import RequestOutputKind
+from penstock.services.llm.prompts import Request
 from penstock.services.openai.answers import finish_reason
+from penstock.services.openai.embeddings import Vector
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -24,12 +26,11 @@ class Logprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-Position = dict[int, Logprob]  # by token id: the chosen one and the most likely ones
+Position = dict[int, Logprob]  # by token id: the chosen token and the most likely ones
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that a choice makes. Where deltas are wanted `arguments` is what is new of them, and `id` and `name` stand
-    in the first one alone."""
+    """A call that a choice makes. In deltas, `arguments` is its new part, and only the first has `id` and `name`."""
 
     index: int  # among the choice's calls
     id: str = ""
@@ -39,8 +40,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice. `token_ids` holds the token that ended it, `text` does not; of a chat `text` holds neither the
-    reasoning nor the calls."""
+    """One choice. `token_ids` includes the token that ended it, `text` does not. In a chat, `text` excludes reasoning
+    and tool calls."""
 
     index: int
     text: str
@@ -70,10 +71,10 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Unix seconds, and what became of drafts, of all choices together."""
+    """Times in Unix seconds, and draft tokens over all choices."""
 
     arrival_time: float
-    first_token_time: float | None = None  # where the output was streamed: nobody sees it come otherwise
+    first_token_time: float | None = None  # only if the output was streamed
     finished_time: float | None = None
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
@@ -90,74 +91,123 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
-    approximations: tuple[str, ...] = ()  # what a lenient grammar does not hold exactly
-    error: RequestError | None = None  # why it failed, where errors are returned; `outputs` is empty then
+    approximations: tuple[str, ...] = ()  # what a lenient grammar does not enforce exactly
+    error: RequestError | None = None  # with `return_errors`; `outputs` is then empty
 
 
-class Growth:
-    """One choice so far."""
+class PoolingOutput(msgspec.Struct, frozen=True):
+    """A prompt's hidden state as the engine pooled it: float32 [hidden]."""
 
-    __slots__ = ("_customs", "calls", "logprobs", "reasoning", "text", "token_ids", "total")
+    data: Vector
 
-    def __init__(self, customs: frozenset[str]) -> None:
-        self._customs = customs  # names of custom tools
-        self.total = 0.0
-        self.begin()
 
-    def begin(self) -> None:
-        """Forget all but the total: what comes is the next delta."""
+class EmbeddingOutput(msgspec.Struct, frozen=True):
+    """A prompt's vector, cut and scaled."""
+
+    embedding: list[float]
+
+
+class ScoringOutput(msgspec.Struct, frozen=True):
+    """The similarity of two texts."""
+
+    score: float
+
+
+class PoolingRequestOutput(msgspec.Struct, frozen=True):
+    """The output of `encode` for one prompt."""
+
+    request_id: str
+    outputs: PoolingOutput
+    finished: bool = True
+
+
+class EmbeddingRequestOutput(msgspec.Struct, frozen=True):
+    """The output of `embed` for one prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    finished: bool = True
+
+
+class ScoringRequestOutput(msgspec.Struct, frozen=True):
+    """The output of `score` for one pair."""
+
+    request_id: str
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+class ChoiceSoFar:
+    """One choice: all of it, or in deltas its new part."""
+
+    __slots__ = ("_custom_tools", "logprob", "logprobs", "reasoning", "text", "token_ids", "tool_calls")
+
+    def __init__(self, custom_tools: frozenset[str]) -> None:
+        self._custom_tools = custom_tools
+        self.logprob = 0.0  # cumulative, in deltas too
+        self.clear()
+
+    def clear(self) -> None:
         self.text = ""
         self.reasoning = ""
-        self.calls: dict[int, ToolCall] = {}
+        self.tool_calls: dict[int, ToolCall] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[Position] = []
 
-    def write(self, segment: Segment) -> None:
+    def add(self, choice: Choice) -> None:
+        """Take what is new of a choice."""
+        for segment in choice.take():
+            self._write(segment)
+        found = choice.take_logprobs()
+        self.logprob += sum(at.chosen.logprob for at in found)
+        self.logprobs += [position(at) for at in found]
+        self.token_ids += unpack("i", choice.take_token_ids())
+
+    def _write(self, segment: Segment) -> None:
+        calls, index = self.tool_calls, segment.call
         match segment.kind:
             case PieceKind.REASONING:
                 self.reasoning += segment.text
             case PieceKind.CALL:
-                kind = self._kind(segment.text)
-                self.calls[segment.call] = ToolCall(index=segment.call, id=segment.id, name=segment.text, type=kind)
+                calls[index] = ToolCall(index=index, id=segment.id, name=segment.text, type=self._type(segment.text))
             case PieceKind.ARGUMENTS:
-                call = self.calls.get(segment.call) or ToolCall(index=segment.call, type=self._kind(segment.name))
-                self.calls[segment.call] = msgspec.structs.replace(call, arguments=call.arguments + segment.text)
+                call = calls.get(index) or ToolCall(index=index, type=self._type(segment.name))
+                calls[index] = msgspec.structs.replace(call, arguments=call.arguments + segment.text)
             case _:
                 self.text += segment.text
 
-    def _kind(self, name: str) -> str:
-        return "custom" if name in self._customs else "function"
+    def _type(self, name: str) -> str:
+        return "custom" if name in self._custom_tools else "function"
 
 
-class Gathering:
-    """Turns a reply into outputs. Owned by the one coroutine that waits for the reply."""
+class OutputBuilder:
+    """Builds the outputs of one request from its reply. Owned by the coroutine that awaits the reply."""
 
-    def __init__(
-        self, reply: Reply, name: str, prompt: str | None, kind: RequestOutputKind, *, logprobs: bool, arrival: float,
-        customs: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
+    def __init__(self, reply: Reply, request: Request, request_id: str, kind: RequestOutputKind) -> None:
         self._reply = reply
-        self._name = name
-        self._prompt = prompt
-        self._kind = kind
-        self._logprobs = logprobs
-        self._arrival = arrival
+        self._request_id = request_id
+        self._prompt = request.prompt
+        self._delta = kind is RequestOutputKind.DELTA
+        self._logprobs = request.params.logprobs is not None
+        self._arrival = request.submit.arrival
         self._began = time.monotonic()
-        self._growths = [Growth(customs) for _ in reply.choices]
+        tools = request.submit.tool_use
+        custom = frozenset(tool.name for tool in tools.customs) if tools is not None else frozenset()
+        self._choices = [ChoiceSoFar(custom) for _ in reply.choices]
 
     def take(self, news: Sequence[Choice]) -> RequestOutput:
-        """The output with what `news` brought: of those choices alone where deltas are wanted, else of all."""
+        """The output after `news`: deltas of these choices alone, or all choices."""
         reply, facts = self._reply, self._reply.prompts[0]
-        delta = self._kind is RequestOutputKind.DELTA
         for choice in news:
-            self._grow(self._growths[choice.index], choice, delta=delta)
-        shown = news if delta else reply.choices
+            if self._delta:
+                self._choices[choice.index].clear()
+            self._choices[choice.index].add(choice)
         return RequestOutput(
-            request_id=self._name,
+            request_id=self._request_id,
             prompt=self._prompt,
             prompt_token_ids=unpack("i", facts.token_ids),
             prompt_logprobs=None if facts.logprobs is None else [position(at) if at else None for at in facts.logprobs],
-            outputs=[self._output(choice) for choice in shown],
+            outputs=[self._output(choice) for choice in (news if self._delta else reply.choices)],
             finished=reply.ended,
             metrics=self._metrics(),
             num_cached_tokens=facts.cached_tokens,
@@ -167,30 +217,20 @@ class Gathering:
     def failed(self, error: RequestError) -> RequestOutput:
         """The output of a request that ended with `error`."""
         return RequestOutput(
-            request_id=self._name, prompt=self._prompt, prompt_token_ids=unpack("i", self._reply.prompts[0].token_ids),
-            outputs=[], finished=True, metrics=self._metrics(), error=error,
+            request_id=self._request_id, prompt=self._prompt, outputs=[], finished=True, metrics=self._metrics(),
+            prompt_token_ids=unpack("i", self._reply.prompts[0].token_ids), error=error,
         )  # fmt: skip
 
-    def _grow(self, growth: Growth, choice: Choice, *, delta: bool) -> None:
-        if delta:
-            growth.begin()
-        for segment in choice.take():
-            growth.write(segment)
-        found = choice.take_logprobs()
-        growth.total += sum(at.chosen.logprob for at in found)
-        growth.logprobs += [position(at) for at in found]
-        growth.token_ids += unpack("i", choice.take_token_ids())
-
     def _output(self, choice: Choice) -> CompletionOutput:
-        growth = self._growths[choice.index]
+        found = self._choices[choice.index]
         return CompletionOutput(
             index=choice.index,
-            text=growth.text,
-            reasoning=growth.reasoning,
-            tool_calls=list(growth.calls.values()),
-            token_ids=list(growth.token_ids),
-            cumulative_logprob=growth.total if self._logprobs else None,
-            logprobs=list(growth.logprobs) if self._logprobs else None,
+            text=found.text,
+            reasoning=found.reasoning,
+            tool_calls=list(found.tool_calls.values()),
+            token_ids=list(found.token_ids),
+            cumulative_logprob=found.logprob if self._logprobs else None,
+            logprobs=list(found.logprobs) if self._logprobs else None,
             finish_reason=finish_reason(choice.finish) if choice.finish != Finish.NONE else None,
             stop_reason=choice.stop_reason,
         )

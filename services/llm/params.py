@@ -1,7 +1,7 @@
-"""How an output is made, under the names that vLLM's users know, and as the request that the HTTP server would read.
+"""Sampling parameters under vLLM's names.
 
-A `SamplingParams` becomes the body of a completions or chat request and is decoded and checked by the code that does so
-for HTTP, so a value that is refused there is refused here with the same words.
+A `SamplingParams` becomes the body of a completions or chat request, which the HTTP server's own code decodes and
+checks, so a refused value gets the same message here as there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.services.openai.validation import decode
 
 
 class RequestOutputKind(enum.IntEnum):
-    """What a stream of `AsyncLLM.generate` yields. `LLM` gives whole outputs alone."""
+    """What `AsyncLLM.generate` yields. `LLM` always returns final outputs."""
 
     CUMULATIVE = 0  # each output holds all so far
     DELTA = 1  # each output holds what is new
@@ -29,7 +29,7 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an output must follow: one of the first six. `json` is a schema as a dict or as text."""
+    """The structure of the output: one of the first six. `json` is a schema as a dict or as text."""
 
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -42,13 +42,12 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the tokens of a request are chosen; what is left out changes nothing. Without any `SamplingParams` the
-    model's own defaults hold (its generation_config.json).
+    """How the tokens of a request are chosen; each default changes nothing. Without `SamplingParams`, the model's own
+    defaults hold (its generation_config.json).
 
-    `logit_bias` is by token id. `logprobs=k` tells the k best of each position beside the chosen token, by the model's
-    own distribution or, with `logprobs_mode="processed_logprobs"`, by that which structure, allowed and bad words,
-    biases, penalties and temperature leave. `speculative` false switches drafts off. `max_tokens` None takes the room
-    that the prompt leaves.
+    `logit_bias` is by token id. `logprobs=k` adds the k most likely tokens of each position, by the model's own
+    distribution or, with `logprobs_mode="processed_logprobs"`, by the one after structure, allowed and bad words,
+    biases, penalties and temperature. `speculative` false switches drafts off. `max_tokens` None fills the context.
     """
 
     n: int = 1
@@ -72,73 +71,69 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: str | None = None  # raw_logprobs or processed_logprobs
-    truncate_prompt_tokens: int | None = None  # keep so many of the prompt's last tokens; -1: what leaves room
-    truncation_side: str | None = None  # left; right keeps the first ones
+    truncate_prompt_tokens: int | None = None  # keep that many of the prompt's last tokens; -1: as many as fit
+    truncation_side: str | None = None  # left, or right to keep the first tokens
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
     whitespace: str | None = None  # between JSON tokens: none, bounded, or a regex
-    lenient: bool | None = None  # approximate what has no exact form of a schema
+    lenient: bool | None = None  # approximate schema keywords without an exact form
     speculative: bool | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def clone(self) -> SamplingParams:
-        """The same: nothing of it can change."""
+        """Itself, which is immutable."""
         return self
 
 
-# Fields that have the same name and meaning in a request's body.
-ALIKE = (
+# Fields with the same name and meaning in a request's body.
+SAME_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",
     "logit_bias", "allowed_token_ids", "prompt_logprobs", "logprobs_mode", "truncate_prompt_tokens",
-    "truncation_side",
-    "skip_special_tokens", "structured_outputs", "whitespace", "lenient", "speculative",
+    "truncation_side", "skip_special_tokens", "structured_outputs", "whitespace", "lenient", "speculative",
 )  # fmt: skip
 
 
 def body(params: SamplingParams | None) -> dict[str, Any]:
-    """The fields of a request's body. Raises InvalidRequest for what no body can say."""
+    """The fields of a request's body. Raises InvalidRequest for values that a body cannot express."""
     if params is None:
         return {}
-    fields = {name: getattr(params, name) for name in ALIKE}
+    fields = {name: getattr(params, name) for name in SAME_FIELDS}
     for name, value in fields.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(f"{name}: {value} is not a finite number", param=name, code="invalid_value")
     if params.stop == []:
         fields["stop"] = None
-    if params.max_tokens == 0:  # a completion may be an echo alone; nothing is echoed here
+    if params.max_tokens == 0:  # a completion over HTTP may be an echo alone; nothing is echoed here
         raise InvalidRequest("max_tokens is 0; at least one token is made", param="max_tokens", code="invalid_value")
     if not params.detokenize and params.stop:
         raise InvalidRequest("stop needs detokenize to be true", param="stop", code="invalid_value")
-    return {name: value for name, value in fields.items() if value is not None}
+    return {**fields, "max_tokens": params.max_tokens}
 
 
-def completion_request(params: SamplingParams | None, prompt: str | list[int] = "", **more: Any) -> CompletionRequest:
+def as_completion(params: SamplingParams | None, prompt: str | list[int] = "") -> CompletionRequest:
     """The parameters as the body of a completion. Raises InvalidRequest naming the parameter."""
-    fields: dict[str, Any] = {**body(params), "prompt": prompt or "", **given(more)}
-    if params is not None:
-        fields |= given({"max_tokens": params.max_tokens, "logprobs": params.logprobs})
-    return decode(encoded(fields), COMPLETION)
+    logprobs = None if params is None else params.logprobs
+    return decode(encoded({**body(params), "prompt": prompt or "", "logprobs": logprobs}), COMPLETION)
 
 
-def chat_request(params: SamplingParams | None, messages: object, **more: Any) -> ChatRequest:
+def as_chat(params: SamplingParams | None, messages: object, **more: Any) -> ChatRequest:
     """The parameters as the body of a chat completion. Raises InvalidRequest naming the parameter."""
-    fields: dict[str, Any] = {**body(params), "messages": messages, **given(more)}
-    if params is not None:
-        fields |= given({"max_tokens": params.max_tokens})
-        if params.logprobs is not None:
-            fields |= {"logprobs": True, "top_logprobs": params.logprobs}
+    fields = {**body(params), "messages": messages, **more}
+    if params is not None and params.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": params.logprobs}
     return decode(encoded(fields), CHAT)
 
 
-def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def encoded(fields: Mapping[str, Any]) -> bytes:
+    """A body of the fields that are not None. Raises InvalidRequest as `json_of` does."""
+    return json_of({name: value for name, value in fields.items() if value is not None})
 
 
-def encoded(fields: dict[str, Any]) -> bytes:
-    """The body as JSON. Raises InvalidRequest for what JSON cannot hold."""
+def json_of(value: object) -> bytes:
+    """Raises InvalidRequest for values that JSON cannot hold."""
     try:
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(value)
     except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidRequest(f"the parameters cannot be told as JSON: {error}", code="invalid_type") from error

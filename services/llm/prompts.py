@@ -1,4 +1,4 @@
-"""The forms in which prompts come: text, token ids, or a dict with one of them; and the messages they become."""
+"""The forms of prompts (text, token ids, or a dict with either) and the requests made of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.client.submission import submission, with_own_seed
-from penstock.services.llm.params import SamplingParams, chat_request, completion_request, encoded
+from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
 from penstock.services.openai.chat import chat_submission, tools_of
 from penstock.services.openai.completions import check_ids, lengths, prompt_submission
+from penstock.services.openai.embeddings import (
+    REQUEST,
+    EmbeddingRequest,
+    check_dimensions,
+    check_pooler,
+    text_submission,
+    texts_of,
+)
 from penstock.services.openai.parameters import choices
 from penstock.services.openai.schema import TokenId
+from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
 from penstock.services.openai.tools import as_functions
-from penstock.services.openai.validation import misfit
+from penstock.services.openai.validation import decode, misfit
 from penstock.services.tracing.propagation import parse
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
@@ -29,7 +38,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt: `prompt` or `prompt_token_ids`. `prediction` is text that the output is expected to repeat.
-    `traceparent` and `tracestate` name the trace that it belongs to, where they are valid (W3C Trace Context)."""
+    `traceparent` and `tracestate`, if valid, name its trace (W3C Trace Context)."""
 
     prompt: str | None = None
     prompt_token_ids: list[TokenId] | None = None
@@ -38,34 +47,41 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     traceparent: str = ""
     tracestate: str = ""
 
+    @property
+    def content(self) -> str | list[int]:
+        found = self.prompt if self.prompt is not None else self.prompt_token_ids
+        assert found is not None
+        return found
 
-class Order(msgspec.Struct, frozen=True):
-    """A request that can be sent, and what its output needs of it. The message has no id yet."""
+
+class Request(msgspec.Struct, frozen=True):
+    """A request to send, and what its outputs need of it. The message has no id yet."""
 
     submit: SubmitText
     prompt: str | None
     params: SamplingParams
 
 
-def listed(prompts: PromptForm | Sequence[PromptForm]) -> list[Prompt]:
-    """Every prompt; one alone is a list of one. Raises InvalidRequest naming the one that is wrong."""
+def parse_prompts(prompts: PromptForm | Sequence[PromptForm]) -> list[Prompt]:
+    """Every prompt; a single one becomes a list. Raises InvalidRequest naming the first one that is wrong."""
     if isinstance(prompts, str | Mapping):
-        return [prompt_of(prompts, "prompts")]
+        return [parse_prompt(prompts, "prompts")]
     found = list(prompts)
-    if not found:
-        return []
-    if isinstance(found[0], int):
-        return [prompt_of(found, "prompts")]
-    return [prompt_of(prompt, f"prompts[{number}]") for number, prompt in enumerate(found)]
+    if found and isinstance(found[0], int):
+        return [parse_prompt(found, "prompts")]
+    return [parse_prompt(prompt, f"prompts[{number}]") for number, prompt in enumerate(found)]
 
 
-def prompt_of(form: object, path: str) -> Prompt:
-    """One prompt. Raises InvalidRequest."""
+def parse_prompt(form: object, path: str) -> Prompt:
     if isinstance(form, str):
         return Prompt(prompt=form)
     fields = dict(form) if isinstance(form, Mapping) else {"prompt_token_ids": form}
-    if not isinstance(fields.get("prompt_token_ids", ()), list | tuple | None):
-        fields["prompt_token_ids"] = ids_of(fields["prompt_token_ids"], path)
+    if not isinstance(ids := fields.get("prompt_token_ids", ()), list | tuple | None):
+        if hasattr(ids, "tolist"):  # an array or a tensor
+            ids = ids.tolist()
+        elif not isinstance(ids, Sequence):
+            raise InvalidRequest(f"{path} must be text, token ids or a dict", param=path, code="invalid_type")
+        fields["prompt_token_ids"] = list(ids)
     try:
         prompt = msgspec.convert(fields, Prompt)
     except msgspec.ValidationError as error:
@@ -75,47 +91,33 @@ def prompt_of(form: object, path: str) -> Prompt:
     return prompt
 
 
-def ids_of(value: object, path: str) -> list[object]:
-    """The items of an array or another sequence."""
-    listing = getattr(value, "tolist", None)
-    if callable(listing):
-        return list(listing())
-    if isinstance(value, Sequence):
-        return list(value)
-    raise InvalidRequest(f"{path} must be text, token ids or a dict", param=path, code="invalid_type")
-
-
-def shared_out(params: Params, count: int) -> list[SamplingParams | None]:
-    """The parameters of each of `count` prompts. Raises InvalidRequest unless there is one for all or one for each."""
+def params_of_each(params: Params, count: int) -> list[SamplingParams | None]:
+    """The parameters of each prompt. Raises InvalidRequest unless there is one for all or one for each."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
-    found = list(params)
-    if len(found) != count:
-        message = f"there are {len(found)} sampling_params for {count} prompts"
+    if len(params) != count:
+        message = f"there are {len(params)} sampling_params for {count} prompts"
         raise InvalidRequest(message, param="sampling_params", code="invalid_value")
-    return list(found)
+    return list(params)
 
 
-def orders(
+def completion_requests(
     prompts: Sequence[Prompt], params: Params, model: ServedModel, priority: Sequence[int] | None = None
-) -> Iterator[Order]:
-    """What is to be sent for each prompt, in order, made when it is asked for. Raises InvalidRequest at once for what
-    is wrong with any of them, as far as it can be known before the tokenizer has seen it."""
-    each = shared_out(params, len(prompts))
-    ranks = ranked(priority, len(prompts))
-    for number, prompt in enumerate(prompts):
+) -> Iterator[Request]:
+    """The request of each prompt, in order, made on demand. Raises InvalidRequest at once for any mistake that can be
+    seen before tokenization."""
+    each = params_of_each(params, len(prompts))
+    priorities = checked_priorities(priority, len(prompts))
+    for number, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
         if prompt.prompt_token_ids is not None:
-            given = each[number]
-            cut = given is not None and bool(given.truncate_prompt_tokens)
+            cut = one is not None and bool(one.truncate_prompt_tokens)
             check_ids(prompt.prompt_token_ids, f"prompts[{number}]", model, any_length=cut)
-    drafts = [Draft(one, model) for one in distinct(each)]
-    by_identity = {id(draft.given): draft for draft in drafts}
-    return (
-        by_identity[id(given)].order(prompt, rank) for prompt, given, rank in zip(prompts, each, ranks, strict=True)
-    )
+    templates = {id(one): CompletionTemplate(one, model) for one in {id(one): one for one in each}.values()}
+    return (templates[id(one)].request(prompt, rank)
+            for prompt, one, rank in zip(prompts, each, priorities, strict=True))  # fmt: skip
 
 
-def ranked(priority: Sequence[int] | None, count: int) -> Sequence[int]:
+def checked_priorities(priority: Sequence[int] | None, count: int) -> Sequence[int]:
     if priority is None:
         return [0] * count
     if len(priority) != count:
@@ -127,45 +129,30 @@ def ranked(priority: Sequence[int] | None, count: int) -> Sequence[int]:
     return priority
 
 
-def distinct(params: Sequence[SamplingParams | None]) -> list[SamplingParams | None]:
-    return list({id(one): one for one in params}.values())
+class CompletionTemplate:
+    """The common part of all prompts with the same parameters, checked once."""
 
+    def __init__(self, params: SamplingParams | None, model: ServedModel) -> None:
+        self._body = as_completion(params)
+        n = choices(self._body, 1)
+        self._params = SamplingParams(n=n) if params is None else params
+        submit = submission(self._body, lengths(self._body), model, n, TraceContext())
+        self._submit = with_output_fields(submit, params)
 
-class Draft:
-    """What all prompts with the same parameters have in common, checked once."""
-
-    def __init__(self, given: SamplingParams | None, model: ServedModel) -> None:
-        self.given = given
-        self._request = completion_request(given)
-        n = choices(self._request, 1)
-        self._params = SamplingParams(n=n) if given is None else given
-        asked = submission(self._request, lengths(self._request), model, n, TraceContext())
-        self._asked = finished(asked, given)
-
-    def order(self, prompt: Prompt, priority: int = 0) -> Order:
-        """One prompt's. The ids of the output are told; its text too unless `detokenize` is false."""
-        content = prompt.prompt if prompt.prompt is not None else prompt.prompt_token_ids
-        assert content is not None
+    def request(self, prompt: Prompt, priority: int = 0) -> Request:
         submit = msgspec.structs.replace(
-            prompt_submission(self._asked, self._request, 0, content),
+            prompt_submission(self._submit, self._body, 0, prompt.content),
             priority=priority,
             cache_salt=prompt.cache_salt or "",
             prediction=prompt.prediction or "",
             trace=parse(prompt.traceparent, prompt.tracestate),
             arrival=time.time(),
         )
-        return Order(submit, prompt.prompt, self._params)
+        return Request(submit, prompt.prompt, self._params)
 
 
-def traced(order: Order, headers: Mapping[str, str]) -> Order:
-    """The order in the trace that `traceparent` and `tracestate` among the headers name, if they are valid."""
-    known = {name.lower(): value for name, value in headers.items()}
-    trace = parse(known.get("traceparent", ""), known.get("tracestate", ""))
-    return msgspec.structs.replace(order, submit=msgspec.structs.replace(order.submit, trace=trace))
-
-
-def finished(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
-    """The message with what no HTTP request asks for."""
+def with_output_fields(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
+    """The message with the fields that no HTTP body can ask for."""
     if params is None:
         return msgspec.structs.replace(submit, with_token_ids=True)
     sampling = submit.sampling
@@ -174,27 +161,60 @@ def finished(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
     return msgspec.structs.replace(submit, sampling=sampling, with_token_ids=True, detokenize=params.detokenize)
 
 
-def chat_order(
-    messages: object, params: SamplingParams | None, model: ServedModel, *, split: bool = True, **more: Any
-) -> Order:
-    """A conversation's. `more` are further fields of a chat request; without `split` its output is text alone, as the
-    model wrote it. Raises InvalidRequest or NotBuilt."""
-    tools = None if split else more.pop("tools", None)
-    request = chat_request(params, messages, separate_reasoning=split, **more)
-    submit = chat_submission(request, 0, model, choices(request, 1), TraceContext())
+def in_trace(request: Request, headers: Mapping[str, str]) -> Request:
+    """The request in the trace that `traceparent` and `tracestate` among the headers name, if they are valid."""
+    known = {name.lower(): value for name, value in headers.items()}
+    trace = parse(known.get("traceparent", ""), known.get("tracestate", ""))
+    return msgspec.structs.replace(request, submit=msgspec.structs.replace(request.submit, trace=trace))
+
+
+def chat_request(
+    messages: object, params: SamplingParams | None, model: ServedModel, *, split: bool = True, **fields: Any
+) -> Request:
+    """The request of a conversation. `fields` are further ones of a chat request; without `split` its output is plain
+    text, as the model wrote it. Raises InvalidRequest or NotBuilt."""
+    tools = None if split else fields.pop("tools", None)
+    body = as_chat(params, messages, separate_reasoning=split, **fields)
+    submit = chat_submission(body, 0, model, choices(body, 1), TraceContext())
     if tools:
-        given = tools_of(msgspec.Raw(encoded(tools)))
-        assert given is not None, "they are not empty"
+        shown = tools_of(msgspec.Raw(json_of(tools)))
+        assert shown is not None, "they are not empty"
         if any(isinstance(tool, Mapping) and tool.get("type") == "custom" for tool in tools):
-            given = as_functions(msgspec.Raw(given))
-        submit = msgspec.structs.replace(submit, tools=given)
-    if request.seed is None:
+            shown = as_functions(msgspec.Raw(shown))
+        submit = msgspec.structs.replace(submit, tools=shown)
+    if body.seed is None:
         submit = with_own_seed(submit)
-    return Order(finished(submit, params), None, params or SamplingParams(n=submit.n))
+    return Request(with_output_fields(submit, params), None, params or SamplingParams(n=submit.n))
 
 
 def conversations(messages: Sequence[Any]) -> list[Sequence[Any]]:
-    """Every conversation; one alone is a list of one."""
-    if messages and isinstance(messages[0], Mapping):
-        return [messages]
-    return list(messages)
+    """Every conversation; a single one becomes a list."""
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
+def embedding_request(**fields: Any) -> EmbeddingRequest:
+    """The options of a call as a body without an input. Raises InvalidRequest naming the option."""
+    return decode(encoded({**fields, "input": ""}), REQUEST)
+
+
+def embedding_submissions(
+    prompts: PromptForm | Sequence[PromptForm], request: EmbeddingRequest, model: ServedModel
+) -> list[SubmitText]:
+    """A message for each prompt. Raises InvalidRequest naming the one that is wrong."""
+    check_pooler(model)
+    check_dimensions(request.dimensions, model)
+    found = []
+    for number, prompt in enumerate(parse_prompts(prompts)):
+        path = f"prompts[{number}]"
+        if prompt.prediction is not None:
+            raise InvalidRequest(f"{path}: a vector has no prediction", param=path, code="invalid_value")
+        (text,) = texts_of(prompt.content, path, model, request)
+        submit = text_submission(request, model, text, path, parse(prompt.traceparent, prompt.tracestate))
+        found.append(msgspec.structs.replace(submit, cache_salt=prompt.cache_salt or ""))
+    return found
+
+
+def score_sheet(data_1: Strings, data_2: Strings, truncate: int | None, model: ServedModel) -> Sheet:
+    """The pairs of a call. Raises InvalidRequest and NotBuilt."""
+    request = ScoreRequest(text_1=data_1, text_2=data_2, truncate_prompt_tokens=truncate)
+    return Sheet(request, pairs_of(request), model, TraceContext())

@@ -136,14 +136,14 @@ async def test_an_executor_that_dies_costs_time_and_the_engine_that_dies_an_erro
         undisturbed = await collected(llm.generate("Once", params))
         outputs = llm.generate("Once", params)
         first = await anext(outputs)
-        run_dir = str(llm._engine.host.directory)
+        run_dir = str(llm._engine.launcher.directory)
         os.kill(engine_process(run_dir, "executor"), signal.SIGKILL)
         assert len(first.outputs[0].token_ids) < 400
         again = await collected(outputs)
         assert again[-1].outputs[0].token_ids == undisturbed[-1].outputs[0].token_ids
         outputs = llm.generate("Once", SamplingParams(max_tokens=4000, ignore_eos=True))
         await anext(outputs)
-        os.kill(llm._engine.host.pid, signal.SIGKILL)
+        os.kill(llm._engine.launcher.pid, signal.SIGKILL)
         with pytest.raises(LinkError, match="did not say why"):
             await collected(outputs)
         with pytest.raises(LinkError):

@@ -1,4 +1,4 @@
-"""`LLM` (llm.py, batch.py) with the embedded model: right answers, in order, none lost, and nothing left behind."""
+"""`LLM` (llm.py) with the embedded model: right answers, in order, none lost, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
 from penstock.protocol.errors import InvalidRequest, ModelError
-from penstock.services.llm.host import Host
+from penstock.services.llm.launcher_process import LauncherProcess
 from tests.e2e import canary
 from tests.services.llm.processes import LIMIT, engine_processes, gone
 
@@ -24,8 +24,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=canary.LONGEST)
 QUESTION = [{"role": "user", "content": "What is 128 + 457?"}]
 
 
-def host(llm: LLM) -> Host:
-    return llm._engine.host
+def launcher(llm: LLM) -> LauncherProcess:
+    return llm._engine.launcher
 
 
 def test_the_canary_sings(llm: LLM) -> None:
@@ -249,7 +249,7 @@ def test_what_a_process_fails_with_is_raised(place: Path) -> None:
 
 def test_it_ends_with_its_object() -> None:
     llm = LLM(max_num_seqs=2, tokenizer_processes=1)
-    run_dir = str(host(llm).directory)
+    run_dir = str(launcher(llm).directory)
     assert len(engine_processes(run_dir)) == 4
     del llm
     gc.collect()
@@ -259,7 +259,7 @@ def test_it_ends_with_its_object() -> None:
 def test_it_ends_when_the_collector_runs_on_its_own_loop() -> None:
     """A cycle is found by whichever thread allocates, the loop's own among them, which cannot wait for itself."""
     llm = LLM(max_num_seqs=2, tokenizer_processes=1)
-    run_dir = str(host(llm).directory)
+    run_dir = str(launcher(llm).directory)
     loop, thread = llm._loop, llm._thread
     llm.cycle = llm  # type: ignore[attr-defined]
     del llm
@@ -302,7 +302,7 @@ def test_a_forked_child_is_told_that_the_engine_is_its_parents(llm: LLM) -> None
 
 def test_it_is_closed_once_and_says_so() -> None:
     with LLM(max_num_seqs=2, tokenizer_processes=1) as llm:
-        run_dir = str(host(llm).directory)
+        run_dir = str(launcher(llm).directory)
         llm.close()
         gone(run_dir)
         with pytest.raises(RuntimeError, match="closed"):

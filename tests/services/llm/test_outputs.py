@@ -8,9 +8,11 @@ from penstock.protocol.columns import pack
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
 from penstock.services.client.output_collector import Reply
-from penstock.services.llm.outputs import CompletionOutput, Gathering, Logprob, position
-from penstock.services.llm.params import RequestOutputKind
+from penstock.services.llm.outputs import CompletionOutput, Logprob, OutputBuilder, position
+from penstock.services.llm.params import RequestOutputKind, SamplingParams
+from penstock.services.llm.prompts import chat_request, completion_requests, parse_prompts
 from penstock.services.metrics.requests import Timings
+from tests.services.client.pipe import MODEL
 
 
 def at(token_id: int, logprob: float) -> PositionLogprobs:
@@ -18,10 +20,11 @@ def at(token_id: int, logprob: float) -> PositionLogprobs:
     return PositionLogprobs(TokenLogprob("t", token_id, logprob, b"t"), 2, top, 0)
 
 
-def growing(kind: RequestOutputKind, *, n: int = 1, logprobs: bool = True) -> tuple[Reply, Gathering]:
+def growing(kind: RequestOutputKind, *, n: int = 1, logprobs: bool = True) -> tuple[Reply, OutputBuilder]:
     stream = kind is not RequestOutputKind.FINAL_ONLY
     reply = Reply(1, n, stream=stream, timings=Timings(), now=0.0)
-    return reply, Gathering(reply, "7", "p", kind, logprobs=logprobs, arrival=100.0)
+    (request,) = completion_requests(parse_prompts("p"), SamplingParams(logprobs=1 if logprobs else None), MODEL)
+    return reply, OutputBuilder(reply, request, "7", kind)
 
 
 def push(reply: Reply, choice: int, text: str, token: int, finish: Finish = Finish.NONE) -> None:
@@ -34,13 +37,14 @@ def push(reply: Reply, choice: int, text: str, token: int, finish: Finish = Fini
 
 def test_calls_of_custom_tools() -> None:
     reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
-    kind = RequestOutputKind.DELTA
-    gathering = Gathering(reply, "7", "p", kind, logprobs=False, arrival=0.0, customs=frozenset("c"))
+    tools = [{"type": "custom", "custom": {"name": "c"}}, {"type": "function", "function": {"name": "f"}}]
+    request = chat_request([{"role": "user", "content": "x"}], None, MODEL, tools=tools)
+    builder = OutputBuilder(reply, request, "7", RequestOutputKind.DELTA)
     calls = [Piece(PieceKind.CALL, "c"), Piece(PieceKind.ARGUMENTS, "a "), Piece(PieceKind.CALL, "f")]
     reply.push(0, "", 1, Finish.NONE, None, 1.0, pieces=tuple(calls[:2]))
-    (first,) = gathering.take(reply.take_news()).outputs
+    (first,) = builder.take(reply.take_news()).outputs
     reply.push(0, "", 1, Finish.NONE, None, 1.0, pieces=(Piece(PieceKind.ARGUMENTS, "b"), calls[2]))
-    (more,) = gathering.take(reply.take_news()).outputs
+    (more,) = builder.take(reply.take_news()).outputs
     custom, function = first.message()["tool_calls"][0], more.message()["tool_calls"][1]
     assert (custom["type"], custom["custom"]) == ("custom", {"name": "c", "input": "a "})
     assert [(call.type, call.arguments) for call in more.tool_calls] == [("custom", "b"), ("function", "")]
@@ -48,10 +52,10 @@ def test_calls_of_custom_tools() -> None:
 
 
 def test_a_whole_output() -> None:
-    reply, gathering = growing(RequestOutputKind.FINAL_ONLY)
+    reply, builder = growing(RequestOutputKind.FINAL_ONLY)
     push(reply, 0, "a", 5)
     push(reply, 0, "b", 6, Finish.STOP)
-    found = gathering.take(reply.take_news())
+    found = builder.take(reply.take_news())
     (choice,) = found.outputs
     assert (found.request_id, found.prompt, found.prompt_token_ids, found.num_cached_tokens) == ("7", "p", [1, 2], 1)
     assert (choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason) == ("ab", [5, 6], "stop", "s")
@@ -72,11 +76,11 @@ def test_a_whole_output() -> None:
     ],
 )
 def test_a_stream(kind: RequestOutputKind, texts: list[str], ids: list[list[int]]) -> None:
-    reply, gathering = growing(kind)
+    reply, builder = growing(kind)
     push(reply, 0, "a", 5)
-    first = gathering.take(reply.take_news())
+    first = builder.take(reply.take_news())
     push(reply, 0, "b", 6, Finish.LENGTH)
-    second = gathering.take(reply.take_news())
+    second = builder.take(reply.take_news())
     assert [each.outputs[0].text for each in (first, second)] == texts
     assert [each.outputs[0].token_ids for each in (first, second)] == ids
     assert (first.finished, second.finished) == (False, True)
@@ -86,17 +90,17 @@ def test_a_stream(kind: RequestOutputKind, texts: list[str], ids: list[list[int]
 
 
 def test_a_delta_holds_the_choices_that_have_one() -> None:
-    reply, gathering = growing(RequestOutputKind.DELTA, n=2, logprobs=False)
+    reply, builder = growing(RequestOutputKind.DELTA, n=2, logprobs=False)
     push(reply, 1, "x", 5)
-    (choice,) = gathering.take(reply.take_news()).outputs
+    (choice,) = builder.take(reply.take_news()).outputs
     assert (choice.index, choice.text, choice.logprobs, choice.cumulative_logprob) == (1, "x", None, None)
 
 
 def test_a_failure_keeps_its_error() -> None:
-    reply, gathering = growing(RequestOutputKind.FINAL_ONLY)
+    reply, builder = growing(RequestOutputKind.FINAL_ONLY)
     error = EngineFailure("not a number")
     reply.fail(error)
-    found = gathering.failed(error)
+    found = builder.failed(error)
     assert (found.outputs, found.finished, found.error) == ([], True, error)
 
 
@@ -113,13 +117,13 @@ WRITTEN = (
 
 def written(kind: RequestOutputKind) -> list[CompletionOutput]:
     """The choice as it was after each of the pieces."""
-    reply, gathering = growing(kind, logprobs=False)
+    reply, builder = growing(kind, logprobs=False)
     found = []
     for step, pieces in enumerate(WRITTEN):
         finish = Finish.CALLS if step == len(WRITTEN) - 1 else Finish.NONE
         reply.push(0, "", 1, finish, None, 1.0, pieces, token_ids=pack("i", [step]))
         if kind is not RequestOutputKind.FINAL_ONLY or finish:
-            found.append(gathering.take(reply.take_news()).outputs[0])
+            found.append(builder.take(reply.take_news()).outputs[0])
     return found
 
 

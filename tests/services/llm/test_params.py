@@ -10,11 +10,11 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import (
-    ALIKE,
+    SAME_FIELDS,
     SamplingParams,
     StructuredOutputsParams,
-    chat_request,
-    completion_request,
+    as_chat,
+    as_completion,
 )
 from penstock.services.openai.schema import CompletionRequest
 
@@ -22,20 +22,20 @@ MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def test_defaults_are_said_outright_so_that_the_models_own_do_not_hold() -> None:
-    found = completion_request(SamplingParams())
+    found = as_completion(SamplingParams())
     assert (found.temperature, found.top_p, found.top_k, found.min_p, found.max_tokens) == (1.0, 1.0, 0, 0.0, 16)
     assert (found.repetition_penalty, found.seed, found.stop, found.logprobs) == (1.0, None, None, None)
 
 
 def test_without_parameters_nothing_is_said() -> None:
-    assert completion_request(None) == CompletionRequest(prompt="")
-    assert chat_request(None, MESSAGES).temperature is None
+    assert as_completion(None) == CompletionRequest(prompt="")
+    assert as_chat(None, MESSAGES).temperature is None
 
 
 def test_every_name_is_one_of_a_request() -> None:
-    assert set(ALIKE) <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
+    assert set(SAME_FIELDS) <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
     known = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    assert known - set(ALIKE) == {"max_tokens", "logprobs", "detokenize", "output_kind"}
+    assert known - set(SAME_FIELDS) == {"max_tokens", "logprobs", "detokenize", "output_kind"}
 
 
 def test_values_arrive() -> None:
@@ -43,7 +43,7 @@ def test_values_arrive() -> None:
         n=2, temperature=0.5, stop=["a"], stop_token_ids=[3], logit_bias={7: -1.5}, bad_words=["b"], seed=9, logprobs=4,
         allowed_token_ids=[1, 2], ignore_eos=True, min_tokens=3, prompt_logprobs=1, max_tokens=None, speculative=False,
     )  # fmt: skip
-    found = completion_request(params, [1, 2])
+    found = as_completion(params, [1, 2])
     assert (found.n, found.temperature, found.stop, found.stop_token_ids) == (2, 0.5, ["a"], [3])
     assert (found.logit_bias, found.bad_words, found.seed, found.logprobs) == ({"7": -1.5}, ["b"], 9, 4)
     assert (found.allowed_token_ids, found.ignore_eos, found.min_tokens) == ([1, 2], True, 3)
@@ -52,12 +52,12 @@ def test_values_arrive() -> None:
 
 
 def test_a_chat_has_its_own_names_for_logprobs() -> None:
-    found = chat_request(SamplingParams(logprobs=3, max_tokens=5), MESSAGES)
+    found = as_chat(SamplingParams(logprobs=3, max_tokens=5), MESSAGES)
     assert (found.logprobs, found.top_logprobs, found.max_tokens) == (True, 3, 5)
-    assert chat_request(SamplingParams(), MESSAGES).logprobs is None
+    assert as_chat(SamplingParams(), MESSAGES).logprobs is None
     processed = SamplingParams(logprobs=1, logprobs_mode="processed_logprobs")
-    assert chat_request(processed, MESSAGES).logprobs_mode == "processed_logprobs"
-    assert completion_request(processed).logprobs_mode == "processed_logprobs"
+    assert as_chat(processed, MESSAGES).logprobs_mode == "processed_logprobs"
+    assert as_completion(processed).logprobs_mode == "processed_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_chat_has_its_own_names_for_logprobs() -> None:
     ],
 )
 def test_structured_outputs(asked: Any, source: bytes) -> None:
-    found = completion_request(SamplingParams(structured_outputs=asked))
+    found = as_completion(SamplingParams(structured_outputs=asked))
     assert bytes(found.structured_outputs) == source  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ def test_structured_outputs(asked: Any, source: bytes) -> None:
 )  # fmt: skip
 def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        completion_request(SamplingParams(**fields))
+        as_completion(SamplingParams(**fields))
     assert str(raised.value.param).startswith(param)
 
 
@@ -96,4 +96,4 @@ def test_an_unknown_name_is_an_error() -> None:
 
 def test_what_json_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        completion_request(SamplingParams(structured_outputs={"json": object()}))
+        as_completion(SamplingParams(structured_outputs={"json": object()}))

@@ -12,7 +12,7 @@ from penstock.protocol import limits
 from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import SamplingParams
-from penstock.services.llm.prompts import Prompt, chat_order, conversations, listed, orders
+from penstock.services.llm.prompts import Prompt, chat_request, completion_requests, conversations, parse_prompts
 from tests.services.client.pipe import MAX_MODEL_LEN, MODEL, VOCABULARY
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -35,7 +35,7 @@ MESSAGES = [{"role": "user", "content": "x"}]
     ],
 )
 def test_every_form(given: Any, found: list[Prompt]) -> None:
-    assert listed(given) == found
+    assert parse_prompts(given) == found
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_every_form(given: Any, found: list[Prompt]) -> None:
 )  # fmt: skip
 def test_a_wrong_one_is_named(given: Any, path: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        listed(given)
+        parse_prompts(given)
     assert str(raised.value.param).startswith(path)
 
 
 def test_orders_carry_everything() -> None:
-    prompts = listed(["one", {"prompt_token_ids": [1, 2], "cache_salt": "s", "prediction": "p"}])
+    prompts = parse_prompts(["one", {"prompt_token_ids": [1, 2], "cache_salt": "s", "prediction": "p"}])
     params = SamplingParams(temperature=0.0, stop="x", max_tokens=5, logprobs=2)
-    first, second = orders(prompts, params, MODEL, [0, 7])
+    first, second = completion_requests(prompts, params, MODEL, [0, 7])
     assert (first.submit.prompt, first.prompt, first.submit.stop) == ("one", "one", ("x",))
     assert (first.submit.sampling.temperature, first.submit.sampling.max_tokens) == (0.0, 5)
     assert first.submit.with_token_ids
@@ -68,15 +68,16 @@ def test_orders_carry_everything() -> None:
 
 
 def test_each_may_have_its_own_parameters() -> None:
-    made = list(orders(listed(["a", "b"]), [SamplingParams(n=2), SamplingParams(max_tokens=None)], MODEL))
-    assert [order.submit.n for order in made] == [2, 1]
+    params = [SamplingParams(n=2), SamplingParams(max_tokens=None)]
+    made = list(completion_requests(parse_prompts(["a", "b"]), params, MODEL))
+    assert [request.submit.n for request in made] == [2, 1]
     assert made[1].submit.sampling.max_tokens is None
 
 
 def test_without_any_the_models_own_hold_and_sixteen_tokens() -> None:
-    (order,) = orders(listed("a"), None, MODEL)
-    assert order.submit.sampling.max_tokens == 16
-    assert chat_order(MESSAGES, None, MODEL).submit.sampling.max_tokens is None
+    (request,) = completion_requests(parse_prompts("a"), None, MODEL)
+    assert request.submit.sampling.max_tokens == 16
+    assert chat_request(MESSAGES, None, MODEL).submit.sampling.max_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -94,30 +95,30 @@ def test_without_any_the_models_own_hold_and_sixteen_tokens() -> None:
 )
 def test_what_is_wrong_is_told_before_anything_runs(prompts: Any, more: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        orders(listed(prompts), more.pop("params", None), MODEL, **more)
+        completion_requests(parse_prompts(prompts), more.pop("params", None), MODEL, **more)
     assert said in str(raised.value)
 
 
 def test_a_chat_carries_its_template_arguments() -> None:
-    order = chat_order(
+    request = chat_request(
         MESSAGES, SamplingParams(max_tokens=None, seed=4), MODEL,
         chat_template_kwargs={"thinking": False}, tools=[{"a": 1}], split=False,
     )  # fmt: skip
-    assert json.loads(order.submit.template_arguments or b"") == {"thinking": False}
-    assert json.loads(order.submit.tools or b"") == [{"a": 1}]
-    assert (order.submit.sampling.seed, order.submit.sampling.max_tokens, order.prompt) == (4, None, None)
-    assert not order.submit.reasoning.split
-    assert order.submit.tool_use is None
+    assert json.loads(request.submit.template_arguments or b"") == {"thinking": False}
+    assert json.loads(request.submit.tools or b"") == [{"a": 1}]
+    assert (request.submit.sampling.seed, request.submit.sampling.max_tokens, request.prompt) == (4, None, None)
+    assert not request.submit.reasoning.split
+    assert request.submit.tool_use is None
     tools = [{"type": "function", "function": {"name": "f"}}]
     custom = [{"type": "custom", "custom": {"name": "c"}}]
-    (shown,) = json.loads(chat_order(MESSAGES, None, MODEL, tools=custom, split=False).submit.tools or b"")
+    (shown,) = json.loads(chat_request(MESSAGES, None, MODEL, tools=custom, split=False).submit.tools or b"")
     assert shown["function"]["parameters"]["required"] == ["input"]
-    split = chat_order(MESSAGES, None, MODEL, tools=tools, tool_choice="required").submit
+    split = chat_request(MESSAGES, None, MODEL, tools=tools, tool_choice="required").submit
     assert split.reasoning.split
     assert split.tool_use is not None
     assert split.tool_use.required
     with pytest.raises(InvalidRequest):
-        chat_order([{"role": "wizard", "content": "x"}], None, MODEL)
+        chat_request([{"role": "wizard", "content": "x"}], None, MODEL)
 
 
 def test_conversations_are_told_from_one() -> None:

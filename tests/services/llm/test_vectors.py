@@ -1,4 +1,4 @@
-"""Vectors and scores of `LLM` with the embedded model."""
+"""Vectors and scores (prompts.py, outputs.py) of `LLM` with the embedded model."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ thread = threading.Thread(target=lambda: made.append(LLM(max_num_seqs=2, tokeniz
 thread.start()
 thread.join()
 llm = made[0]
-print(llm._engine.host.directory, flush=True)
+print(llm._engine.launcher.directory, flush=True)
 word = sys.stdin.readline().strip()
 if word == "generate":
     print(len(llm.generate("x", SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids))

@@ -1,7 +1,7 @@
-"""A command's processes as one: `penstock engine` or `serve`, started and watched by the program that wants them.
+"""`penstock engine` or `penstock serve` as a child process of the program that uses it.
 
-The command ends with the program, however that ends (services/supervisor/launcher.py). Nothing
-is forked or imported twice, so a script needs no guard around its main part.
+The command ends with the program, however that ends (services/supervisor/launcher.py). Nothing is forked or imported
+twice, so a script needs no `if __name__ == "__main__"` guard.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ END_SECONDS = 15.0  # from SIGTERM to SIGKILL; the engine gives its own processe
 SOCKET = "program.sock"
 
 
-class Host:
-    """A started engine or server. `notices` and `pidfd` turn readable when there is something to `hear`. `more` stands
-    in its environment beside our own."""
+class LauncherProcess:
+    """A started launcher with its processes. `notices` and `pidfd` turn readable when `poll` has news."""
 
-    def __init__(
-        self,
-        config: Config,
-        command: str = "engine",
-        entry: Path = ENTRY,
-        more: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, config: Config, command: str = "engine", environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is added to the program's own."""
         given = config.run.run_dir
         if given:
             self.directory = run_directory.prepared(Path(given))
@@ -51,36 +45,36 @@ class Host:
         self.notices = NoticeSocket(self.directory / SOCKET)
         self.ready = False
         self.url = ""  # of a server that is ready
-        self.failure: PenstockError | None = None  # why it ended; None while it runs and when it was told to end
-        self._told = False
+        self.failure: PenstockError | None = None  # why it ended, unless by `end`
+        self._ended = False
         self._process = subprocess.Popen(
-            [sys.executable, str(entry), command, *options.arguments(self.config)],
+            [sys.executable, str(ENTRY), command, *options.arguments(self.config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=self._environment() | dict(more or {}),
+            env=self._environment() | dict(environment or {}),
             start_new_session=True,  # Ctrl-C is the program's to answer
         )
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
 
-    def hear(self) -> None:
-        """Take what the engine said of itself, and notice its end."""
-        fault = ""
+    def poll(self) -> None:
+        """Update `ready`, `url` and `failure`."""
+        error = ""
         for notice in self.notices.receive():
             if notice.pid == self.pid:
                 self.ready = self.ready or notice.ready
                 self.url = notice.fields.get("X_PENSTOCK_URL", self.url)
-                fault = notice.fields.get(ERROR_FIELD, fault)
-        if fault and self.failure is None:
-            self.failure = read_error(fault)
-        if self._process.poll() is not None and self.failure is None and not self._told:
+                error = notice.fields.get(ERROR_FIELD, error)
+        if error and self.failure is None:
+            self.failure = read_error(error)
+        if self._process.poll() is not None and self.failure is None and not self._ended:
             self.failure = LinkError(f"the engine ended ({self._process.returncode}) and did not say why")
 
     def end(self) -> None:
         """End every process in order, by force if that takes too long. Safe to call twice."""
-        if self._told:
+        if self._ended:
             return
-        self._told = True
+        self._ended = True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.config import Config, ModelConfig, fields
 from penstock.protocol.errors import ConfigError
-from penstock.services.llm.keywords import configured
+from penstock.services.llm.engine import configured
 
 
 def test_without_keywords_all_is_as_it_is_for_a_server_but_the_log() -> None:
