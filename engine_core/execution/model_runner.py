@@ -39,6 +39,7 @@ from penstock.engine_core.execution.input_batch import (
 from penstock.engine_core.execution.pipeline import Pipeline, staged
 from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.step_output import (
+    NO_TIMES,
     Launched,
     Output,
     Pools,
@@ -110,8 +111,9 @@ class Runner:
         self.options = options
         self.sizes = SlotSizes(options.max_num_seqs, options.max_model_len, options.block_size, spec.vocab_size)
         self._upload = Upload(options.device)
-        self._download = Download(options.device)
+        self._download = None if options.device.type == "cpu" else Download(options.device)
         group = options.group
+        self._ends, self._answers = group.ends, group.answers
         self._slots = SlotTable(self.sizes, self._upload, group.stages)
         cache = kv_pages(rank_spec(spec, group.size), options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
@@ -203,7 +205,8 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step without masks. Plans are launched in order; a plan is trusted."""
-        return self.draft(self.finish(self.begin(plan), None))
+        launched = self.finish(self.begin(plan), None)
+        return launched if launched.drafts is None else self.draft(launched)
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Begun:
@@ -212,7 +215,8 @@ class Runner:
         if self._pipeline is not None:
             self._pipeline.begin([start.slot for start in plan.starts])
         self._slots.apply(plan)
-        self._pools.start(plan.starts)
+        if plan.starts:
+            self._pools.start(plan.starts)
         rows = self._slots.rows(plan)
         self._steps += 1
         self._tokens += rows.tokens
@@ -232,11 +236,11 @@ class Runner:
             hidden, last = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows)), inputs.last
         if self._pipeline is not None:
             self._pipeline.pass_on(rows)
-        if not self.options.group.ends:
+        if not self._ends:
             return Begun(plan, rows, hidden, last, (), began)
         spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
         prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
-        vectors = self._pools.take(plan, rows, hidden, self._model, self._upload)
+        vectors = self._pools.take(plan, rows, hidden, self._model, self._upload) if plan.chunks else None
         return Begun(plan, rows, hidden, last, prompts, began, vectors, self._mark() if plan.masked else None)
 
     @torch.inference_mode()
@@ -250,21 +254,25 @@ class Runner:
         self._sampled += rows.entries
         widths = None
         output = Output(None, None, begun.prompts, vectors=begun.vectors)
-        if rows.entries and not self.options.group.ends:
+        if rows.entries and not self._ends:
             assert self._pipeline is not None
             self._pipeline.await_tokens(rows)
         elif rows.entries:
             wanted = self._slots.parameters.logprobs[rows.entry_slots]
-            widths = wanted if wanted.max() >= 0 and self.options.group.answers else None
-            sampled = self._sample(begun, self._place_masks(masks, rows.entries), scored=widths is not None)
+            widths = wanted if self._answers and wanted.max() >= 0 else None
+            placed = None if masks is None else self._place_masks(masks, rows.entries)
+            sampled = self._sample(begun, placed, scored=widths is not None)
             tokens = sampled.tokens[: rows.entries]
             output = replace(output, tokens=tokens, scores=sampled.scores if widths is not None else None)
             if self._pipeline is not None:
                 self._pipeline.tell(rows, tokens)
-        fetched, done = self._download.fetch(output.tensors())
+        fetched, done = output, None
+        if self._download is not None:
+            tensors, done = self._download.fetch(output.tensors())
+            fetched = output.replaced(tensors)
         return Launched(
-            plan.step, plan.epoch, widths, output.replaced(fetched), output, begun.began, done, done,
-            self._rows_to_draft(plan.drafting), halves=halves,
+            plan.step, plan.epoch, widths, fetched, output, begun.began, done, done,
+            self._rows_to_draft(plan.drafting) if plan.drafting else None, halves=halves,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -286,7 +294,9 @@ class Runner:
         if not len(rows.told):
             return launched
         told = self._drafting.made(rows.told, rows.turns)
-        (fetched,), done = self._download.fetch([told])
+        fetched, done = told, None
+        if self._download is not None:
+            (fetched,), done = self._download.fetch([told])
         return replace(
             launched,
             fetched=replace(launched.fetched, drafts=fetched),
@@ -298,8 +308,10 @@ class Runner:
         """The result of a step, waiting for it. Its times are the device's own, 0 on a CPU."""
         if launched.done is not None:
             launched.done.synchronize()
-        times = step_times(launched, self._last)
-        self._last = replace(launched, fetched=NOTHING, held=NOTHING)
+        times = NO_TIMES
+        if launched.began is not None:
+            times = step_times(launched, self._last)
+            self._last = replace(launched, fetched=NOTHING, held=NOTHING)
         fetched = launched.fetched
         tokens = np.zeros(0, np.int32) if fetched.tokens is None else fetched.tokens.numpy()
         if len(tokens) and tokens.min() < 0:
@@ -309,10 +321,10 @@ class Runner:
             step=launched.step,
             epoch=launched.epoch,
             token_ids=tokens.tobytes(),
-            logprobs=tuple(entry_logprobs(launched, tokens)),
-            prompt_logprobs=tuple(prompt_logprobs(fetched.prompts)),
-            vectors=vector_rows(fetched.vectors),
-            drafts=told_drafts(launched),
+            logprobs=tuple(entry_logprobs(launched, tokens)) if launched.widths is not None else (),
+            prompt_logprobs=tuple(prompt_logprobs(fetched.prompts)) if fetched.prompts else (),
+            vectors=() if fetched.vectors is None else vector_rows(fetched.vectors),
+            drafts=b"" if fetched.drafts is None else told_drafts(launched),
             busy=times.busy,
             waited=times.waited,
             drafting=times.drafting,
@@ -325,10 +337,8 @@ class Runner:
         """Those of a step and those of drafting, as far as there are any."""
         return tuple([graphs for graphs in (self._graphs, self.draft_graphs) if graphs is not None])
 
-    def _rows_to_draft(self, drafting: bytes) -> DraftRows | None:
+    def _rows_to_draft(self, drafting: bytes) -> DraftRows:
         """Of a plan's column: the same object while it stays the same."""
-        if not drafting:
-            return None
         if self._draft_rows is None or self._draft_rows[0] != drafting:
             self._draft_rows = drafting, draft_rows(drafting)
         return self._draft_rows[1]
@@ -345,9 +355,7 @@ class Runner:
             self._entries = rows, Entries(*self._upload.send(entry_columns(rows, None)))
         return self._entries[1]
 
-    def _place_masks(self, masks: StepMasks | None, entries: int) -> Column | None:
-        if masks is None:
-            return None
+    def _place_masks(self, masks: StepMasks, entries: int) -> Column:
         store_masks(masks, self._slots.parameters.sampling.masks, self._upload)
         return entry_masks(masks, entries)
 
@@ -358,7 +366,8 @@ class Runner:
         if self._graphs is not None and size:
             if begun.last is not None:
                 torch.index_select(hidden, 0, begun.last, out=self._graphs.states[: rows.entries])
-            self._download.guard()
+            if self._download is not None:
+                self._download.guard()
             return self._graphs.sampling.replay(rows, size, masks)
         if begun.last is not None:
             states = hidden if rows.plain else hidden.index_select(0, begun.last)

@@ -50,6 +50,7 @@ class Sampler:
         self._own_drafts = own_drafts
         self._rate = rate
         self._group = group
+        self._answers = group.answers
 
     def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
         """One token for each line of `states  # [entries, hidden]`; the slots take over those that count.
@@ -61,7 +62,7 @@ class Sampler:
             entries = read_drafts(entries, history)
         logits = self._model.logits(states)  # [entries, vocabulary]
         scores = None
-        if self._group.answers:
+        if self._answers:
             chosen = sample_entries(logits, entries, sampling, history)
             tokens = chosen.tokens
             if scored:
@@ -69,6 +70,7 @@ class Sampler:
                 scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs, processing)
         else:
             tokens = torch.empty_like(entries.slots)
-        self._group.share(tokens)
+        if self._group.ranks is not None:
+            self._group.share(tokens)
         accept(tokens, entries, self._counting, history, self._rate)
         return Sampled(tokens, scores)

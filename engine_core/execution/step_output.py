@@ -125,6 +125,9 @@ class StepTimes:
     drafting: float = 0.0  # behind the step before
 
 
+NO_TIMES = StepTimes()
+
+
 def step_times(launched: Launched, last: Launched | None) -> StepTimes:
     """Of a step that is over; `last` is the one before it."""
     if launched.began is None or launched.ended is None:

@@ -59,7 +59,7 @@ class Pool:
     @property
     def available(self) -> int:
         """Blocks that `take` can hand out now."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + self._idle.count
 
     @property
     def held(self) -> int:
@@ -215,10 +215,10 @@ class IdleQueue:
     def __init__(self, total: int) -> None:
         self._next = [0] + [OUTSIDE] * total
         self._previous = [0] + [OUTSIDE] * total
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __contains__(self, block: int) -> bool:
         return self._next[block] != OUTSIDE
@@ -236,7 +236,7 @@ class IdleQueue:
         last = self._previous[0]
         self._next[last] = self._previous[0] = block
         self._next[block], self._previous[block] = 0, last
-        self._count += 1
+        self.count += 1
 
     def remove(self, block: int) -> None:
         """Take the block out, wherever it stands."""
@@ -245,7 +245,7 @@ class IdleQueue:
         assert after != OUTSIDE
         self._next[before], self._previous[after] = after, before
         self._next[block] = self._previous[block] = OUTSIDE
-        self._count -= 1
+        self.count -= 1
 
     def oldest(self) -> int:
         """Take out the block that has been idle longest."""

@@ -169,8 +169,9 @@ class Decoder:
         """`[rows, hidden] -> [rows, vocab]`, of all ranks: on a GPU in the model's type, elsewhere in fp32."""
         table = self.embedding if self.head is None else self.head
         assert table is not None, "the last stage"
-        columns = linear(hidden, table.weight, invariant=self.placement.invariant)
-        logits = self.placement.group.join(columns, self.spec.vocab_size)
+        logits = linear(hidden, table.weight, invariant=self.placement.invariant)
+        if self.placement.group.ranks is not None:
+            logits = self.placement.group.join(logits, self.spec.vocab_size)
         return logits if logits.is_cuda else logits.float()
 
     def shallow(self) -> Decoder:

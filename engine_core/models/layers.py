@@ -239,7 +239,9 @@ class Norm:
         exchange = self.group.exchange
         if exchange is not None and exchange.takes(partial):
             return exchange.add(partial, residual, self.weight, self.eps)
-        return add_rms_norm(self.group.sum(partial), residual, self.weight, self.eps)
+        if self.group.ranks is not None:
+            partial = self.group.sum(partial)
+        return add_rms_norm(partial, residual, self.weight, self.eps)
 
     def destinations(self) -> Destinations:
         yield "weight", Destination(self.weight, tuple(self.weight.shape))

@@ -148,11 +148,14 @@ def count_drafts(
         totals.count_drafts(drafted, accepted)
 
 
-def land_drafts(state: State, flight: Flight, seconds: float) -> None:
-    """The step's result is being applied: what it had in flight is known now, and how long it took."""
-    if (flight.drafting or state.guesses.most) and not flight.chunks and seconds > 0.0:
+def land_drafts(state: State, flight: Flight, result: StepResult) -> None:
+    """The step's result is being applied: what it had in flight is known now, and how long it took, and how long the
+    drafting behind the step before."""
+    if not flight.chunks and result.busy > 0.0:
         rows = len(flight.lane.slots)
-        state.cost.tell(rows, rows + (0 if flight.drafts is None else flight.drafts.total), seconds)
+        state.cost.tell(rows, rows + (0 if flight.drafts is None else flight.drafts.total), result.busy)
+    if flight.made is not None and flight.made.turns and result.drafting > 0.0:
+        state.guesses.cost.tell(flight.made.rows, flight.made.turns, result.drafting)
     for choice in flight.drafting:
         assert choice.drafter is not None
         choice.drafter.flying.popleft()
@@ -204,6 +207,9 @@ class Asked:
     columns: bytes = b""  # of `StepPlan.drafting`
     told: tuple[Told, ...] = ()
     short: Ints = field(default_factory=nobody)  # slots, each as often as it needs a new block for its drafts
+
+
+NOTHING_ASKED = Asked()
 
 
 def ask(state: State, lane: Lane, drafts: Drafts | None, chunks: list[Chunk]) -> Asked:
@@ -306,12 +312,6 @@ def fill_told(flight: Flight, result: StepResult) -> None:
         told.ids[:] = ids[place : place + len(told.ids)]
         place += told.count
     assert place == len(ids), "the drafts of every row that is told"
-
-
-def land_drafting(state: State, flight: Flight, seconds: float) -> None:
-    """How long the drafting behind the step before took is known with the step's result."""
-    if flight.made is not None and flight.made.turns and seconds > 0.0:
-        state.guesses.cost.tell(flight.made.rows, flight.made.turns, seconds)
 
 
 def tell_guesses(state: State, flight: Flight, drafts: Drafts, kept: Flags, counts: Counts) -> None:

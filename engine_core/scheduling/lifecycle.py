@@ -124,13 +124,13 @@ def end(state: State, choice: Choice, finish: Finish) -> None:
 def end_aside(state: State, choice: Choice, finish: Finish, error: str | None = None) -> None:
     """End a choice outside a step's columns: its terminal row stands alone."""
     row = end_row(choice.request.message.id, choice.index, finish, error, choice.drafted)
-    state.outbox(choice.request.source).put(row)
+    state.outboxes[choice.request.source].put(row)
     end(state, choice, finish)
 
 
 def cancel(state: State, request: Request, finish: Finish, error: str | None = None) -> None:
     """End every choice of a request, those not begun included."""
-    outbox = state.outbox(request.source)
+    outbox = state.outboxes[request.source]
     while request.spawned < request.message.n:
         outbox.put(end_row(request.message.id, request.spawned, finish, error))
         request.spawned += 1

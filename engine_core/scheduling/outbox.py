@@ -170,6 +170,14 @@ class Outbox:
         return out
 
 
+class Outboxes(dict[int, Outbox]):
+    """The outbox of each source, made when it is first asked for."""
+
+    def __missing__(self, source: int) -> Outbox:
+        found = self[source] = Outbox()
+        return found
+
+
 def token_batch(step: int, rows: Rows) -> TokenBatch:
     """The rows as the link carries them."""
     return TokenBatch(

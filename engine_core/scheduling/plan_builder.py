@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.engine_core.grammar.masks import MaskRow
 from penstock.engine_core.scheduling.admission import Admissions
-from penstock.engine_core.scheduling.drafting import Asked, ask, draft_rows, launch_drafts, with_guesses
+from penstock.engine_core.scheduling.drafting import NOTHING_ASKED, ask, draft_rows, launch_drafts, nobody, with_guesses
 from penstock.engine_core.scheduling.lifecycle import acquit, add_others, announce, retract, seal
 from penstock.engine_core.scheduling.preemption import make_way, ration
 from penstock.engine_core.scheduling.request import Choice
@@ -41,7 +41,7 @@ def plan(state: State) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes."""
     if state.accused:
         acquit(state)
-    elif len(state.queue):
+    elif state.queue.waiting:
         make_way(state)
     for _ in range(state.slots.microbatches):
         microbatch, lane = next_turn(state)
@@ -58,10 +58,11 @@ def plan_turn(state: State, microbatch: int, lane: Lane) -> StepPlan | None:
     budget = state.options.max_num_batched_tokens - len(lane.slots)
     drafts = None
     if (slots.drafters or state.guesses.most) and len(lane.slots):
-        wanted = len(state.prefilling) or (len(state.queue) and slots.free)
+        wanted = len(state.prefilling) or (state.queue.waiting and slots.free)
         drafts = draft(state, lane, budget // 2 if wanted else budget)
         budget -= drafts.total if drafts is not None else 0
-    budget = prompt_budget(state, budget)
+    if state.options.stages > 1:
+        budget = prompt_budget(state, budget)
     claims: list[tuple[Choice, int]] = []
     for choice in state.prefilling:
         if count := min(len(choice.tokens) - int(slots.planned[choice.slot]), budget):
@@ -82,7 +83,7 @@ def plan_turn(state: State, microbatch: int, lane: Lane) -> StepPlan | None:
     for choice, count in claims:
         extend_chunk(state, outline, choice, count)
     stuck = not (len(lane.slots) or outline.chunks or state.flights)  # no result will come to call us again
-    if len(state.queue) and (stuck or not tight):
+    if state.queue.waiting and (stuck or not tight):
         for choice, count in Admissions(state).admit(budget):
             start_chunk(state, outline, choice, count)
     if len(lane.slots) or outline.chunks:
@@ -205,7 +206,7 @@ def close(state: State, outline: Outline, microbatch: int, lane: Lane, drafts: D
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
     chunks = [close_chunk(state, chunk, step, microbatch) for chunk in outline.chunks]
     drafting = launch_drafts(state, lane, drafts) if slots.drafters else ()
-    made, asked = state.made, Asked()
+    made, asked = state.made, NOTHING_ASKED
     if state.guesses.most:
         asked = ask(state, lane, drafts, outline.chunks)
     if len(asked.short):
@@ -350,15 +351,9 @@ def prompt_budget(state: State, budget: int) -> int:
     What waits is cut into pieces, so that several stages work on it at once, and no smaller than a step is worth.
     """
     options, planned = state.options, state.slots.planned
-    if options.stages == 1:
-        return budget
     waiting = state.queue.tokens
     waiting += sum([len(choice.tokens) - int(planned[choice.slot]) for choice in state.prefilling])
     return min(budget, max(options.piece, -(-waiting // (2 * options.stages))))
-
-
-def nobody() -> Ints:
-    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

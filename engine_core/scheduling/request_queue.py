@@ -161,14 +161,14 @@ class Queue:
         self._fair = fair
         self._levels: dict[int, Level] = {}
         self._numbers: list[int] = []  # of the levels, the one that goes first first
-        self._waiting = 0
+        self.waiting = 0  # choices
         self._clients: dict[Choice, Client] = {}  # from a choice's first wait to its end
         self._paid: dict[Choice, int] = {}  # tokens that a choice was expected to reach when its client paid for it
         self._typical = float(TYPICAL)
         self._look_at = 0.0
 
     def __len__(self) -> int:
-        return self._waiting
+        return self.waiting
 
     def __iter__(self) -> Iterator[Choice]:
         """All that wait, in no particular order between clients."""
@@ -195,7 +195,7 @@ class Queue:
         client.ranks.insert(index, choice.rank)
         client.choices.insert(index, choice)
         self.tokens += choice.request.prompt_tokens
-        self._waiting += 1
+        self.waiting += 1
         if preempted:
             insort(tenant.level.preempted, choice, key=rank)
         if not client.waits:
@@ -322,7 +322,7 @@ class Queue:
         tenant, index = client.tenant, client.place_of(choice)
         del client.ranks[index], client.choices[index]
         self.tokens -= choice.request.prompt_tokens
-        self._waiting -= 1
+        self.waiting -= 1
         level = tenant.level
         level.promised.pop(choice, None)
         index = bisect_left(level.preempted, choice.rank, key=rank)

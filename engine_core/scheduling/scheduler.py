@@ -71,7 +71,8 @@ class Scheduler:
         """
         assert source >= 0
         assert (guide is None) == (request.automaton is None)
-        self._state.totals.tick(now)
+        if now >= self._state.totals.tick_at:
+            self._state.totals.tick(now)
         self._state.durations.now = now
         submit(self._state, request, source, guide, now)
 
@@ -109,7 +110,8 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
         means that nobody waits."""
-        self._state.totals.tick(now)
+        if now >= self._state.totals.tick_at:
+            self._state.totals.tick(now)
         self._state.durations.now = now
         return plan(self._state)
 
@@ -122,7 +124,8 @@ class Scheduler:
         """Take the result of the oldest step in flight; results of another epoch are discarded."""
         self._state.durations.now = now
         apply(self._state, result)
-        self._state.totals.tick(now)
+        if now >= self._state.totals.tick_at:
+            self._state.totals.tick(now)
 
     def mask_work(self) -> MaskWork | None:
         """What the masks of the next step that waits for some are made from, as soon as every token before it is known:
@@ -145,7 +148,8 @@ class Scheduler:
         be what the last group died of: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
-        state.totals.tick(now)
+        if now >= state.totals.tick_at:
+            state.totals.tick(now)
         state.durations.now = now
         state.epoch = epoch
         suspects = flown(state)

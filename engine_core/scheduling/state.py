@@ -13,7 +13,7 @@ from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.kv.block_pool import Fence, Pool
 from penstock.engine_core.kv.prefix_index import Prefix
 from penstock.engine_core.scheduling.options import SchedulingOptions
-from penstock.engine_core.scheduling.outbox import Outbox
+from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.poison_requests import Condemned
 from penstock.engine_core.scheduling.request import Choice, Request
@@ -135,7 +135,7 @@ class State:
     sent: list[Lane | None]  # [micro-batches], the lane of the last plan of each
     turns: list[int]  # the micro-batches, the one that has waited longest first
     requests: dict[int, Request] = field(default_factory=dict)
-    outboxes: dict[int, Outbox] = field(default_factory=dict)
+    outboxes: Outboxes = field(default_factory=Outboxes)
     prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
     coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
     flights: deque[Flight] = field(default_factory=deque)
@@ -154,12 +154,6 @@ class State:
     orders: int = 0  # requests so far
     refused: Choice | None = None  # head of the queue that did not fit, until memory is given back
     tight: bool = False  # the last plan lacked blocks for what runs
-
-    def outbox(self, source: int) -> Outbox:
-        found = self.outboxes.get(source)
-        if found is None:
-            found = self.outboxes[source] = Outbox()
-        return found
 
 
 def new_state(options: SchedulingOptions) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -96,6 +97,7 @@ class Totals:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
+    tick_at: float = -math.inf  # when the next sample is due
     ends: deque[tuple[float, int]] = field(default_factory=deque)  # (time, choices ended so far), every SAMPLE seconds
 
     @property
@@ -129,10 +131,11 @@ class Totals:
             self.accepted_at[place] += 1
 
     def tick(self, now: float) -> None:
-        if not self.ends or now - self.ends[-1][0] >= SAMPLE:
-            self.ends.append((now, self.ended))
-            while now - self.ends[0][0] > WINDOW:
-                self.ends.popleft()
+        """Sample how many choices have ended. Called at `tick_at` or later."""
+        self.tick_at = now + SAMPLE
+        self.ends.append((now, self.ended))
+        while now - self.ends[0][0] > WINDOW:
+            self.ends.popleft()
 
     @property
     def drain_rate(self) -> float:

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from penstock.engine_core.scheduling.drafting import (
     count_drafts,
     fill_told,
-    land_drafting,
     land_drafts,
     look_ahead,
     settle_drafts,
@@ -41,9 +40,10 @@ def apply(state: State, result: StepResult) -> None:
     flight = state.flights.popleft()
     assert flight.step == result.step, "results come in the order of the plans"
     state.applied = flight.step
-    keep_scores(flight, result)
-    land_drafts(state, flight, result.busy)
-    land_drafting(state, flight, result.drafting)
+    if result.prompt_logprobs:
+        keep_scores(flight, result)
+    if flight.drafting or state.guesses.most:
+        land_drafts(state, flight, result)
     if state.traces.running:
         now = state.durations.now
         for chunk in flight.chunks:
@@ -68,7 +68,9 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
         tell_guesses(state, flight, flight.drafts, kept, counts)
     if state.traces.running:
         state.traces.mark(settled, slots, state.durations.now)
-    suspects = suspect_rows(state, flight, tokens, counts)
+    suspects = state.suspects.among(tokens)  # rows that must be looked at: a token of theirs may end one
+    if flight.drafts is not None:
+        suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
     suspects[kept] |= slots.known[settled] >= slots.limit[settled]
     for row in (~kept).nonzero()[0].tolist():
         choice = lane.choices[row]
@@ -77,17 +79,20 @@ def take(state: State, flight: Flight, result: StepResult) -> None:
             suspects[row] |= len(choice.tokens) >= choice.request.limit
     if flight.guided:
         suspects[[guided.row for guided in flight.guided]] = False
-    judged = judge_rows(flight, (suspects & kept).nonzero()[0].tolist(), tokens, counts)
+    rows = (suspects & kept).nonzero()[0].tolist()
+    judged = judge_rows(flight, rows, tokens, counts) if rows else {}
     if state.judged:
         judged = dict(sorted((judged | state.judged).items()))
-    take_back(state, judged, counts)
     surplus, taken = len(tokens), counts
-    tokens, counts = shortened(tokens, taken, judged)
-    notes = first_notes(state, flight, kept)
+    if judged:
+        take_back(state, judged, counts)
+        tokens, counts = shortened(tokens, taken, judged)
+    notes = first_notes(state, flight, kept) if flight.chunks else {}
     if flight.drafts is not None:
         count_drafts(state, flight, flight.drafts, kept, taken, counts, notes)
     seal_rows(state, settled)
-    score_rows(flight, result, counts, notes)
+    if result.logprobs:
+        score_rows(flight, result, counts, notes)
     finish = np.zeros(len(counts), np.uint8)
     for row, found in judged.items():
         finish[row] = found.finish
@@ -126,16 +131,6 @@ def append_tokens(
     return tokens, counts
 
 
-def suspect_rows(
-    state: State, flight: Flight, tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
-) -> npt.NDArray[np.bool_]:
-    """Rows that must be looked at, token by token: one of theirs ends somebody. # [rows]"""
-    suspects = state.suspects.among(tokens)
-    if flight.drafts is not None:
-        suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
-    return suspects
-
-
 def take_back(state: State, judged: dict[int, Judged], counts: npt.NDArray[np.int32]) -> None:
     """Tokens behind a choice's end do not count."""
     for row, found in judged.items():
@@ -165,8 +160,6 @@ def shortened(
 
 def score_rows(flight: Flight, result: StepResult, counts: npt.NDArray[np.int32], notes: dict[int, Note]) -> None:
     """Put the logprobs of the tokens that count into the notes of their rows."""
-    if not result.logprobs:
-        return
     sizes = np.ones(len(counts), np.int64) if flight.drafts is None else flight.drafts.sizes(len(counts))
     starts = np.cumsum(sizes) - sizes
     entries = np.array([part.row for part in result.logprobs])
@@ -247,18 +240,16 @@ def deliver(state: State, lane: Lane, kept: npt.NDArray[np.bool_], rows: Rows) -
     """Split the rows by source. Rows of choices that had ended are thrown away."""
     if lane.source >= 0:
         if bool(kept.all()):
-            state.outbox(lane.source).put(select(rows, None))
+            state.outboxes[lane.source].put(rows)
         elif bool(kept.any()):
-            state.outbox(lane.source).put(select(rows, kept))
+            state.outboxes[lane.source].put(select(rows, kept))
         return
     for source in np.unique(lane.sources[kept]).tolist():
-        state.outbox(source).put(select(rows, kept & (lane.sources == source)))
+        state.outboxes[source].put(select(rows, kept & (lane.sources == source)))
 
 
-def select(rows: Rows, mask: npt.NDArray[np.bool_] | None) -> Rows:
+def select(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
     """The masked rows with their tokens and notes."""
-    if mask is None:
-        return rows
     place = np.cumsum(mask) - 1
     notes = {int(place[row]): note for row, note in rows.notes.items() if mask[row]}
     return Rows(
@@ -306,8 +297,6 @@ def judge_rows(
     tokens: of all rows. counts: how many of them are each row's. # [tokens], [rows]
     """
     judged: dict[int, Judged] = {}
-    if not rows:
-        return judged
     values: list[int] = tokens.tolist()
     ends: list[int] = np.cumsum(counts).tolist()
     sizes: list[int] = counts.tolist()
@@ -371,7 +360,7 @@ def take_vectors(state: State, flight: Flight, result: StepResult) -> None:
         ended.setdefault(request.source, []).append((choice, finish, note))
         end(state, choice, finish)
     for source, found in ended.items():
-        state.outbox(source).put_vectors(vector_rows(found))
+        state.outboxes[source].put_vectors(vector_rows(found))
 
 
 def vector_rows(ended: list[Ended]) -> Rows:

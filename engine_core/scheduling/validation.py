@@ -117,7 +117,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
     except RequestError as error:
         state.totals.rejected += 1
         later = error.retry_after if isinstance(error, Overloaded) else None
-        state.outbox(source).reject(
+        state.outboxes[source].reject(
             Rejected(
                 id=message.id, status=error.status, message=error.message, param=error.param, code=error.code,
                 retry_after=later,
@@ -187,7 +187,7 @@ def refuse(state: State, request: Request, seconds: float) -> None:
     for choice in tuple(request.choices.values()):
         end(state, choice, Finish.ABORT)
     state.totals.rejected += 1
-    state.outbox(request.source).reject(
+    state.outboxes[request.source].reject(
         Rejected(
             id=request.message.id, status=error.status, message=error.message, code=error.code,
             retry_after=error.retry_after,

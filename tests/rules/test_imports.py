@@ -33,6 +33,13 @@ BRAIN = (
     *("engine_core.scheduling", "engine_core.kv", "engine_core.grammar", "engine_core.speculation"),
     "engine_core.placement",
 )
+# From the bottom up: a folder of engine_core imports only from those before it.
+ENGINE_ORDER = (
+    *("histogram", "kv", "embedded", "distributed", "models", "folder", "loading", "placement"),
+    *("tokenizer", "parsers", "grammar", "text", "speculation", "scheduling", "execution"),
+)
+# Cycles that are older than the rule, by one of their modules; none is to be added.
+OLD_CYCLES = ("protocol.config", "services.links.link", "services.tracing.tracer", "engine_core.grammar.schema.")
 LIGHT_PROCESSES = ("services.http.main", "services.tokenizer.main", "services.scheduler.main")
 
 
@@ -82,6 +89,77 @@ def loaded(names: list[str], suspects: Iterable[str]) -> list[str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def cycles(tree: Iterable[Source]) -> list[list[str]]:
+    """Modules of one folder that import each other, wherever the import stands."""
+    modules = {source.module: source for source in tree}
+    edges = {
+        name: {found for found, _ in source.imports if found in modules and found != name and same_folder(name, found)}
+        for name, source in modules.items()
+    }
+    order: list[str] = []
+    seen: set[str] = set()
+    for name in edges:
+        visit(name, edges, seen, order)
+    back: dict[str, set[str]] = {name: set() for name in edges}
+    for name, found in edges.items():
+        for other in found:
+            back[other].add(name)
+    seen, components = set(), []
+    for name in reversed(order):
+        component: list[str] = []
+        visit(name, back, seen, component)
+        if len(component) > 1:
+            components.append(sorted(component))
+    return components
+
+
+def visit(name: str, edges: dict[str, set[str]], seen: set[str], order: list[str]) -> None:
+    """Depth first; a module comes into the order behind everything that it leads to (Kosaraju)."""
+    if name in seen:
+        return
+    seen.add(name)
+    for other in sorted(edges[name]):
+        visit(other, edges, seen, order)
+    order.append(name)
+
+
+def same_folder(one: str, other: str) -> bool:
+    return one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def upward(source: Source) -> Iterator[str]:
+    """Imports from a folder of engine_core that stands above the importing one."""
+    here = source.module.split(".")[1] if source.module.startswith("engine_core.") else ""
+    for name, node in source.imports:
+        there = name.split(".")[1] if name.startswith("engine_core.") else ""
+        known = here in ENGINE_ORDER and there in ENGINE_ORDER
+        if known and ENGINE_ORDER.index(there) > ENGINE_ORDER.index(here):
+            yield f"{source.at(node)} {here} imports {name}, which stands above it"
+
+
+def test_no_modules_of_a_folder_import_each_other() -> None:
+    found = cycles(product())
+    none(" ".join(cycle) for cycle in found if not any(name.startswith(OLD_CYCLES) for name in cycle))
+
+
+def test_folders_of_engine_core_import_downwards() -> None:
+    none(found for source in product() for found in upward(source))
+
+
+def test_folders_of_engine_core_have_their_place() -> None:
+    folders = {source.module.split(".")[1] for source in product() if source.module.startswith("engine_core.")}
+    assert folders == set(ENGINE_ORDER)
+
+
+def test_cycles_and_upward_imports_are_found() -> None:
+    one = parse("from engine_core.kv.two import x", "engine_core/kv/one.py")
+    two = parse("def f():\n from engine_core.kv.three import y", "engine_core/kv/two.py")
+    three = parse("import engine_core.kv.one", "engine_core/kv/three.py")
+    assert cycles((one, two, three)) == [["engine_core.kv.one", "engine_core.kv.three", "engine_core.kv.two"]]
+    assert cycles((one, two)) == []
+    assert len(list(upward(parse("from engine_core.execution.sampler import Sampler", "engine_core/models/x.py")))) == 2
 
 
 def test_folders_import_what_they_may() -> None:

@@ -26,8 +26,8 @@ def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
 
 def test_a_source_has_one_outbox() -> None:
     state = new_state(OPTIONS)
-    assert state.outbox(3) is state.outbox(3)
-    assert state.outbox(3) is not state.outbox(4)
+    assert state.outboxes[3] is state.outboxes[3]
+    assert state.outboxes[3] is not state.outboxes[4]
 
 
 def test_a_row_has_an_entry_more_than_it_has_drafts() -> None:
