@@ -27,10 +27,12 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
+from penstock.services.client.output_collector import Reply
+from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.otlp import OtlpTracer, exporter_of
 from penstock.services.tracing.propagation import root
-from penstock.services.tracing.request import Operations, Outcome, ServerSpan
+from penstock.services.tracing.request import Operations, ServerSpan
 from penstock.services.tracing.scheduler import SchedulerTraces
 from penstock.services.tracing.tokenizer import TokenizerTraces
 from penstock.services.tracing.tracer import HTTP, Settings, Tracer
@@ -39,8 +41,6 @@ from penstock.services.tracing.tracer import Sampling as Share
 REQUESTS, PROMPT, OUTPUT = 256, 128, 512
 TRIES = 5
 SPAN = "b7ad6b7169203331"
-OUTCOME = Outcome(finishes=(Finish.LENGTH,), prompt_tokens=PROMPT, output_tokens=OUTPUT, cached_tokens=0, accepted=0,
-                  rejected=0, first_token=0.1, error=None, left=False, response="chatcmpl-0")  # fmt: skip
 Told = Callable[[Tracer, TraceContext, int], None]
 
 
@@ -69,7 +69,10 @@ def api(tracer: Tracer, context: TraceContext, number: int) -> None:
     asked = SubmitText(id=number, prompt="a", sampling=Sampling(), trace=span.context)
     operation = Operations(tracer, "model").begin((asked,), 0.0)
     assert operation is not None
-    operation.end(OUTCOME, 5.0)
+    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0, name="chatcmpl-0")
+    reply.prompts[0].tokens, reply.prompts[0].cached_tokens = PROMPT, 0
+    reply.choices[0].tokens, reply.choices[0].finish, reply.first_token = OUTPUT, Finish.LENGTH, 0.1
+    operation.end(reply, 5.0)
     span.end("POST", "/v1/completions", 200, {"penstock.http.request_id": "0123456789abcdef"}, (0.0, 5.0))
 
 

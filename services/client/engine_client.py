@@ -46,7 +46,7 @@ from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import Register
 from penstock.services.openai.errors import from_rejected
 from penstock.services.tracing.names import MOVED
-from penstock.services.tracing.request import Operations, Outcome
+from penstock.services.tracing.request import Operations
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
 NOBODY = Client()  # all requests of a program are one client's
@@ -217,7 +217,7 @@ class Pipeline:
             self._place_all(requests, reply)
         except Overloaded as error:
             if operation is not None:
-                operation.end(Outcome(error=error), now)
+                operation.end(reply, now, error)
             raise
         self._submitted += len(requests)
         reply.operation = operation

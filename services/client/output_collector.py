@@ -18,7 +18,7 @@ import msgspec
 from penstock.protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
 from penstock.services.metrics.requests import Timings
-from penstock.services.tracing.request import Operation, Outcome
+from penstock.services.tracing.request import Operation
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -213,22 +213,8 @@ class Reply:
     def told(self, now: float) -> None:
         """Nobody will take more of it: what is traced ends here. May be called again."""
         operation, self.operation = self.operation, None
-        if operation is None:
-            return
-        usage = self.usage
-        outcome = Outcome(
-            response=self.name,
-            finishes=tuple([choice.finish for choice in self.choices]),
-            prompt_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            accepted=usage.accepted_tokens,
-            rejected=usage.rejected_tokens,
-            first_token=self.first_token,
-            error=self.error,
-            left=self.left,
-        )
-        operation.end(outcome, now)
+        if operation is not None:
+            operation.end(self, now)
 
     @property
     def approximations(self) -> tuple[str, ...]:

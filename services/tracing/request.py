@@ -6,6 +6,7 @@ Source: OpenTelemetry semantic conventions, "HTTP server" and "Generative AI spa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +14,9 @@ from penstock.protocol.errors import DeadlineExceeded, RequestError
 from penstock.protocol.messages import Finish, SubmitText, TraceContext
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Event, Tracer
+
+if TYPE_CHECKING:
+    from penstock.services.client.output_collector import Reply
 
 MAX_PROMPTS = 32  # of one operation that have a span of their own
 REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
@@ -43,21 +47,6 @@ class ServerSpan:
         )  # fmt: skip
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an operation ended."""
-
-    response: str = ""  # its id, as the client has it
-    finishes: tuple[Finish, ...] = ()  # of its choices
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    accepted: int = 0  # draft tokens
-    rejected: int = 0
-    first_token: float | None = None  # of a stream, in monotonic seconds
-    error: RequestError | None = None
-    left: bool = False  # the client has disconnected
-
-
 class Operation:
     """What one HTTP request or one call of a program asks of the engine: one request per prompt. `requests` carry the
     contexts of its spans."""
@@ -82,15 +71,21 @@ class Operation:
     def add_event(self, name: str, now: float) -> None:
         self._events.append((name, now, {}))
 
-    def end(self, outcome: Outcome, now: float) -> None:
-        """Record it and what is below it. Called once."""
+    def end(self, reply: Reply, now: float, refusal: RequestError | None = None) -> None:
+        """Record it and its children. `refusal` is the error if no engine took the requests. Called once."""
         kind = operation_of(self._asked)
-        error = outcome.error
-        if outcome.left:
+        error = refusal or reply.error
+        if reply.left:
             self.add_event(names.CLIENT_LEFT, now)
         elif isinstance(error, DeadlineExceeded):
             self.add_event(names.DEADLINE, now)
-        attributes = request_attributes(self._asked, kind, self._model) | outcome_attributes(outcome, self._began, now)
+        attributes = request_attributes(self._asked, kind, self._model) | reply_attributes(reply, self._began, now)
+        if reply.name and refusal is None:
+            attributes[names.GEN_AI_RESPONSE_ID] = reply.name
+        if error is not None:
+            attributes[names.ERROR_TYPE] = error.code or error.type
+        elif reply.left:
+            attributes[names.ERROR_TYPE] = "client_left"
         if self._prompts:
             attributes[names.PROMPTS] = len(self.requests)
             if len(self.requests) > MAX_PROMPTS:
@@ -103,8 +98,9 @@ class Operation:
         for index, context in enumerate(self._prompts):
             prompt: Attributes = {names.PROMPT_INDEX: index, names.REQUEST: f"{self.requests[index].id:x}"}
             record(names.PROMPT, self.context, self._began, now, prompt, context=context)
-        if outcome.first_token is not None:
-            record(names.STREAM, self.context, outcome.first_token, now, {names.OUTPUT_TOKENS: outcome.output_tokens})
+        if reply.first_token is not None:
+            tokens = attributes[names.GEN_AI_OUTPUT_TOKENS]
+            record(names.STREAM, self.context, reply.first_token, now, {names.OUTPUT_TOKENS: tokens})
 
 
 class Operations:
@@ -150,25 +146,20 @@ def request_attributes(request: SubmitText, kind: str, model: str) -> Attributes
     return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
-def outcome_attributes(outcome: Outcome, began: float, now: float) -> Attributes:
+def reply_attributes(reply: Reply, began: float, now: float) -> Attributes:
+    usage, first = reply.usage, reply.first_token
     attributes: Attributes = {
-        names.GEN_AI_INPUT_TOKENS: outcome.prompt_tokens,
-        names.GEN_AI_OUTPUT_TOKENS: outcome.output_tokens,
+        names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+        names.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
     }
-    if reasons := tuple([REASONS[finish] for finish in outcome.finishes if finish in REASONS]):
+    if reasons := tuple([REASONS[choice.finish] for choice in reply.choices if choice.finish in REASONS]):
         attributes[names.GEN_AI_FINISH_REASONS] = reasons
-    if outcome.response:
-        attributes[names.GEN_AI_RESPONSE_ID] = outcome.response
-    if outcome.cached_tokens is not None:
-        attributes[names.GEN_AI_CACHED_TOKENS] = outcome.cached_tokens
-    if outcome.accepted or outcome.rejected:
-        attributes |= {names.ACCEPTED_DRAFTS: outcome.accepted, names.REJECTED_DRAFTS: outcome.rejected}
-    if outcome.first_token is not None:
-        attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] = outcome.first_token - began
-        if outcome.output_tokens > 1:
-            attributes[names.GEN_AI_TIME_PER_TOKEN] = (now - outcome.first_token) / (outcome.output_tokens - 1)
-    if outcome.error is not None:
-        attributes[names.ERROR_TYPE] = outcome.error.code or outcome.error.type
-    elif outcome.left:
-        attributes[names.ERROR_TYPE] = "client_left"
+    if usage.cached_tokens is not None:
+        attributes[names.GEN_AI_CACHED_TOKENS] = usage.cached_tokens
+    if usage.accepted_tokens or usage.rejected_tokens:
+        attributes |= {names.ACCEPTED_DRAFTS: usage.accepted_tokens, names.REJECTED_DRAFTS: usage.rejected_tokens}
+    if first is not None:
+        attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] = first - began
+        if usage.completion_tokens > 1:
+            attributes[names.GEN_AI_TIME_PER_TOKEN] = (now - first) / (usage.completion_tokens - 1)
     return attributes

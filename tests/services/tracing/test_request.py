@@ -9,8 +9,10 @@ import pytest
 from penstock.protocol.errors import DeadlineExceeded, Unavailable
 from penstock.protocol.messages import Finish, Pooling, SubmitText, TraceContext
 from penstock.protocol.messages import Sampling as Sampled
+from penstock.services.client.output_collector import Reply
+from penstock.services.metrics.requests import Timings
 from penstock.services.tracing import names
-from penstock.services.tracing.request import MAX_PROMPTS, Operation, Operations, Outcome, ServerSpan, operation_of
+from penstock.services.tracing.request import MAX_PROMPTS, Operation, Operations, ServerSpan, operation_of
 from penstock.services.tracing.tracer import Sampling, Tracer
 from tests.services.tracing.tracing import PARENT, ROOT, SAMPLED, TRACE, UNSAMPLED, Bench, Span, child_of, events
 
@@ -101,18 +103,20 @@ def asked(number: int = 1, **given: Any) -> SubmitText:
     return SubmitText(id=number, **fields | given)
 
 
-def outcome(**given: Any) -> Outcome:
-    fields: dict[str, Any] = {
-        "response": "chatcmpl-1", "finishes": (Finish.STOP,), "prompt_tokens": 10, "output_tokens": 21,
-        "cached_tokens": 4, "accepted": 0, "rejected": 0, "first_token": None, "error": None, "left": False,
-    }  # fmt: skip
-    return Outcome(**fields | given)
+def replied(**given: Any) -> Reply:
+    reply = Reply(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
+    reply.prompts[0].tokens, reply.prompts[0].cached_tokens = 10, 4
+    reply.choices[0].tokens, reply.choices[0].finish = 21, given.pop("finish", Finish.STOP)
+    reply.choices[0].drafted = given.pop("drafted", (0, 0))
+    for name, value in given.items():
+        setattr(reply, name, value)
+    return reply
 
 
-def spans(*requests: SubmitText, ended: Outcome | None = None) -> tuple[list[Span], Operation]:
+def spans(*requests: SubmitText, ended: Reply | None = None) -> tuple[list[Span], Operation]:
     bench = Bench()
     operation = Operation(bench.tracer, requests or (asked(),), "demo", 1.0)
-    operation.end(ended if ended is not None else outcome(), 5.0)
+    operation.end(ended if ended is not None else replied(), 5.0)
     return bench.told(), operation
 
 
@@ -167,7 +171,7 @@ def test_a_crowd_of_prompts_is_told_in_part() -> None:
 
 
 def test_a_stream_says_how_fast_it_was() -> None:
-    told, operation = spans(ended=outcome(first_token=3.0))
+    told, operation = spans(ended=replied(first_token=3.0))
     whole, stream = told
     assert (stream.name, stream.start, stream.end) == (names.STREAM, 3.0, 5.0)
     assert child_of(stream, operation.context)
@@ -176,19 +180,19 @@ def test_a_stream_says_how_fast_it_was() -> None:
 
 
 def test_drafts_are_counted() -> None:
-    (span,), _ = spans(ended=outcome(accepted=5, rejected=2))
+    (span,), _ = spans(ended=replied(drafted=(5, 2)))
     assert (span.attributes[names.ACCEPTED_DRAFTS], span.attributes[names.REJECTED_DRAFTS]) == (5, 2)
 
 
 def test_a_client_that_left() -> None:
-    (span,), _ = spans(ended=outcome(left=True, finishes=(Finish.NONE,)))
+    (span,), _ = spans(ended=replied(left=True, finish=Finish.NONE))
     assert events(span) == [names.CLIENT_LEFT]
     assert span.attributes[names.ERROR_TYPE] == "client_left"
     assert names.GEN_AI_FINISH_REASONS not in span.attributes
 
 
 def test_a_deadline() -> None:
-    (span,), _ = spans(ended=outcome(error=DeadlineExceeded("too late"), finishes=(Finish.NONE,)))
+    (span,), _ = spans(ended=replied(error=DeadlineExceeded("too late"), finish=Finish.NONE))
     assert events(span) == [names.DEADLINE]
     assert span.error == "too late"
 
@@ -197,7 +201,7 @@ def test_an_error_and_what_happened_before() -> None:
     bench = Bench()
     operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
     operation.add_event(names.MOVED, 2.0)
-    operation.end(outcome(error=Unavailable("gone", code="part_lost")), 3.0)
+    operation.end(replied(error=Unavailable("gone", code="part_lost")), 3.0)
     (span,) = bench.told()
     assert (events(span), span.error, span.attributes[names.ERROR_TYPE]) == ([names.MOVED], "gone", "part_lost")
 
@@ -217,7 +221,18 @@ def test_one_that_begins_a_trace() -> None:
     operation = Operations(bench.tracer, "demo").begin((asked(trace=ROOT),), 1.0)
     assert operation is not None
     (request,) = operation.requests
-    operation.end(outcome(), 2.0)
+    operation.end(replied(), 2.0)
     (root,) = bench.told()
     assert (root.parent.span_id, root.parent.trace_id) == ("", TRACE)
     assert (request.trace.trace_id, request.trace.span_id, request.trace.sampled) == (TRACE, root.id, True)
+
+
+def test_a_refusal_is_an_operation_that_failed() -> None:
+    bench = Bench()
+    operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
+    reply = Reply(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
+    operation.end(reply, 3.0, Unavailable("gone", code="part_lost"))
+    (span,) = bench.told()
+    assert (span.error, span.attributes[names.ERROR_TYPE]) == ("gone", "part_lost")
+    assert names.GEN_AI_RESPONSE_ID not in span.attributes, "there is none"
+    assert reply.error is None, "it may be submitted again"
