@@ -46,10 +46,9 @@ from penstock.services.executor.watchdog import Watchdog
 from penstock.services.http.api_keys import Keys
 from penstock.services.http.connection import Connection
 from penstock.services.links.link import Arrival, Joined, Peer, PortStatistics, Self
-from penstock.services.metrics.api import Figures
+from penstock.services.metrics.definitions import LAG
+from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
-from penstock.services.metrics.shared_files import Ledger
-from penstock.services.metrics.snapshot import LAG, Vitals
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
@@ -61,6 +60,7 @@ from penstock.services.scheduler.server_loop import Loop
 from penstock.services.supervisor.options import sized
 from penstock.services.tokenizer.main import read_frontend
 from penstock.services.tokenizer.server_loop import Relay
+from penstock.services.tracing.tracer import Tracer
 
 CREDIT = 1 << 40
 SPARE = 64  # tokens of a stream before and behind the steps that are measured
@@ -218,10 +218,10 @@ class Host:
                               Reports(run_dir, "executor-0", ready, prompts=False))  # fmt: skip
         me = Self(Role.API, 0, 1, 0)
         self.pipeline = Pipeline([api_text], 0, 1, 4096, 1e9, processes=1)
-        figures = Figures(Vitals(me, run_dir, Histogram(LAG)), [])
+        exporter = Exporter(me, run_dir, Histogram(LAG), lambda into: None, Tracer())
         traffic, responses = Traffic(), ResponseStore(run_dir, 0, 1, config.api)
-        app = AppState(config, 0, model, self.pipeline, traffic, Ledger(run_dir, 0, 1), Keys(config.api), responses,
-                       BackgroundWork(self.pipeline, traffic), figures)  # fmt: skip
+        app = AppState(config, 0, model, self.pipeline, traffic, exporter, Keys(config.api), responses,
+                       BackgroundWork(self.pipeline, traffic))  # fmt: skip
         self._server = uvicorn.Config(application(app), ws="none", lifespan="off", log_config=None,
                                       access_log=False, server_header=False, proxy_headers=False)  # fmt: skip
         self._server.load()

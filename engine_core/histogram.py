@@ -6,7 +6,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from penstock.protocol.figures import HistogramStatistics
+import msgspec
+
+
+class HistogramStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Observations per bucket (the last one is unbounded) and their sum, in the unit of the bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
 
 
 class Histogram:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.protocol.addresses import read_address
-from penstock.protocol.figures import Census
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
     EngineStatus,
     Message,
+    MetricsSnapshots,
     Rejected,
     StopHit,
     SubmitText,
@@ -122,7 +122,7 @@ TEXT = Link(
     binder=Role.TOKENIZER,
     connector=Role.API,
     up=(SubmitText, Abort, Tokenize, Detokenize),
-    down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus, Census),
+    down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus, MetricsSnapshots),
     window=1024,
     high_water=4096,
     max_bytes=MOST_BYTES,
@@ -133,7 +133,7 @@ TOKENS = Link(
     binder=Role.SCHEDULER,
     connector=Role.TOKENIZER,
     up=(SubmitTokens, Abort, StopHit),
-    down=(TokenBatch, Rejected, EngineStatus, Census),
+    down=(TokenBatch, Rejected, EngineStatus, MetricsSnapshots),
     window=1024,
     high_water=4096,
     max_bytes=MOST_BYTES,
@@ -143,7 +143,7 @@ STEPS = Link(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, StepResult, Census),
+    up=(ExecutorReady, StepResult, MetricsSnapshots),
     down=(StepPlan, StepMasks),
     window=16,
     high_water=64,

@@ -439,6 +439,13 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     replica: int = 0  # whose scheduler this is
 
 
+class MetricsSnapshots(Message, frozen=True):
+    """executor → scheduler → tokenizer → api, once a second between hosts, which share no run directory: what
+    services/metrics/snapshot.py reads, and nobody on its way."""
+
+    snapshots: bytes
+
+
 def request_id(api_index: int, incarnation: int, counter: int) -> int:
     """A 63-bit id: 7 bits of api index, 24 of its incarnation, 32 of a counter."""
     assert 0 <= api_index < 128

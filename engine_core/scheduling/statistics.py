@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
@@ -17,7 +17,6 @@ from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
 from penstock.engine_core.speculation.draft_model import GuessStatistics
 from penstock.engine_core.speculation.jump_forward import LookStatistics
 from penstock.engine_core.speculation.step_cost import CostStatistics, DraftCostStatistics
-from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken

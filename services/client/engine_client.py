@@ -23,7 +23,6 @@ import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import Condemned, text_signature
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
-from penstock.protocol.figures import Census, ProcessFigures
 from penstock.protocol.messages import (
     Abort,
     Client,
@@ -31,6 +30,7 @@ from penstock.protocol.messages import (
     Detokenized,
     EngineStatus,
     Message,
+    MetricsSnapshots,
     Rejected,
     SubmitText,
     TextBatch,
@@ -43,7 +43,7 @@ from penstock.services.client.output_collector import Reply
 from penstock.services.client.replicas import Engines
 from penstock.services.client.session import affinity
 from penstock.services.links.link import Arrival, Joined, Left, Peer
-from penstock.services.metrics.snapshot import Register
+from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.openai.errors import from_rejected
 from penstock.services.tracing.names import MOVED
 from penstock.services.tracing.request import Operations
@@ -147,7 +147,7 @@ class Pipeline:
         operations: Operations | None = None,
     ) -> None:
         self.engines = Engines(replicas, status_limit)
-        self._register = Register()
+        self.remote = RemoteSnapshots()
         self.draining = False
         self.hopeless = ""  # why a part that is missing will not come back, once that is known
         self._ports = tuple(ports)
@@ -283,8 +283,8 @@ class Pipeline:
                     self._rows(batch, now)
                 case EngineStatus() as status:
                     self.engines.report(status, now)
-                case Census() as census:
-                    self._register.note(arrival.peer, census)
+                case MetricsSnapshots() as snapshots:
+                    self.remote.receive(arrival.peer, snapshots)
                 case Rejected() as rejected:
                     self._rejected(rejected, now)
                 case Tokenized() | Detokenized() as answer:
@@ -292,6 +292,7 @@ class Pipeline:
                     if question is not None and not question.answer.done():
                         question.answer.set_result(answer)
                 case Left():
+                    self.remote.remove(arrival.peer)
                     self._lost(arrival.peer, now)
                 case Joined():
                     pass  # what waits is sent below
@@ -299,10 +300,6 @@ class Pipeline:
                     raise AssertionError(f"{type(other).__name__} does not travel down the text link")
         if self._owed or self._held:
             self.settle()
-
-    def processes(self) -> tuple[ProcessFigures, ...]:
-        """What the processes behind this one tell of themselves, those that are there."""
-        return self.engines.refreshed(self._register.processes([peer for port in self._ports for peer in port.peers]))
 
     def fail_all(self, error: Unavailable) -> None:
         """End every unfinished request with `error`: a limit is over."""

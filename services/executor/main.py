@@ -33,7 +33,8 @@ from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.curve import read_keys
 from penstock.services.links.link import Port, Self
 from penstock.services.links.tcp import network_of
-from penstock.services.metrics.snapshot import LAG, Vitals
+from penstock.services.metrics.definitions import LAG
+from penstock.services.metrics.exporter import Exporter, executor_collector
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.process import leave as leave_process
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.services.executor.crash_report import Reports
     from penstock.services.executor.startup import Engine
     from penstock.services.executor.steps import Steps
-    from penstock.services.metrics.executor import Figures
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,6 @@ def serve(
     from penstock.services.executor.crash_report import Reports
     from penstock.services.executor.kernel_compilers import log_compilations
     from penstock.services.executor.steps import Steps
-    from penstock.services.metrics.executor import Figures
 
     replica = groups.place(index, config.model).replica
     network = network_of(context, config.links)
@@ -125,7 +124,10 @@ def serve(
     steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group,
                   ExecutorTraces(tracer))
     lag = Histogram(LAG)
-    figures = Figures(Vitals(me, Path(config.run.run_dir), lag, tracer), steps, port, engine.ready)
+    exporter = Exporter(
+        me, Path(config.run.run_dir), lag, executor_collector(steps, port, engine.ready), tracer,
+        other_host=port if network is not None and network.reaches(STEPS) else None,
+    )  # fmt: skip
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
     gc.collect()
     gc.freeze()
@@ -139,7 +141,7 @@ def serve(
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
-        turn_until_stopped(steps, port, stop, figures, lag, config.run.drain_timeout)
+        turn_until_stopped(steps, port, stop, exporter, lag, config.run.drain_timeout)
     except PenstockError:
         raise
     except Exception as error:
@@ -149,6 +151,7 @@ def serve(
         raise
     finally:
         done.set()
+        exporter.close()
         port.close()
         context.term()
         tracer.close()
@@ -176,7 +179,7 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         before = now
 
 
-def turn_until_stopped(steps: Steps, port: Port, stop: Stop, figures: Figures, lag: Histogram, drain: float) -> None:
+def turn_until_stopped(steps: Steps, port: Port, stop: Stop, exporter: Exporter, lag: Histogram, drain: float) -> None:
     """Poll, and turn; told to stop, until nothing runs, the scheduler has gone, or `drain` seconds have passed.
 
     A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks every few
@@ -207,7 +210,7 @@ def turn_until_stopped(steps: Steps, port: Port, stop: Stop, figures: Figures, l
                 polled = port.socket
                 poller.register(polled, zmq.POLLIN)
             steps.tick(now)
-            figures.tick(now, time.time())
+            exporter.tick(now, time.time())
         steps.take(port.receive())
         if not steps.idle:  # before the turn, in which a CPU does all of a step
             worked = now

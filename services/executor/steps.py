@@ -17,14 +17,13 @@ import numpy as np
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
-from penstock.engine_core.histogram import Histogram
-from penstock.protocol.figures import HistogramStatistics
+from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
-from penstock.services.metrics.snapshot import PART
+from penstock.services.metrics.definitions import PART
 from penstock.services.supervisor import logs
 from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.tracer import Tracer

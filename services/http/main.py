@@ -32,12 +32,11 @@ from penstock.services.http.listener import Socket, leave, listen, tls, url_of
 from penstock.services.links.async_link import Watch
 from penstock.services.links.link import Arrival, Port, Self
 from penstock.services.links.tcp import network_of
-from penstock.services.metrics.api import Figures
+from penstock.services.metrics.definitions import LAG
+from penstock.services.metrics.exporter import Exporter, api_collector, keep_exporting
 from penstock.services.metrics.requests import Traffic
-from penstock.services.metrics.shared_files import Ledger
-from penstock.services.metrics.snapshot import LAG, Vitals, lagging
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.health import entry_of, hopeless
+from penstock.services.openai.health import hopeless
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
@@ -56,7 +55,7 @@ LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clien
 BACKLOG = 2048
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
-LEDGER_TICK = 1.0  # seconds between entries into the ledger
+KEYS_TICK = 1.0  # seconds between looks at the file of API keys
 SERVER_TICK = 1.0  # seconds between new values of the Date header
 GC_THRESHOLD = 50_000  # allocations between collections: a request's parts hold few cycles
 MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
@@ -106,25 +105,22 @@ async def serve(config: Config, index: int) -> ExitCode:
     )  # fmt: skip
     for watch in watches:
         watch.start(functools.partial(deliver, pipeline))
-    ledger = Ledger(run_dir, index, config.api.api_processes)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
-    lag = Histogram(LAG)
-    figures = Figures(Vitals(me, run_dir, lag, tracer), watches, responses)
     room = Room(room_for(config.api.max_connections, len(watches)))
     traffic = Traffic()
     background = BackgroundWork(pipeline, traffic)
-    app = AppState(
-        config, index, model, pipeline, traffic, ledger, keys, responses, background, figures, tracer, room
-    )
+    collector = api_collector(pipeline, watches, traffic, room, responses)
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=pipeline.remote)
+    app = AppState(config, index, model, pipeline, traffic, exporter, keys, responses, background, tracer, room)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        return await answer(app, listener, context_of_tls, start, lag)
+        return await answer(app, listener, context_of_tls, start)
     finally:
         leave(config.api)
-        ledger.close()
+        exporter.close()
         responses.close()
         for watch in watches:
             watch.close()
@@ -137,7 +133,7 @@ def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
 
 
 async def answer(
-    app: AppState, listener: Socket, encryption: ssl.SSLContext | None, start: Start, lag: Histogram
+    app: AppState, listener: Socket, encryption: ssl.SSLContext | None, start: Start
 ) -> ExitCode:
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
     options = app.config.api
@@ -185,7 +181,8 @@ async def answer(
     loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(app.keys.refresh, always=True))
     attendance = attend(app, server, start, heartbeat)
-    tasks = [background_task(work, fail) for work in (attendance, send_heartbeats(heartbeat), lagging(lag))]
+    work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
+    tasks = [background_task(each, fail) for each in work]
     server.accepting = background_task(accept(listener, app.room, make, encryption, limits.head_seconds), fail)
     try:
         await server.serve(sockets=[listener])
@@ -253,10 +250,9 @@ async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbe
     pipeline = app.pipeline
     entered = float("-inf")
     while not server.should_exit:
-        if (now := time.monotonic()) - entered >= LEDGER_TICK:
+        if (now := time.monotonic()) - entered >= KEYS_TICK:
             entered = now
             app.keys.refresh()
-            app.ledger.write(entry_of(app))
         ready = server.started and pipeline.ready(time.monotonic())
         pipeline.hopeless = "" if ready else hopeless(app)
         if ready and not announced:

@@ -5,14 +5,13 @@ Only what means the same stands in these tables. Names and meanings: vLLM's page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from penstock.engine_core.histogram import cumulated, merged
-from penstock.protocol.figures import HistogramStatistics, ProcessFigures
 from penstock.protocol.links import Role
-from penstock.services.metrics.shared_files import Entry
+from penstock.services.metrics.snapshot import Snapshot
 
 LABELS = ("model_name", "engine")
 FRONT = "0"  # the engine of what api processes see: with several replicas it stands for all of them
@@ -39,7 +38,7 @@ VLLM_LABELLED: Mapping[str, tuple[str, str, str]] = {  # with the other server's
 }  # fmt: skip
 # Of theirs; ours has more, for what is no success.
 REASONS: Mapping[str, str] = {"stop": "stop", "length": "length", "abort": "abort"}
-VLLM_SPREADS: Mapping[str, tuple[str, str]] = {
+VLLM_HISTOGRAMS: Mapping[str, tuple[str, str]] = {
     "vllm:request_queue_time_seconds": ("engine_queue_seconds", "Arrival at the scheduler to first step"),
     "vllm:request_prefill_time_seconds": ("engine_prefill_seconds", "First step to first token"),
     "vllm:request_decode_time_seconds": ("engine_decode_seconds", "First token to the end"),
@@ -47,22 +46,23 @@ VLLM_SPREADS: Mapping[str, tuple[str, str]] = {
     "vllm:request_prompt_tokens": ("engine_request_prompt_tokens", "Prompt tokens of a request"),
     "vllm:request_generation_tokens": ("engine_request_output_tokens", "Tokens sampled for a request"),
 }
-VLLM_TIMINGS: tuple[tuple[str, str, Callable[[Entry], HistogramStatistics]], ...] = (
-    ("vllm:time_to_first_token_seconds", "Request to first token, of streams", lambda entry: entry.first_token),
-    ("vllm:inter_token_latency_seconds", "Gap between deltas, of streams", lambda entry: entry.inter_token),
-    ("vllm:e2e_request_latency_seconds", "Request to the end of its tokens", lambda entry: entry.e2e),
-)
+VLLM_TIMINGS: Mapping[str, tuple[str, str]] = {  # of all api processes together
+    "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", "Request to first token, of streams"),
+    "vllm:inter_token_latency_seconds": ("inter_token_latency_seconds", "Gap between deltas, of streams"),
+    "vllm:e2e_request_latency_seconds": ("e2e_seconds", "Request to the end of its tokens"),
+}
 
 
-def vllm(entries: Sequence[Entry], processes: Sequence[ProcessFigures], model: str) -> Iterator[Metric]:
-    """vLLM's families: timings of all api processes together, those of engines by replica."""
-    for name, help_text, timed in VLLM_TIMINGS:
-        if entries:
+def vllm(snapshots: Sequence[Snapshot], model: str) -> Iterator[Metric]:
+    """vLLM's families: the timings of all api processes together, engines by replica."""
+    apis = [snapshot for snapshot in snapshots if snapshot.role == Role.API]
+    engines = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
+    for name, (ours, help_text) in VLLM_TIMINGS.items():
+        if apis:
+            statistics = merged([api.histograms[ours][()] for api in apis])
             timing = HistogramMetricFamily(name, help_text, labels=LABELS)
-            statistics = merged([timed(entry) for entry in entries])
             timing.add_metric([model, FRONT], cumulated(statistics), statistics.total)
             yield timing
-    engines = [figures for figures in processes if figures.role == Role.SCHEDULER]
     if not engines:
         return
     for name, (ours, help_text) in VLLM_GAUGES.items():
@@ -72,28 +72,26 @@ def vllm(entries: Sequence[Entry], processes: Sequence[ProcessFigures], model: s
     for name, (ours, help_text, label) in VLLM_LABELLED.items():
         known = REASONS if label == "finished_reason" else None
         yield filled(CounterMetricFamily(name, help_text, labels=[*LABELS, label]), engines, ours, model, known)
-    for name, (ours, help_text) in VLLM_SPREADS.items():
-        spread_of = HistogramMetricFamily(name, help_text, labels=LABELS)
-        for figures in engines:
-            for spread in figures.spreads:
-                if spread.name == ours:
-                    buckets, total = cumulated(spread.statistics), spread.statistics.total
-                    spread_of.add_metric([model, str(figures.index)], buckets, total)
-        yield spread_of
+    for name, (ours, help_text) in VLLM_HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(name, help_text, labels=LABELS)
+        for engine in engines:
+            for statistics in engine.histograms.get(ours, {}).values():
+                histogram.add_metric([model, str(engine.index)], cumulated(statistics), statistics.total)
+        yield histogram
 
 
 def filled(
     family: CounterMetricFamily | GaugeMetricFamily,
-    engines: Sequence[ProcessFigures],
+    engines: Sequence[Snapshot],
     ours: str,
     model: str,
     known: Mapping[str, str] | None = None,
 ) -> Metric:
     """The family with each engine's samples of ours; with `known` those whose first label is in it, under its name."""
-    for figures in engines:
-        for sample in figures.samples:
-            if sample.name != ours or (known is not None and sample.labels[0] not in known):
-                continue
-            labels = sample.labels if known is None else (known[sample.labels[0]],)
-            family.add_metric([model, str(figures.index), *labels], sample.value)
+    for engine in engines:
+        for labels, value in engine.values.get(ours, {}).items():
+            if known is None:
+                family.add_metric([model, str(engine.index), *labels], value)
+            elif labels[0] in known:
+                family.add_metric([model, str(engine.index), known[labels[0]]], value)
     return family

@@ -1,15 +1,47 @@
-"""Every figure that processes tell of themselves: its name at /metrics, less `penstock_`, and what it means.
+"""Every metric of every process: its name at /metrics less `penstock_`, kind, help, labels, and how its value is read.
 
-Figures of a process have the labels `role` and `index`, those of an engine the label `replica`: the scheduler tells
-them, of whom each replica has one. Names follow Prometheus' conventions (base units, `_total` for counters, which is
-added where they are written).
+A table belongs to one source: a record that some part of a process returns when a snapshot is taken. Names follow
+Prometheus' conventions: base units, and `_total` for counters, which exposition adds.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
+
+from penstock.engine_core.histogram import HistogramStatistics
+from penstock.protocol.links import Role
+from penstock.protocol.messages import EngineStatus, Finish
+
+if TYPE_CHECKING:
+    from penstock.engine_core.placement.placement import PlacementStatistics
+    from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+    from penstock.protocol.steps import ExecutorReady
+    from penstock.services.client.engine_client import PipelineStatistics
+    from penstock.services.executor.steps import StepsStatistics
+    from penstock.services.http.accept import RoomStatistics
+    from penstock.services.links.link import PortStatistics
+    from penstock.services.metrics.requests import Traffic
+    from penstock.services.openai.responses.store import StoreStatistics
+    from penstock.services.scheduler.server_loop import LoopStatistics
+    from penstock.services.tokenizer.grammar_compiler import CompilerStatistics
+    from penstock.services.tokenizer.server_loop import RelayStatistics
+    from penstock.services.tokenizer.templates import TemplateStatistics
+    from penstock.services.tracing.tracer import TraceStatistics
+
+# Upper bounds of buckets, in seconds.
+LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
+ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
+REASONS = ("trial", "slot", "blocks", "step", "prefix")  # as engine_core's scheduler has them, which needs numpy
+
+S = TypeVar("S")
+Value = float | HistogramStatistics
+Labels = str | tuple[str, ...]  # the value of a metric's one label, or of its several
 
 
 class Kind(enum.StrEnum):
@@ -18,171 +50,308 @@ class Kind(enum.StrEnum):
     HISTOGRAM = "histogram"
 
 
-class Subject(enum.StrEnum):
-    """Whom a figure is about."""
+class Subject(enum.Enum):
+    """What a metric is about; the value is the labels that name it."""
 
-    PROCESS = "process"
-    ENGINE = "engine"
+    PROCESS = ("role", "index")
+    ENGINE = ("replica",)  # told by its scheduler
+    API = ("api",)  # what clients saw
 
 
-class Metric(msgspec.Struct, frozen=True):
-    """One row."""
+@dataclass(frozen=True)
+class Metric(Generic[S]):
+    """One row. A source whose metric has labels returns a mapping, and only what is in it is exported."""
 
     name: str
     kind: Kind
-    meaning: str
-    labels: tuple[str, ...] = ()  # beside those of its subject
+    help: str
+    read: Callable[[S], Any]  # a Value; by Labels where there are any
+    labels: tuple[str, ...] = ()  # beside those of the subject
     subject: Subject = Subject.PROCESS
 
 
-def counter(name: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name, Kind.COUNTER, meaning, labels)
+def counter(name: str, text: str, read: Callable[[S], float | Mapping[Any, float]], *labels: str) -> Metric[S]:
+    return Metric(name, Kind.COUNTER, text, read, labels)
 
 
-def gauge(name: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, meaning, labels)
+def gauge(name: str, text: str, read: Callable[[S], float | Mapping[Any, float]], *labels: str) -> Metric[S]:
+    return Metric(name, Kind.GAUGE, text, read, labels)
 
 
-def histogram(name: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, meaning, labels)
+def histogram(
+    name: str, text: str, read: Callable[[S], HistogramStatistics | Mapping[str, HistogramStatistics]], *labels: str
+) -> Metric[S]:
+    return Metric(name, Kind.HISTOGRAM, text, read, labels)
 
 
-def engine(row: Metric) -> Metric:
-    """The row, of an engine."""
-    return msgspec.structs.replace(row, name=f"engine_{row.name}", subject=Subject.ENGINE)
+def waiting(read: Callable[[S], Mapping[str, int]]) -> Metric[S]:
+    return gauge("waiting_requests", "Requests that wait, by what for", read, "reason")
 
 
-EVERY_PROCESS: tuple[Metric, ...] = (
-    gauge("process_info", "1; which life of the process this is", "pid", "incarnation"),
-    counter("process_starts", "Starts of the process since it last ended in order: what is above 1 is restarts"),
-    counter("process_cpu_seconds", "Processor time of the process, user and system"),
-    gauge("process_resident_memory_bytes", "Memory of the process that is in RAM"),
-    gauge("process_start_time_seconds", "When the process was started, in unix time"),
-    histogram("loop_lag_seconds", "How much later than it was due the process's loop got to its clock"),
-    gauge("link_peers", "Processes at the other end", "link"),
-    counter("link_messages", "Messages of a link, its handshakes and credits included", "link", "direction"),
-    counter("link_bytes", "Bytes of those messages", "link", "direction"),
-    counter("link_refused_messages", "Attempts to send that found no credit, or nobody", "link"),
-    counter("link_refused_handshakes", "Connections from other hosts that ended without having shown our keys", "link"),
-    gauge("link_unacknowledged_messages", "Messages sent whose credit has not come back", "link"),
-    gauge("link_queued_messages", "Messages and rows that wait to be sent", "link"),
-    gauge("waiting_requests", "Requests that wait, by what for", "reason"),
-    counter("trace_spans", "Spans that a collector took"),
-    counter("trace_spans_dropped", "Spans that were lost: the queue was full, or the collector did not take them"),
-    gauge("trace_spans_waiting", "Spans that wait to be exported"),
+def step_parts(read: Callable[[S], Mapping[str, HistogramStatistics]]) -> Metric[S]:
+    return histogram("step_part_seconds", "Time of a step's parts, where they happen", read, "part")
+
+
+def about(subject: Subject, *rows: Metric[S]) -> tuple[Metric[S], ...]:
+    return tuple(replace(row, subject=subject) for row in rows)
+
+
+class ProcessStatistics(msgspec.Struct, frozen=True):
+    """What the operating system and the tracer know of a process."""
+
+    pid: int
+    incarnation: int
+    starts: int
+    cpu_seconds: float
+    resident_bytes: int
+    start_time: float
+    lag: HistogramStatistics
+    traces: TraceStatistics
+
+
+class LinkStatistics(msgspec.Struct, frozen=True):
+    """One link's traffic at this end, over all its ports."""
+
+    name: str
+    ports: tuple[PortStatistics, ...]
+    queued: int  # messages and rows above the ports
+
+    def sum(self, field: str) -> dict[str, int]:
+        return {self.name: sum(getattr(port, field) for port in self.ports)}
+
+    def both(self, field: str) -> dict[tuple[str, str], int]:
+        """The same by direction."""
+        return {(self.name, way): self.sum(f"{field}_{way}")[self.name] for way in ("in", "out")}
+
+
+PROCESS: tuple[Metric[ProcessStatistics], ...] = (
+    gauge("process_info", "1; which life of the process this is",
+          lambda s: {(str(s.pid), f"{s.incarnation:08x}"): 1}, "pid", "incarnation"),
+    counter("process_starts", "Starts of the process since it last ended in order: what is above 1 is restarts",
+            lambda s: s.starts),
+    counter("process_cpu_seconds", "Processor time of the process, user and system", lambda s: s.cpu_seconds),
+    gauge("process_resident_memory_bytes", "Memory of the process that is in RAM", lambda s: s.resident_bytes),
+    gauge("process_start_time_seconds", "When the process was started, in unix time", lambda s: s.start_time),
+    histogram("loop_lag_seconds", "How much later than it was due the process's loop got to its clock",
+              lambda s: s.lag),
+    counter("trace_spans", "Spans that a collector took", lambda s: s.traces.delivered),
+    counter("trace_spans_dropped", "Spans that were lost: the queue was full, or the collector did not take them",
+            lambda s: s.traces.dropped),
+    gauge("trace_spans_waiting", "Spans that wait to be exported", lambda s: s.traces.waiting),
+)  # fmt: skip
+LINK: tuple[Metric[LinkStatistics], ...] = (
+    gauge("link_peers", "Processes at the other end", lambda s: s.sum("peers"), "link"),
+    counter("link_messages", "Messages of a link, its handshakes and credits included",
+            lambda s: s.both("messages"), "link", "direction"),
+    counter("link_bytes", "Bytes of those messages", lambda s: s.both("bytes"), "link", "direction"),
+    counter("link_refused_messages", "Attempts to send that found no credit, or nobody",
+            lambda s: s.sum("refused_sends"), "link"),
+    counter("link_refused_handshakes", "Connections from other hosts that ended without having shown our keys",
+            lambda s: s.sum("refused_handshakes"), "link"),
+    gauge("link_unacknowledged_messages", "Messages sent whose credit has not come back",
+          lambda s: s.sum("unacknowledged"), "link"),
+    gauge("link_queued_messages", "Messages and rows that wait to be sent", lambda s: {s.name: s.queued}, "link"),
+)  # fmt: skip
+STATUS: tuple[Metric[EngineStatus], ...] = about(
+    Subject.ENGINE,
+    gauge("engine_ready", "1 when the engine takes requests", lambda s: s.ready),
+    gauge("engine_running", "Requests in the engine's slots", lambda s: s.running),
+    gauge("engine_waiting", "Requests waiting for a slot", lambda s: s.waiting),
+    gauge("engine_slots", "Requests that can run at once", lambda s: s.max_num_seqs),
+    gauge("engine_blocks", "KV blocks in all", lambda s: s.blocks),
+    gauge("engine_blocks_free", "KV blocks that hold nothing", lambda s: s.blocks_free),
+    gauge("engine_blocks_idle", "KV blocks whose content is cached and not in use", lambda s: s.blocks_idle),
+    gauge("engine_kv_used_ratio", "Share of the KV blocks that hold what is in use",
+          lambda s: (s.blocks - s.blocks_free - s.blocks_idle) / s.blocks if s.blocks else 0.0),
+    gauge("engine_step_age_seconds", "Seconds since the last step was applied, 0 when idle", lambda s: s.step_age),
+    gauge("engine_drain_rate", "Requests finished per second, recently", lambda s: s.drain_rate),
+    gauge("engine_epoch", "Epoch of the executors", lambda s: s.epoch),
+    counter("engine_step", "Steps applied", lambda s: s.step),
+    counter("engine_prompt_tokens", "Prompt tokens of admitted requests", lambda s: s.prompt_tokens),
+    counter("engine_cached_tokens", "Prompt tokens found in the prefix cache", lambda s: s.cached_tokens),
+    counter("engine_output_tokens", "Tokens sampled", lambda s: s.output_tokens),
+    counter("engine_finished", "Requests that finished", lambda s: s.finished),
+    counter("engine_aborted", "Requests that were aborted", lambda s: s.aborted),
+    counter("engine_failed", "Requests that failed", lambda s: s.failed),
+    counter("engine_preemptions", "Requests put back to wait for blocks", lambda s: s.preemptions),
+    counter("engine_drafts", "Rows of steps that carried drafts", lambda s: s.drafts),
+    counter("engine_draft_tokens", "Draft tokens that were verified", lambda s: s.draft_tokens),
+    counter("engine_accepted_tokens", "Draft tokens that stand in an output", lambda s: s.accepted_tokens),
+    counter(
+        "engine_accepted_tokens_by_position",
+        "Draft tokens that stand in an output, by place in the draft from 0; a long draft's first places alone",
+        lambda s: {str(place): count for place, count in enumerate(s.accepted_at)}, "position",
+    ),
+)  # fmt: skip
+DEVICE: tuple[Metric[float], ...] = about(
+    Subject.ENGINE,
+    gauge("engine_device_idle_ratio", "Share of the last second or so in which the device ran no step",
+          lambda idle: idle),
 )
-STEPS: tuple[Metric, ...] = (
-    histogram("step_part_seconds", "Time of a step's parts, where they happen", "part"),
-)
-ENGINE: tuple[Metric, ...] = tuple(
-    map(
-        engine,
-        (
-            gauge("ready", "1 when the engine takes requests"),
-            gauge("running", "Requests in the engine's slots"),
-            gauge("waiting", "Requests waiting for a slot"),
-            gauge("slots", "Requests that can run at once"),
-            gauge("blocks", "KV blocks in all"),
-            gauge("blocks_free", "KV blocks that hold nothing"),
-            gauge("blocks_idle", "KV blocks whose content is cached and not in use"),
-            gauge("blocks_quarantined", "KV blocks whose accounts contradicted each other"),
-            gauge("kv_used_ratio", "Share of the KV blocks that hold what is in use"),
-            gauge("step_age_seconds", "Seconds since the last step was applied, 0 when idle"),
-            gauge("waiting_clients", "Clients with a choice that waits for a slot, of those that take turns"),
-            gauge("drain_rate", "Requests finished per second, recently"),
-            gauge("epoch", "Epoch of the executors"),
-            gauge("device_idle_ratio", "Share of the last second or so in which the device ran no step"),
-            counter("step", "Steps applied"),
-            counter("prompt_tokens", "Prompt tokens of admitted requests"),
-            counter("cached_tokens", "Prompt tokens found in the prefix cache"),
-            counter("prefix_lookups", "Requests that were looked up in the prefix cache"),
-            counter("prefix_hits", "Requests of which the prefix cache had something"),
-            counter("evicted_blocks", "Cached KV blocks that were given to somebody else"),
-            counter("scheduled_tokens", "Positions planned, drafts included"),
-            counter("output_tokens", "Tokens sampled"),
-            counter("surplus_tokens", "Tokens sampled and thrown away"),
-            counter("finished", "Requests that finished"),
-            counter("aborted", "Requests that were aborted"),
-            counter("failed", "Requests that failed"),
-            counter("ended", "Choices that ended, by how", "finish"),
-            counter("rejected", "Requests that the scheduler refused"),
-            counter("condemned", "Requests that ended because executors died of them"),
-            counter("preemptions", "Requests put back to wait for blocks"),
-            counter("yielded", "Choices put back to wait because their slot went to a client that had nothing running"),
-            counter("drafts", "Rows of steps that carried drafts"),
-            counter("draft_tokens", "Draft tokens that were verified"),
-            counter("accepted_tokens", "Draft tokens that stand in an output"),
-            counter(
-                "accepted_tokens_by_position",
-                "Draft tokens that stand in an output, by place in the draft from 0; a long draft's first places alone",
-                "position",
-            ),
-            counter("stale_results", "Results of executors whose epoch was over"),
-            counter("block_faults", "Checks that found the accounts of KV blocks wrong"),
-            counter("device_busy_seconds", "Time in which the device ran steps and drafted"),
-            counter("device_stalled_seconds", "Time in which the device had nothing to run although requests ran"),
-            gauge("grammar_cache_entries", "Grammars whose automata are kept"),
-            gauge("grammar_cache_bytes", "Memory charged for automata, those of running requests included"),
-            counter("guides_built", "Automata of structured output that were made ready to run"),
-            counter("guide_hits", "Requests whose automaton was ready already"),
-            counter("guide_failures", "Automata that could not be made"),
-            counter("masked_rows", "Rows of steps whose tokens a mask restricted"),
-            counter("mask_seconds", "Time of filling those masks"),
-            histogram("queue_seconds", "From a request's arrival at the scheduler until its first step"),
-            histogram("prefill_seconds", "From a request's first step until its first token"),
-            histogram("decode_seconds", "From a request's first token until its end"),
-            histogram("inference_seconds", "From a request's first step until its end"),
-            histogram("request_prompt_tokens", "Prompt tokens of choices that finished"),
-            histogram("request_output_tokens", "Output tokens of choices that finished"),
+LOOP: tuple[Metric[LoopStatistics], ...] = (
+    waiting(lambda s: {"grammar": s.guides.waiting}),
+    step_parts(lambda s: {**s.times.parts, "mask": s.masks.steps}),
+    *about(
+        Subject.ENGINE,
+        counter("engine_device_busy_seconds", "Time in which the device ran steps and drafted", lambda s: s.times.busy),
+        counter("engine_device_stalled_seconds", "Time in which the device had nothing to run although requests ran",
+                lambda s: s.times.stalled),
+        counter("engine_block_faults", "Checks that found the accounts of KV blocks wrong", lambda s: s.faults),
+        gauge("engine_grammar_cache_entries", "Grammars whose automata are kept", lambda s: s.guides.remembered),
+        gauge("engine_grammar_cache_bytes", "Memory charged for automata, those of running requests included",
+              lambda s: s.guides.bytes),
+        counter("engine_guides_built", "Automata of structured output that were made ready to run",
+                lambda s: s.guides.built),
+        counter("engine_guide_hits", "Requests whose automaton was ready already", lambda s: s.guides.hits),
+        counter("engine_guide_failures", "Automata that could not be made", lambda s: s.guides.failed),
+        counter("engine_masked_rows", "Rows of steps whose tokens a mask restricted", lambda s: s.masks.rows),
+        counter("engine_mask_seconds", "Time of filling those masks", lambda s: s.masks.seconds),
+    ),
+)  # fmt: skip
+SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
+    waiting(lambda s: {reason: s.reasons.get(reason, 0) for reason in REASONS}),
+    *about(
+        Subject.ENGINE,
+        gauge("engine_blocks_quarantined", "KV blocks whose accounts contradicted each other",
+              lambda s: s.pool.quarantined),
+        gauge("engine_waiting_clients", "Clients with a choice that waits for a slot, of those that take turns",
+              lambda s: s.waiting_clients),
+        counter("engine_prefix_lookups", "Requests that were looked up in the prefix cache",
+                lambda s: s.prefix_lookups),
+        counter("engine_prefix_hits", "Requests of which the prefix cache had something", lambda s: s.prefix_hits),
+        counter("engine_evicted_blocks", "Cached KV blocks that were given to somebody else",
+                lambda s: s.prefix.evicted),
+        counter("engine_scheduled_tokens", "Positions planned, drafts included", lambda s: s.scheduled_tokens),
+        counter("engine_surplus_tokens", "Tokens sampled and thrown away", lambda s: s.surplus_tokens),
+        counter("engine_ended", "Choices that ended, by how",
+                lambda s: {finish.name.lower(): s.finishes.get(finish, 0) for finish in ENDS}, "finish"),
+        counter("engine_rejected", "Requests that the scheduler refused", lambda s: s.rejected),
+        counter("engine_condemned", "Requests that ended because executors died of them", lambda s: s.condemned),
+        counter(
+            "engine_yielded",
+            "Choices put back to wait because their slot went to a client that had nothing running",
+            lambda s: s.yielded,
         ),
-    )
+        counter("engine_stale_results", "Results of executors whose epoch was over", lambda s: s.stale_results),
+        histogram("engine_queue_seconds", "From a request's arrival at the scheduler until its first step",
+                  lambda s: s.durations.queue),
+        histogram("engine_prefill_seconds", "From a request's first step until its first token",
+                  lambda s: s.durations.prefill),
+        histogram("engine_decode_seconds", "From a request's first token until its end", lambda s: s.durations.decode),
+        histogram("engine_inference_seconds", "From a request's first step until its end",
+                  lambda s: s.durations.inference),
+        histogram("engine_request_prompt_tokens", "Prompt tokens of choices that finished", lambda s: s.lengths.prompt),
+        histogram("engine_request_output_tokens", "Output tokens of choices that finished", lambda s: s.lengths.output),
+    ),
+)  # fmt: skip
+RELAY: tuple[Metric[RelayStatistics], ...] = (
+    waiting(
+        lambda s: {
+            "text": s.frontend.encoding - s.compiling, "grammar": s.compiling, "engine": s.frontend.dispatch.held,
+        }
+    ),
+    gauge("tokenizer_requests", "Requests that have not ended", lambda s: s.frontend.requests),
+    counter("tokenizer_submitted_requests", "Requests handed to a scheduler", lambda s: s.frontend.submitted),
+    counter("tokenizer_rejected_requests", "Requests refused, here or by a scheduler", lambda s: s.frontend.rejected),
+    counter("tokenizer_aborted_requests", "Requests that were aborted", lambda s: s.frontend.aborted),
+    counter("tokenizer_failed_requests", "Requests whose text could not be made", lambda s: s.frontend.failed),
+    counter("tokenizer_moved_requests", "Requests that went on with another scheduler",
+            lambda s: s.frontend.dispatch.moved),
+    counter("tokenizer_stop_strings", "Choices that a stop string ended", lambda s: s.frontend.stop_hits),
+    counter("tokenizer_prompt_tokens", "Tokens of the prompts that it made", lambda s: s.frontend.prompt_tokens),
+    counter("tokenizer_output_tokens", "Tokens that it turned into text", lambda s: s.frontend.output_tokens),
+    counter("tokenizer_stalls", "Times that a link had no credit for what waited", lambda s: s.stalls),
+)  # fmt: skip
+PLACEMENT: tuple[Metric[PlacementStatistics], ...] = (
+    counter("placement_requests", "Requests sent to each replica",
+            lambda s: {str(number): replica.placed for number, replica in enumerate(s.replicas)}, "to"),
+    counter("placement_tokens", "Tokens of the requests that were placed", lambda s: s.tokens),
+    counter("placement_expected_tokens", "Of those, tokens that the chosen replica was expected to have cached",
+            lambda s: s.expected),
+    counter("placement_prefixes", "Placements that a cached prefix decided", lambda s: s.prefixes),
+    counter("placement_sessions", "Placements that a session decided", lambda s: s.sessions),
+    counter("placement_spills", "Placements that passed by the longest cached prefix, for the load of who has it",
+            lambda s: s.spills),
+)  # fmt: skip
+COMPILER: tuple[Metric[CompilerStatistics], ...] = (
+    counter("grammar_compiles", "Grammars compiled, by what came of it",
+            lambda s: {"done": s.compiled, "refused": s.refused}, "outcome"),
+    counter("grammar_cache_hits", "Requests whose grammar was compiled already, or just then", lambda s: s.hits),
+    gauge("grammar_cache_entries", "Compiled grammars that are kept, refused ones included", lambda s: s.remembered),
+    gauge("grammar_cache_bytes", "Memory of the sources of compiled grammars that are kept", lambda s: s.bytes),
+    counter("grammar_workers_replaced", "Compile workers that passed a limit or died", lambda s: s.replaced),
+    gauge("grammar_workers", "Compile workers", lambda s: s.workers),
+    histogram("grammar_compile_seconds", "Processor time of compiling a grammar", lambda s: s.seconds),
+)  # fmt: skip
+TEMPLATES: tuple[Metric[TemplateStatistics], ...] = (
+    counter("template_renderings", "Chats rendered by templates of their own, by what came of it",
+            lambda s: {"done": s.rendered, "refused": s.refused - s.ended, "limit": s.ended}, "outcome"),
+    gauge("template_workers", "Processes that render templates of requests", lambda s: s.workers),
+    gauge("template_cache_bytes", "Sources of requests' templates that are kept compiled", lambda s: s.remembered),
+)  # fmt: skip
+READY: tuple[Metric[ExecutorReady], ...] = (
+    gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),
+    gauge("executor_cache_bytes", "Memory of the KV cache", lambda s: s.cache_bytes),
+    gauge("executor_load_seconds", "Time from the executor's start until it was ready", lambda s: s.load_seconds),
 )
-TOKENIZER: tuple[Metric, ...] = (
-    gauge("tokenizer_requests", "Requests that have not ended"),
-    counter("tokenizer_submitted_requests", "Requests handed to a scheduler"),
-    counter("tokenizer_rejected_requests", "Requests refused, here or by a scheduler"),
-    counter("tokenizer_aborted_requests", "Requests that were aborted"),
-    counter("tokenizer_failed_requests", "Requests whose text could not be made"),
-    counter("tokenizer_moved_requests", "Requests that went on with another scheduler"),
-    counter("tokenizer_stop_strings", "Choices that a stop string ended"),
-    counter("tokenizer_prompt_tokens", "Tokens of the prompts that it made"),
-    counter("tokenizer_output_tokens", "Tokens that it turned into text"),
-    counter("placement_requests", "Requests sent to each replica", "to"),
-    counter("placement_tokens", "Tokens of the requests that were placed"),
-    counter("placement_expected_tokens", "Of those, tokens that the chosen replica was expected to have cached"),
-    counter("placement_prefixes", "Placements that a cached prefix decided"),
-    counter("placement_sessions", "Placements that a session decided"),
-    counter("placement_spills", "Placements that passed by the longest cached prefix, for the load of who has it"),
-    counter("tokenizer_stalls", "Times that a link had no credit for what waited"),
-    counter("grammar_compiles", "Grammars compiled, by what came of it", "outcome"),
-    counter("grammar_cache_hits", "Requests whose grammar was compiled already, or just then"),
-    gauge("grammar_cache_entries", "Compiled grammars that are kept, refused ones included"),
-    gauge("grammar_cache_bytes", "Memory of the sources of compiled grammars that are kept"),
-    counter("grammar_workers_replaced", "Compile workers that passed a limit or died"),
-    gauge("grammar_workers", "Compile workers"),
-    histogram("grammar_compile_seconds", "Processor time of compiling a grammar"),
-    counter("template_renderings", "Chats rendered by templates of their own, by what came of it", "outcome"),
-    gauge("template_workers", "Processes that render templates of requests"),
-    gauge("template_cache_bytes", "Sources of requests' templates that are kept compiled"),
+STEPS: tuple[Metric[StepsStatistics], ...] = (
+    step_parts(lambda s: {"launch": s.launch}),
+    counter("executor_plans", "Plans begun", lambda s: s.plans),
+    counter("executor_results", "Results sent", lambda s: s.results),
+    counter("executor_dropped_results", "Results whose scheduler was gone", lambda s: s.dropped),
+    counter("executor_stray_masks", "Masks of no plan that waited for any", lambda s: s.stray_masks),
 )
-API: tuple[Metric, ...] = (
-    gauge("api_ready", "1 when the process takes requests"),
-    gauge("stored_responses", "Responses that the process keeps"),
-    gauge("stored_response_bytes", "Bytes of these"),
-    counter("stored_response_evictions", "Responses that were let go of for later ones"),
-    counter("stored_response_losses", "Responses that were answered and could not be kept: the disk did not take them"),
-    gauge("connections", "Open connections of clients"),
-    gauge("connections_limit", "Most connections that are open at once; the next ones wait to be accepted"),
-    counter("accept_waits", "Times that accepting has waited for a connection to close"),
-    counter("accept_failures", "Times that accepting failed for want of a descriptor, and was tried again"),
+TRAFFIC: tuple[Metric[Traffic], ...] = about(
+    Subject.API,
+    counter(
+        "requests", "Responses by endpoint and HTTP status; 499: the client left",
+        lambda s: {(endpoint, str(status)): count for (endpoint, status), count in sorted(s.responses.items())},
+        "endpoint", "status",
+    ),
+    counter("rejected_requests", "Responses that were an error, or ended with one, by its code",
+            lambda s: dict(sorted(s.rejections.items())), "reason"),
+    counter("prompt_tokens", "Prompt tokens of answered requests", lambda s: s.prompt_tokens),
+    counter("completion_tokens", "Output tokens of answered requests", lambda s: s.completion_tokens),
+    histogram("time_to_first_token_seconds", "Request to first token, of streams",
+              lambda s: s.timings.first_token.statistics()),
+    histogram("inter_token_latency_seconds", "Gap between deltas, of streams",
+              lambda s: s.timings.inter_token.statistics()),
+    histogram("request_duration_seconds", "Responses of any kind", lambda s: s.timings.request.statistics()),
+    histogram("e2e_seconds", "Responses that brought all their tokens, from request to end",
+              lambda s: s.timings.e2e.statistics()),
+)  # fmt: skip
+PIPELINE: tuple[Metric[PipelineStatistics], ...] = (
+    waiting(lambda s: {"tokenizer": s.held}),
+    *about(
+        Subject.API,
+        counter("submitted_requests", "Requests handed to tokenizers", lambda s: s.submitted),
+        counter("refused_requests", "Requests refused for want of room", lambda s: s.refused),
+        counter("moved_requests", "Requests that went on at another tokenizer", lambda s: s.moved),
+        gauge("unfinished_requests", "Requests in the pipeline", lambda s: s.unfinished),
+        gauge("connected_tokenizers", "Tokenizers it is linked to", lambda s: s.tokenizers),
+    ),
 )
-EXECUTOR: tuple[Metric, ...] = (
-    gauge("executor_weight_bytes", "Memory of the weights"),
-    gauge("executor_cache_bytes", "Memory of the KV cache"),
-    gauge("executor_load_seconds", "Time from the executor's start until it was ready"),
-    counter("executor_plans", "Plans begun"),
-    counter("executor_results", "Results sent"),
-    counter("executor_dropped_results", "Results whose scheduler was gone"),
-    counter("executor_stray_masks", "Masks of no plan that waited for any"),
-)
-METRICS: tuple[Metric, ...] = (*EVERY_PROCESS, *STEPS, *ENGINE, *TOKENIZER, *EXECUTOR, *API)
+API_READY: tuple[Metric[bool], ...] = (gauge("api_ready", "1 when the process takes requests", lambda ready: ready),)
+RESPONSES: tuple[Metric[StoreStatistics], ...] = (
+    gauge("stored_responses", "Responses that the process keeps", lambda s: s.responses),
+    gauge("stored_response_bytes", "Bytes of these", lambda s: s.bytes),
+    counter("stored_response_evictions", "Responses that were let go of for later ones", lambda s: s.evicted),
+    counter("stored_response_losses", "Responses that were answered and could not be kept: the disk did not take them",
+            lambda s: s.lost),
+)  # fmt: skip
+ROOM: tuple[Metric[RoomStatistics], ...] = (
+    gauge("connections", "Open connections of clients", lambda s: s.open),
+    gauge("connections_limit", "Most connections that are open at once; the next ones wait to be accepted",
+          lambda s: s.limit),
+    counter("accept_waits", "Times that accepting has waited for a connection to close", lambda s: s.waits),
+    counter("accept_failures", "Times that accepting failed for want of a descriptor, and was tried again",
+            lambda s: s.failures),
+)  # fmt: skip
+
+BY_ROLE: Mapping[Role, tuple[Metric[Any], ...]] = {
+    Role.API: (*PROCESS, *LINK, *TRAFFIC, *PIPELINE, *API_READY, *RESPONSES, *ROOM),
+    Role.TOKENIZER: (*PROCESS, *LINK, *RELAY, *PLACEMENT, *COMPILER, *TEMPLATES),
+    Role.SCHEDULER: (*PROCESS, *LINK, *STATUS, *DEVICE, *LOOP, *SCHEDULING),
+    Role.EXECUTOR: (*PROCESS, *LINK, *READY, *STEPS),
+}
+METRICS: Mapping[str, Metric[Any]] = {metric.name: metric for table in BY_ROLE.values() for metric in table}

@@ -1,10 +1,8 @@
-"""Counters and histograms of one api process."""
+"""Counters and histograms of the requests that one api process has answered."""
 
 from __future__ import annotations
 
 from collections import Counter
-
-import msgspec
 
 from penstock.engine_core.histogram import Histogram
 
@@ -14,8 +12,7 @@ WHOLE_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 
 
 class Timings:
-    """How long clients wait: for tokens where they are streamed, since only then somebody sees them come; for any
-    response; for those that brought all the tokens that there were."""
+    """How long clients wait: for tokens of streams, for any response, and for those that brought all their tokens."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN)
@@ -24,26 +21,15 @@ class Timings:
         self.e2e = Histogram(WHOLE_REQUEST)
 
 
-class TrafficStatistics(msgspec.Struct, frozen=True):
-    """Responses by endpoint and status, and the tokens that went through this process."""
-
-    responses: dict[tuple[str, int], int]
-    prompt_tokens: int
-    completion_tokens: int
-    departures: int
-    rejections: dict[str, int]  # by reason: an error's code
-
-
 class Traffic:
-    """What this process has answered."""
+    """Responses of this process, and the tokens in them."""
 
     def __init__(self) -> None:
         self.timings = Timings()
-        self._responses: Counter[tuple[str, int]] = Counter()
-        self._prompt_tokens = 0
-        self._completion_tokens = 0
-        self._departures = 0
-        self._rejections: Counter[str] = Counter()
+        self.responses: Counter[tuple[str, int]] = Counter()  # by endpoint and status
+        self.rejections: Counter[str] = Counter()  # by an error's code
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
 
     def answered(
         self,
@@ -54,26 +40,17 @@ class Traffic:
         seconds: float,
         rejection: str = "",
     ) -> None:
-        """Count one response. Status 499 is a client that left; `rejection` says why it is, or ended with, an error."""
-        self._responses[endpoint, status] += 1
-        self._departures += status == 499
+        """Count one response. Status 499 is a client that left; `rejection` is the code of the error that the response
+        is, or ended with."""
+        self.responses[endpoint, status] += 1
         self.timings.request.observe(seconds)
         self.ended(prompt_tokens, completion_tokens, rejection)
         if status == 200 and completion_tokens and not rejection:
             self.timings.e2e.observe(seconds)
 
     def ended(self, prompt_tokens: int, completion_tokens: int, rejection: str = "") -> None:
-        """Count what a request came to. One in the background comes to it behind its response."""
-        self._prompt_tokens += prompt_tokens
-        self._completion_tokens += completion_tokens
+        """Count the tokens and the error of a request, which in the background ends after its response."""
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
         if rejection:
-            self._rejections[rejection] += 1
-
-    def statistics(self) -> TrafficStatistics:
-        return TrafficStatistics(
-            dict(self._responses),
-            self._prompt_tokens,
-            self._completion_tokens,
-            self._departures,
-            dict(self._rejections),
-        )
+            self.rejections[rejection] += 1

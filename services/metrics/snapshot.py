@@ -1,135 +1,161 @@
-"""Figures of processes: how each gathers its own, and how those that others told are kept and passed on."""
+"""Snapshots of the processes' metrics, and the files of the run directory by which they reach the api processes.
+
+Hosts share no run directory. Between them snapshots travel as one opaque message, `MetricsSnapshots`, from executors
+to schedulers to tokenizers to api processes; each receiver keeps them in a `RemoteSnapshots`.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import fcntl
+import logging
 import os
-import resource
-import time
-from collections.abc import Callable, Iterable
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.engine_core.histogram import Histogram
-from penstock.protocol.figures import Census, HistogramStatistics, ProcessFigures, Sample, Spread
-from penstock.services.links.link import Peer, PortStatistics, Self
-from penstock.services.supervisor import process
-from penstock.services.tracing.tracer import Tracer
+import msgspec
 
-INTERVAL = 1.0  # seconds between two censuses of one process
-LOOK = 0.5  # seconds between looks at an asyncio loop's lag
-LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
-PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
-STATM = Path("/proc/self/statm")
+from penstock.engine_core.histogram import HistogramStatistics
+from penstock.protocol.links import Role
+from penstock.protocol.messages import MetricsSnapshots
+from penstock.services.links.link import Peer
+from penstock.services.metrics.definitions import Metric, S
+from penstock.services.supervisor import logs
+
+log = logging.getLogger(__name__)
+
+SILENCE = 10.0  # seconds without a new snapshot after which a process counts as lost
+SUFFIX = ".metrics"
+HEADER = struct.Struct("<II")  # length and CRC-32 of what follows
+ATTEMPTS = 3  # at reading a file that is being written
 
 
-class Sheet:
-    """Figures of one process while they are gathered. Names and labels are those of services/metrics/definitions.py."""
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """Every metric of one process at one moment, by name and by the values of its labels."""
+
+    role: str
+    index: int
+    incarnation: int
+    pid: int
+    time: float  # unix seconds
+    values: dict[str, dict[tuple[str, ...], float]] = {}  # counters and gauges
+    histograms: dict[str, dict[tuple[str, ...], HistogramStatistics]] = {}
+
+    def collect(self, table: Iterable[Metric[S]], source: S) -> None:
+        """Read every metric of `table` from `source`."""
+        for metric in table:
+            found = metric.read(source)
+            for labels, value in (found if isinstance(found, Mapping) else {(): found}).items():
+                key = (labels,) if isinstance(labels, str) else labels
+                if isinstance(value, HistogramStatistics):
+                    self.histograms.setdefault(metric.name, {})[key] = value
+                else:
+                    self.values.setdefault(metric.name, {})[key] = float(value)
+
+
+DECODER = msgspec.msgpack.Decoder(tuple[Snapshot, ...])
+
+
+def encode(snapshots: Sequence[Snapshot]) -> bytes:
+    return msgspec.msgpack.encode(snapshots)
+
+
+class SnapshotFile:
+    """The file in which a process keeps its newest snapshot, and those that it received from other hosts.
+
+    The process holds the file's lock as long as it lives: a file without a lock is of one that was killed. A snapshot
+    is written in place, which takes one system call and no new descriptor; its checksum tells readers of half a one.
+    """
+
+    def __init__(self, run_dir: Path, role: Role, index: int) -> None:
+        self._path = run_dir / f"{role}-{index}{SUFFIX}"
+        self._file: int | None = None
+        self._failed = False
+
+    def write(self, snapshots: Sequence[Snapshot]) -> None:
+        """Replace the contents. A failing disk costs the metrics of this process alone, and is logged once."""
+        payload = encode(snapshots)
+        record = HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            if self._file is None or os.fstat(self._file).st_nlink == 0:  # somebody has cleared the directory
+                self._open()
+            assert self._file is not None
+            os.pwrite(self._file, record, 0)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                logs.error(log, "no_entry", reason=error.strerror)
+            self._failed = True
+
+    def close(self) -> None:
+        """Remove the file, unless it is another life's by now."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                if os.fstat(self._file).st_nlink:
+                    self._path.unlink()
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        self._path.unlink(missing_ok=True)
+        fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fresh, fcntl.LOCK_EX)
+        if self._file is not None:
+            os.close(self._file)
+        self._file = fresh
+
+
+def read_snapshots(run_dir: Path, wall: float) -> list[Snapshot]:
+    """Snapshots of the processes that share `run_dir` and live, at `wall` in unix seconds."""
+    found: list[Snapshot] = []
+    for path in sorted(run_dir.glob(f"*{SUFFIX}")):
+        snapshots = read_file(path)
+        # An executor's loop may be in a step for longer than any silence.
+        if snapshots and (snapshots[0].role == Role.EXECUTOR or wall - snapshots[0].time <= SILENCE):
+            found += snapshots
+    return found
+
+
+def read_file(path: Path) -> tuple[Snapshot, ...]:
+    """Snapshots of one file, its writer's first; none where the writer is dead, or of another release."""
+    with contextlib.suppress(OSError, msgspec.DecodeError), open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            for _ in range(ATTEMPTS):
+                file.seek(0)
+                data = file.read()
+                length, checksum = HEADER.unpack_from(data) if len(data) >= HEADER.size else (0, 0)
+                payload = data[HEADER.size : HEADER.size + length]
+                if length and zlib.crc32(payload) == checksum:
+                    return DECODER.decode(payload)
+    return ()
+
+
+class RemoteSnapshots:
+    """The newest snapshots from each peer on another host."""
 
     def __init__(self) -> None:
-        self._samples: list[Sample] = []
-        self._spreads: list[Spread] = []
+        self._received: dict[Peer, tuple[Snapshot, ...]] = {}
 
-    def put(self, name: str, value: float, *labels: str) -> None:
-        self._samples.append(Sample(name, float(value), labels))
+    def receive(self, peer: Peer, message: MetricsSnapshots) -> None:
+        self._received[peer] = DECODER.decode(message.snapshots)
 
-    def spread(self, name: str, statistics: HistogramStatistics, *labels: str) -> None:
-        self._spreads.append(Spread(name, statistics, labels))
+    def remove(self, peer: Peer) -> None:
+        """The peer is gone, and with it the processes that only it knew."""
+        self._received.pop(peer, None)
 
-    def figures(self, me: Self, wall: float) -> ProcessFigures:
-        """All of it, as of `wall` in unix seconds."""
-        return ProcessFigures(
-            role=me.role,
-            index=me.index,
-            incarnation=me.incarnation,
-            pid=os.getpid(),
-            time=wall,
-            samples=tuple(self._samples),
-            spreads=tuple(self._spreads),
-        )
+    def all(self) -> list[Snapshot]:
+        return [snapshot for snapshots in self._received.values() for snapshot in snapshots]
 
 
-class Vitals:
-    """What every process has to tell. `lag` is how late its loop is, which the loop observes."""
-
-    def __init__(self, me: Self, run_dir: Path, lag: Histogram, tracer: Tracer | None = None) -> None:
-        self.me = me
-        self._tracer = tracer if tracer is not None else Tracer()
-        self._lag = lag
-        self._starts = process.starts(process.starts_file(run_dir, me.role, me.index))
-        self._began = time.time() - process.age()
-        self._memory = resident_bytes()
-
-    def sheet(self) -> Sheet:
-        """A sheet with them."""
-        sheet, usage = Sheet(), resource.getrusage(resource.RUSAGE_SELF)
-        sheet.put("process_info", 1, str(os.getpid()), f"{self.me.incarnation:08x}")
-        sheet.put("process_starts", self._starts)
-        sheet.put("process_cpu_seconds", usage.ru_utime + usage.ru_stime)
-        with contextlib.suppress(OSError):  # no descriptor is left: the figure stays what it was
-            self._memory = resident_bytes()
-        sheet.put("process_resident_memory_bytes", self._memory)
-        sheet.put("process_start_time_seconds", self._began)
-        sheet.spread("loop_lag_seconds", self._lag.statistics())
-        traces = self._tracer.statistics()
-        sheet.put("trace_spans", traces.delivered)
-        sheet.put("trace_spans_dropped", traces.dropped)
-        sheet.put("trace_spans_waiting", traces.waiting)
-        return sheet
-
-
-class Register:
-    """The last census of each peer that tells any."""
-
-    def __init__(self) -> None:
-        self._told: dict[Peer, tuple[ProcessFigures, ...]] = {}
-
-    def note(self, peer: Peer, census: Census) -> None:
-        self._told[peer] = census.processes
-
-    def processes(self, peers: Iterable[Peer]) -> tuple[ProcessFigures, ...]:
-        """What these peers told, and what any other did is forgotten: each process once, as it was last heard of by
-        whichever way, in order of role and index."""
-        self._told = {peer: self._told[peer] for peer in peers if peer in self._told}
-        found: dict[tuple[str, int], ProcessFigures] = {}
-        for told in self._told.values():
-            for figures in told:
-                key = figures.role, figures.index
-                if key not in found or found[key].time < figures.time:
-                    found[key] = figures
-        return tuple(found[key] for key in sorted(found))
-
-
-def add_link(sheet: Sheet, name: str, ports: Iterable[PortStatistics], queued: int) -> None:
-    """One link's traffic at this end, over all its ports; `queued` messages wait above them."""
-    several = tuple(ports)
-    sheet.put("link_peers", sum(port.peers for port in several), name)
-    sheet.put("link_messages", sum(port.messages_in for port in several), name, "in")
-    sheet.put("link_messages", sum(port.messages_out for port in several), name, "out")
-    sheet.put("link_bytes", sum(port.bytes_in for port in several), name, "in")
-    sheet.put("link_bytes", sum(port.bytes_out for port in several), name, "out")
-    sheet.put("link_refused_messages", sum(port.refused_sends for port in several), name)
-    sheet.put("link_refused_handshakes", sum(port.refused_handshakes for port in several), name)
-    sheet.put("link_unacknowledged_messages", sum(port.unacknowledged for port in several), name)
-    sheet.put("link_queued_messages", queued, name)
-
-
-def resident_bytes(statm: Path = STATM) -> int:
-    """Memory of this process that is in RAM. Source: proc(5), statm."""
-    return int(statm.read_bytes().split()[1]) * resource.getpagesize()
-
-
-async def lagging(lag: Histogram) -> None:
-    """Observe how late the running loop is, until it is cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + LOOK
-        await asyncio.sleep(LOOK)
-        lag.observe(max(0.0, loop.time() - due))
-
-
-async def telling(tell: Callable[[], None]) -> None:
-    """Tell a census now and then, until it is cancelled."""
-    while True:
-        await asyncio.sleep(INTERVAL)
-        tell()
+def newest(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
+    """Each process once, as it was last heard of by whichever way, in the order of the first mention."""
+    found: dict[tuple[str, int], Snapshot] = {}
+    for snapshot in snapshots:
+        key = snapshot.role, snapshot.index
+        if key not in found or found[key].time < snapshot.time:
+            found[key] = snapshot
+    return list(found.values())

@@ -9,9 +9,8 @@ from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.model_info import ServedModel
 from penstock.services.http.accept import Room
 from penstock.services.http.api_keys import Keys
-from penstock.services.metrics.api import Figures
+from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
-from penstock.services.metrics.shared_files import Ledger
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.tracing.tracer import Tracer
@@ -26,10 +25,9 @@ class AppState:
     model: ServedModel
     pipeline: Pipeline
     traffic: Traffic
-    ledger: Ledger
+    exporter: Exporter
     keys: Keys
     responses: ResponseStore
     background: BackgroundWork
-    figures: Figures
     tracer: Tracer = field(default_factory=Tracer)
     room: Room = field(default_factory=Room)

@@ -20,8 +20,7 @@ from penstock.protocol.messages import EngineStatus
 from penstock.protocol.version import VERSION
 from penstock.services.client.replicas import ReplicaHealth
 from penstock.services.http.request_context import RequestContext
-from penstock.services.metrics.exposition import Scrape
-from penstock.services.metrics.shared_files import Entry
+from penstock.services.metrics.exposition import ServerCollector
 from penstock.services.openai.app_state import AppState
 from penstock.services.supervisor.restart_policy import CrashLoop, crash_loops
 
@@ -105,18 +104,10 @@ async def version(app: AppState, context: RequestContext) -> None:
 
 async def metrics(app: AppState, context: RequestContext) -> None:
     """Prometheus' text of all processes."""
-    own = entry_of(app)
-    entries = [own, *app.ledger.others(own.process.time)]
-    body = Scrape(app.config, entries, app.pipeline.processes(), app.model.name).text()
+    snapshots = app.exporter.snapshots(time.time())
+    app.pipeline.engines.refresh(snapshots)
+    body = ServerCollector(app.config, snapshots, app.model.name).text()
     await context.send_body(body, b"text/plain; version=0.0.4; charset=utf-8")
-
-
-def entry_of(app: AppState) -> Entry:
-    """This process's numbers, as of now."""
-    pipeline = app.pipeline.statistics()
-    ready = app.pipeline.ready(time.monotonic())
-    process = app.figures.own(pipeline, app.room.statistics(), time.time(), ready=ready)
-    return Entry.of(app.index, app.traffic, pipeline, process)
 
 
 def trouble_of(app: AppState, now: float) -> str:

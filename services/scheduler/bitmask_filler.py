@@ -10,11 +10,10 @@ import msgspec
 
 from penstock.engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.scheduling.plan_builder import MaskWork
-from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.steps import StepMasks
-from penstock.services.metrics.snapshot import PART
+from penstock.services.metrics.definitions import PART
 from penstock.services.scheduler.background_jobs import Aside
 
 SLOW = 0.01  # seconds of a step's masks, and

@@ -24,8 +24,7 @@ from penstock.protocol.messages import Automaton
 from penstock.protocol.speculation import read_speculative
 from penstock.services.links.link import Port, Self
 from penstock.services.links.tcp import network_of
-from penstock.services.metrics.scheduler import Figures
-from penstock.services.metrics.snapshot import Vitals
+from penstock.services.metrics.exporter import Exporter, scheduler_collector
 from penstock.services.scheduler.bitmask_filler import Masker
 from penstock.services.scheduler.grammar_cache import Guides, prepared
 from penstock.services.scheduler.options import ModelFacts
@@ -73,9 +72,14 @@ def run(config: Config, index: int) -> int:
         loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
                     SchedulerTraces(tracer), time.monotonic)  # fmt: skip
         descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
-        figures = Figures(Vitals(me, run_dir, loop.lag, tracer), loop, tokens, steps, time.monotonic())
+        collector = scheduler_collector(loop, tokens, steps, time.monotonic)
+        other_host = tokens if network is not None and network.reaches(TOKENS) else None
+        exporter = Exporter(me, run_dir, loop.lag, collector, tracer, remote=loop.remote, other_host=other_host)
         start = Start(tracer, f"{Role.SCHEDULER}-{index}", stages)
-        turn_until_stopped(loop, descriptors, stop, config, figures, start)
+        try:
+            turn_until_stopped(loop, descriptors, stop, config, exporter, start)
+        finally:
+            exporter.close()
     finally:
         guides.aside.close()
         masker.aside.close()
@@ -103,7 +107,7 @@ def turn_until_stopped(
     descriptors: Iterable[zmq.Socket[bytes] | int],
     stop: Stop,
     config: Config,
-    figures: Figures,
+    exporter: Exporter,
     start: Start,
 ) -> None:
     """Turn the loop whenever something arrives, is done beside it, or is due. Sleeps in poll otherwise."""
@@ -125,7 +129,7 @@ def turn_until_stopped(
             notify("STOPPING=1", "STATUS=draining")
             logs.info(log, "draining", unfinished=loop.unfinished)
         due = loop.turn(now, time.time())
-        figures.tick(now, time.time())
+        exporter.tick(now, time.time())
         if loop.ready != told:
             told = loop.ready
             announce(loop, config, heartbeat, ready=told)

@@ -21,13 +21,13 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
 from penstock.protocol.errors import RequestError
-from penstock.protocol.figures import Census
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, EngineStatus, Message, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Abort, EngineStatus, Message, MetricsSnapshots, Rejected, StopHit, SubmitTokens
 from penstock.protocol.steps import ExecutorReady, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer
-from penstock.services.metrics.snapshot import LAG, Register
+from penstock.services.metrics.definitions import LAG
+from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import Masker, MaskerStatistics
 from penstock.services.scheduler.executor_group import Executors
 from penstock.services.scheduler.grammar_cache import Guides, GuideStatistics, rejection
@@ -107,7 +107,7 @@ class Loop:
     ) -> None:
         self.executors = Executors(group_size(config.model), steps.epoch, now, answering(0, config.model))
         self.draining = False
-        self.register = Register()  # what executors tell of themselves
+        self.remote = RemoteSnapshots()  # of executors on other hosts
         self.lag = Histogram(LAG)
         self._config = config
         self._replica = replica
@@ -234,8 +234,8 @@ class Loop:
                 self._brain.apply(result, now)
                 self._times.applied(result, time.perf_counter() - began)
                 self._traces.applied(result, now)
-            case Census() as census:
-                self.register.note(peer, census)
+            case MetricsSnapshots() as snapshots:
+                self.remote.receive(peer, snapshots)
             case ExecutorReady() as ready:
                 broke = peer in self.executors.peers and self.executors.complete
                 if self.executors.add(peer, ready, now) and not self.executors.in_step:
@@ -245,6 +245,7 @@ class Loop:
                 elif broke:
                     self._steps.epoch = self.executors.epoch
             case Left(reason):
+                self.remote.remove(peer)
                 logs.warning(log, "executor_left", executor=peer.index, pid=peer.pid, reason=reason)
                 if self.executors.remove(peer, now):
                     self._steps.epoch = self.executors.epoch

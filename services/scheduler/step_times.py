@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine_core.histogram import Histogram
-from penstock.protocol.figures import HistogramStatistics
+from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.steps import StepResult
-from penstock.services.metrics.snapshot import PART
+from penstock.services.metrics.definitions import PART
 
 OWN = ("plan", "encode", "apply", "deliver")
 DEVICE = ("device", "draft", "wait")

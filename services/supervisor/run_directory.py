@@ -24,7 +24,7 @@ LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 # Of processes that could not remove them.
-LEFTOVERS = ("*.sock", "*.store", "*.entry", "*.entry.new", "*.starts", "*.starts.new", "*.silent", "failures.*")
+LEFTOVERS = ("*.sock", "*.store", "*.metrics", "*.starts", "*.starts.new", "*.silent", "failures.*")
 LOCK_SECONDS = 10.0  # that a launcher which was killed may take to let go of its lock, on a machine that is overloaded
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 

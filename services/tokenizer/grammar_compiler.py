@@ -17,10 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
-from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Grammar
 from penstock.services.supervisor import logs
 from penstock.services.tokenizer.compile_process import End

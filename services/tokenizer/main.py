@@ -33,8 +33,8 @@ from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_
 from penstock.services.links.async_link import Watch
 from penstock.services.links.link import Port, Self
 from penstock.services.links.tcp import network_of
-from penstock.services.metrics.snapshot import LAG, Vitals, lagging, telling
-from penstock.services.metrics.tokenizer import Figures
+from penstock.services.metrics.definitions import LAG
+from penstock.services.metrics.exporter import Exporter, keep_exporting, tokenizer_collector
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
@@ -93,14 +93,15 @@ async def serve(config: Config, index: int) -> int:
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler, templates),
                   TokenizerTraces(tracer))  # fmt: skip
-    lag = Histogram(LAG)
-    figures = Figures(Vitals(me, run_dir, lag, tracer), relay, compiler, templates, text, tokens)
+    exporter = Exporter(
+        me, run_dir, Histogram(LAG), tokenizer_collector(relay, compiler, templates, text, tokens), tracer,
+        remote=relay.remote, other_host=text if network is not None and network.reaches(TEXT) else None,
+    )  # fmt: skip
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     heartbeat = Heartbeat()
-    work = (send_heartbeats(heartbeat), lagging(lag), telling(figures.tell))
-    tasks = [background_task(each, end.fail) for each in work]
+    tasks = [background_task(each, end.fail) for each in (send_heartbeats(heartbeat), keep_exporting(exporter))]
     try:
         await compiler.warm()  # who asks for a structure first waits for no process
         text.start(relay.from_apis)
@@ -114,6 +115,7 @@ async def serve(config: Config, index: int) -> int:
     finally:
         for task in tasks:
             task.cancel()
+        exporter.close()
         relay.close()
         compiler.close()
         templates.close()

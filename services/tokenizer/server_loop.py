@@ -22,19 +22,19 @@ import msgspec
 from penstock.engine_core.text.frontend import Frontend, FrontendStatistics
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
-from penstock.protocol.figures import Census
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     EngineStatus,
     Message,
+    MetricsSnapshots,
     Rejected,
     SubmitText,
     TokenBatch,
     Tokenize,
 )
 from penstock.services.links.link import Arrival, Joined, Left, Peer
-from penstock.services.metrics.snapshot import Register
+from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.supervisor import logs
 from penstock.services.tokenizer.structure import Structure
 from penstock.services.tracing.tokenizer import TokenizerTraces
@@ -78,7 +78,7 @@ class Relay:
         structure: Structure | None = None,
         traces: TokenizerTraces | None = None,
     ) -> None:
-        self.register = Register()  # what schedulers tell of themselves and of their executors
+        self.remote = RemoteSnapshots()  # of schedulers and executors on other hosts
         self._frontend = frontend
         self._text = text
         self._tokens = tuple(tokens)  # by replica
@@ -131,12 +131,13 @@ class Relay:
                     self._frontend.reject(rejected, replica)
                 case EngineStatus() as status:
                     self._frontend.report(status)
-                case Census() as census:
-                    self.register.note(arrival.peer, census)
+                case MetricsSnapshots() as snapshots:
+                    self.remote.receive(arrival.peer, snapshots)
                 case Joined():
                     self._schedulers[replica] = arrival.peer
                     logs.info(log, "scheduler_joined", replica=replica, pid=arrival.peer.pid)
                 case Left(reason):
+                    self.remote.remove(arrival.peer)
                     self._schedulers[replica] = None
                     self._frontend.leave_scheduler(replica)
                     logs.warning(log, "scheduler_left", replica=replica, reason=reason)

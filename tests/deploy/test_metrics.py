@@ -18,9 +18,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import Config
-from penstock.services.metrics.exposition import Scrape
+from penstock.services.metrics.exposition import ServerCollector
 from tests.services.client.pipe import FakePort, answering, client, service, words
-from tests.services.metrics.figures import census
+from tests.services.metrics.snapshots import message, server
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARDS = tuple(sorted((DEPLOY / "grafana").glob("*.json")))
@@ -33,7 +33,7 @@ async def exported() -> list[Metric]:
     port = FakePort(answering(words("a", "b", "c")))
     parts = service(port, metrics_alias="vllm")
     async with client(parts) as http:
-        port.arrive(census())
+        port.arrive(message(*server()))
         await http.post("/v1/chat/completions", json={})
         await http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}], "stream": True}
@@ -221,7 +221,7 @@ async def test_histograms_are_cumulative_and_end_with_everything() -> None:
 
 
 def test_before_the_engine_is_known_there_is_text_all_the_same() -> None:
-    text = Scrape(Config(), [], (), "m").text().decode()
+    text = ServerCollector(Config(), [], "m").text().decode()
     assert "penstock_build_info" in text
     assert "penstock_engine_ready" not in text
     assert 'penstock_processes{role="executor"} 0.0' in text

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.histogram import Histogram, cumulated, merged
-from penstock.protocol.figures import HistogramStatistics
+from penstock.engine_core.histogram import Histogram, HistogramStatistics, cumulated, merged
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0)
 VALUES = st.lists(st.floats(0.0, 10.0, allow_nan=False), max_size=40)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.engine_core.histogram import HistogramStatistics
 from penstock.engine_core.scheduling.statistics import PHASE, DurationStatistics
-from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Pooling, Written
 from tests.sim.lives import World
 from tests.sim.server import Server

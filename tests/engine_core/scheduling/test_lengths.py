@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.engine_core.histogram import HistogramStatistics
 from penstock.engine_core.scheduling.statistics import TOKENS, LengthStatistics
-from penstock.protocol.figures import HistogramStatistics
 from penstock.protocol.messages import Pooling
 from tests.sim.server import Server
 

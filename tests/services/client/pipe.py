@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,19 @@ from penstock.protocol.messages import (
 )
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.model_info import ServedModel
+from penstock.services.http.accept import Room
 from penstock.services.http.api_keys import Keys
 from penstock.services.http.request_context import BodyBudget, RequestContext
 from penstock.services.links.link import Arrival, Joined, Left, Peer, PortStatistics, Self
-from penstock.services.metrics.api import Figures
+from penstock.services.metrics.definitions import LAG
+from penstock.services.metrics.exporter import Exporter, api_collector
 from penstock.services.metrics.requests import Traffic
-from penstock.services.metrics.shared_files import Ledger
-from penstock.services.metrics.snapshot import LAG, Vitals
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.supervisor.options import sized
+from penstock.services.tracing.tracer import Tracer
 
 LIMIT = 60.0  # seconds, after which something has hung; a loaded machine needs some of them
 VOCABULARY = 1000
@@ -113,6 +114,10 @@ class FakePort:
         peer, self.peer = self.peer, None
         assert peer is not None
         self.deliver([Arrival(peer, Left("process 1 ended"))])
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
+        sent = [self.send(peer, message) for peer in peers]
+        return all(sent)
 
     def statistics(self) -> PortStatistics:
         return PortStatistics(len(self.peers), 0, len(self.sent), 0, 0, 0, 0)
@@ -206,12 +211,13 @@ def service(
         each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation(), wrong_output=wrong_output)
-    ledger = Ledger(Path(config.run.run_dir), 0, 1)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
-    figures = Figures(Vitals(Self(Role.API, 0, 1, 7), Path(config.run.run_dir), Histogram(LAG)), ports)
-    traffic = Traffic()
+    traffic, room, run_dir = Traffic(), Room(), Path(config.run.run_dir)
+    collector = api_collector(pipeline, ports, traffic, room, responses)
+    exporter = Exporter(Self(Role.API, 0, 1, 7), run_dir, Histogram(LAG), collector, Tracer(), remote=pipeline.remote)
     background = BackgroundWork(pipeline, traffic)
-    return AppState(config, 0, model, pipeline, traffic, ledger, Keys(config.api), responses, background, figures)
+    keys = Keys(config.api)
+    return AppState(config, 0, model, pipeline, traffic, exporter, keys, responses, background, room=room)
 
 
 def request_context(

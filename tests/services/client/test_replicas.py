@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.figures import ProcessFigures, Sample
 from penstock.protocol.links import Role
 from penstock.protocol.messages import EngineStatus
 from penstock.services.client.replicas import UNHEARD, Engines, total
+from penstock.services.metrics.snapshot import Snapshot
 from tests.services.client.pipe import status
 
 LIMIT = 2.0
@@ -84,12 +84,13 @@ def test_a_replica_that_should_not_be_is_none() -> None:
 
 
 def test_what_runs_and_waits_is_as_the_latest_heartbeat_says() -> None:
-    """Figures come once a second, heartbeats soon after it changes."""
-    samples = (Sample("engine_running", 3), Sample("engine_waiting", 2), Sample("engine_blocks", 9))
+    """Snapshots are taken once a second, heartbeats sent soon after it changes."""
+    numbers = {"engine_running": 3.0, "engine_waiting": 2.0, "engine_blocks": 9.0}
     told = [
-        ProcessFigures(role=role, index=index, incarnation=1, pid=1, time=time, samples=samples)
+        Snapshot(role, index, 1, 1, time, {name: {(): value} for name, value in numbers.items()})
         for role, index, time in ((Role.SCHEDULER, 0, 50.0), (Role.SCHEDULER, 1, 70.0), (Role.EXECUTOR, 0, 50.0))
     ]
     made = engines(beat(0, time=60.0, running=1, waiting=0), beat(1, time=60.0, running=1, waiting=0))
-    found = [[sample.value for sample in each.samples] for each in made.refreshed(told)]
+    made.refresh(told)
+    found = [[series[()] for series in each.values.values()] for each in told]
     assert found == [[1, 0, 9], [3, 2, 9], [3, 2, 9]]

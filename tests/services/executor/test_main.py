@@ -27,7 +27,7 @@ from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResu
 from penstock.services.executor import main
 from penstock.services.executor.main import COLLECT_SECONDS, REST, collection_due
 from penstock.services.links.link import Left, Peer, Port, Self
-from penstock.services.metrics.snapshot import LAG
+from penstock.services.metrics.definitions import LAG
 from penstock.services.supervisor.process import ExitCode
 from penstock.services.supervisor.sd_notify import NoticeSocket
 from tests.services.executor.folder import write_folder

@@ -7,16 +7,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import ApiConfig
-from penstock.protocol.figures import Census
 from penstock.protocol.links import Role
 from penstock.services.metrics import aliases
 from penstock.services.metrics.definitions import METRICS
-from penstock.services.metrics.requests import Traffic
-from penstock.services.metrics.shared_files import Entry
 from tests.services.client.pipe import FakePort, answering, client, service, words
-from tests.services.metrics.figures import every
+from tests.services.metrics.snapshots import every, message
 
-SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_SPREADS}
+SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_HISTOGRAMS}
 
 
 def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
@@ -32,11 +29,11 @@ async def test_aliases_say_what_ours_say() -> None:
     port = FakePort(answering(words("a")))
     values = {name: 3.0 + place for place, (name, _) in enumerate(sorted(SAME.values()))}
     async with client(service(port, metrics_alias="vllm")) as http:
-        port.arrive(Census((every(Role.SCHEDULER, 1, **values),)))
+        port.arrive(message(every(Role.SCHEDULER, 1, **values)))
         text = (await http.get("/metrics")).text
     found = samples(list(text_string_to_metric_families(text)))
     for theirs, (ours, _) in SAME.items():
-        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_SPREADS else ""
+        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_HISTOGRAMS else ""
         assert found[theirs + suffix, "1"] == found[f"penstock_{ours}{suffix}", "1"] == values[ours], theirs
 
 
@@ -47,13 +44,12 @@ async def test_aliases_are_off_unless_asked_for() -> None:
 
 
 def test_every_name_of_ours_is_in_the_catalogue() -> None:
-    known = {metric.name for metric in METRICS}
-    assert {ours for ours, *_ in (*SAME.values(), *aliases.VLLM_LABELLED.values())} <= known
+    assert {ours for ours, *_ in (*SAME.values(), *aliases.VLLM_LABELLED.values())} <= set(METRICS)
 
 
 def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
     engine = every(Role.SCHEDULER, engine_ended=5)
-    families = {family.name: family for family in aliases.vllm([], [engine], "m")}
+    families = {family.name: family for family in aliases.vllm([engine], "m")}
     reasons = [sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples]
     assert reasons == ["stop", "length", "abort"]
     places = families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
@@ -61,14 +57,11 @@ def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
 
 
 def test_aliases_of_several_processes_are_one_series() -> None:
-    parts = service(FakePort(answering(words("a"))))
-    entries = []
-    for index, seconds in enumerate((0.001, 0.02)):
-        traffic = Traffic()
-        traffic.timings.first_token.observe(seconds)
-        traffic.answered("/v1/completions", 200, 1, 2, seconds)
-        entries.append(Entry.of(index, traffic, parts.pipeline.statistics(), every(Role.API, index)))
-    families = {family.name: family for family in aliases.vllm(entries, [every(Role.SCHEDULER)], "m")}
+    apis = [
+        every(Role.API, index, time_to_first_token_seconds=seconds, e2e_seconds=seconds)
+        for index, seconds in enumerate((0.001, 0.02))
+    ]
+    families = {family.name: family for family in aliases.vllm([*apis, every(Role.SCHEDULER)], "m")}
     for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
         assert [s.value for s in families[name].samples if s.name.endswith("_count")] == [2]
         assert [s.value for s in families[name].samples if s.name.endswith("_sum")] == [pytest.approx(0.021)]
@@ -78,5 +71,5 @@ def test_aliases_of_several_processes_are_one_series() -> None:
 
 
 def test_without_processes_there_is_nothing_to_tell() -> None:
-    assert list(aliases.vllm([], [], "m")) == []
-    assert list(aliases.vllm([], [every(Role.EXECUTOR)], "m")) == []
+    assert list(aliases.vllm([], "m")) == []
+    assert list(aliases.vllm([every(Role.EXECUTOR)], "m")) == []

@@ -1,19 +1,17 @@
-"""GET /metrics (scrape.py): what happened, in text that Prometheus reads."""
+"""GET /metrics: what happened, in text that Prometheus reads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.engine_core.histogram import Histogram
-from penstock.protocol.figures import Census
 from penstock.protocol.links import Role
 from penstock.services.metrics.requests import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Traffic
 from tests.services.client.pipe import FakePort, answering, client, service, words
-from tests.services.metrics.figures import census, every
+from tests.services.metrics.snapshots import every, message, server
 
 ROLES = ("api", "tokenizer", "scheduler", "executor")
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -22,7 +20,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 async def test_metrics_are_what_happened() -> None:
     port = FakePort(answering(words("a", "b", "c")))
     async with client(service(port)) as http:
-        port.arrive(census(engine_blocks=100, engine_output_tokens=22))
+        port.arrive(message(*server(engine_blocks=100, engine_output_tokens=22)))
         await http.post("/v1/chat/completions", json=HELLO | {"stream": True})
         await http.post("/v1/chat/completions", json={})
         answer = await http.get("/metrics")
@@ -55,8 +53,8 @@ async def test_metrics_are_what_happened() -> None:
 async def test_metrics_tell_what_became_of_drafts() -> None:
     port = FakePort(answering(words("a")))
     async with client(service(port)) as http:
-        figures = every(Role.SCHEDULER, engine_drafts=3, engine_draft_tokens=12, engine_accepted_tokens=7)
-        port.arrive(Census((figures,)))
+        engine = every(Role.SCHEDULER, engine_drafts=3, engine_draft_tokens=12, engine_accepted_tokens=7)
+        port.arrive(message(engine))
         text = (await http.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     found = {name: family.samples[0].value for name, family in families.items() if len(family.samples) == 1}
@@ -70,9 +68,9 @@ async def test_metrics_tell_what_became_of_drafts() -> None:
 async def test_a_process_that_is_gone_has_no_series() -> None:
     port = FakePort(answering(words("a")))
     async with client(service(port)) as http:
-        port.arrive(census())
+        port.arrive(message(*server()))
         assert 'role="executor"' in (await http.get("/metrics")).text
-        port.arrive(Census((every(Role.TOKENIZER), every(Role.SCHEDULER))))
+        port.arrive(message(every(Role.TOKENIZER), every(Role.SCHEDULER)))
         without = (await http.get("/metrics")).text
         assert 'penstock_processes{role="executor"} 0.0' in without
         assert 'penstock_process_cpu_seconds_total{index="0",role="executor"}' not in without
@@ -87,8 +85,8 @@ async def test_a_process_that_is_gone_has_no_series() -> None:
 async def test_two_engines_are_told_apart() -> None:
     port = FakePort(answering(words("a")))
     async with client(service(port)) as http:
-        told = (every(Role.SCHEDULER, 0, engine_running=3), every(Role.SCHEDULER, 1, engine_running=4))
-        port.arrive(Census(tuple(msgspec.structs.replace(each, time=1e12) for each in told)))  # after any heartbeat
+        told = [every(Role.SCHEDULER, index, 1e12, engine_running=3 + index) for index in (0, 1)]  # after any heartbeat
+        port.arrive(message(*told))
         lines = (await http.get("/metrics")).text.splitlines()
     assert 'penstock_engine_running{replica="0"} 3.0' in lines
     assert 'penstock_engine_running{replica="1"} 4.0' in lines
@@ -101,7 +99,7 @@ def test_what_is_refused_is_no_answer() -> None:
     traffic.answered("/v1/completions", 200, 3, 4, 0.5, "deadline_exceeded")
     traffic.answered("/v1/completions", 429, 0, 0, 0.5, "overloaded")
     traffic.answered("/health", 200, 0, 0, 0.5)
-    assert traffic.statistics().rejections == {"deadline_exceeded": 1, "overloaded": 1}
+    assert traffic.rejections == {"deadline_exceeded": 1, "overloaded": 1}
     assert sum(traffic.timings.request.statistics().counts) == 4
     assert sum(traffic.timings.e2e.statistics().counts) == 1
 

@@ -48,7 +48,7 @@ def test_a_temporary_directory_is_private_and_goes_at_the_end(temporary):
 def test_a_named_directory_is_made_and_stays(tmp_path):
     directory = RunDirectory.open(str(tmp_path / "a" / "b"))
     assert mode(directory.path) == 0o700
-    for name in ("tokens-0.sock", "api-0.entry", "executor-0.starts", "failures.json", "failures.new", "mine.txt"):
+    for name in ("tokens-0.sock", "api-0.metrics", "executor-0.starts", "failures.json", "failures.new", "mine.txt"):
         (directory.path / name).touch()
     assert directory.environment() == {}
     directory.close()

@@ -18,8 +18,8 @@ from penstock.protocol.config import RunConfig, TraceConfig
 from penstock.protocol.links import Role
 from penstock.protocol.messages import TraceContext
 from penstock.services.links.link import Self
-from penstock.services.metrics.definitions import EVERY_PROCESS
-from penstock.services.metrics.snapshot import LAG, Vitals
+from penstock.services.metrics.definitions import LAG, METRICS
+from penstock.services.metrics.exporter import Exporter
 from penstock.services.supervisor import process, run_directory
 from penstock.services.tracing.otlp import HANGS, LATE, PATIENCE, RECENT, SILENT, OtlpTracer, wall_offset
 from penstock.services.tracing.tracer import LAST_WORDS, Sampling, Tracer, tracer_of
@@ -319,11 +319,10 @@ def test_every_process_counts_what_it_told_and_what_was_lost(tmp_path: Path, *, 
     way.gate.set()
     tracer = OtlpTracer(settings(delay=3600.0), {}, way) if traced else Tracer()
     me = Self(Role.SCHEDULER, 0, 1, 7)
-    vitals = Vitals(me, tmp_path, Histogram(LAG), tracer)
+    exporter = Exporter(me, tmp_path, Histogram(LAG), lambda into: None, tracer)
     told(tracer, 3)
     tracer.close(30)
-    values = {sample.name: sample.value for sample in vitals.sheet().figures(me, 1.0).samples}
+    values = {name: series.get((), 1.0) for name, series in exporter.snapshot(1.0).values.items()}
     assert values["trace_spans_dropped"] == (3 if traced else 0)
     assert (values["trace_spans"], values["trace_spans_waiting"]) == (0, 0)
-    known = {metric.name for metric in EVERY_PROCESS}
-    assert {name for name in values if name.startswith("trace")} <= known
+    assert {name for name in values if name.startswith("trace")} <= set(METRICS)

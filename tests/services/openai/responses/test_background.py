@@ -42,8 +42,7 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
 
 
 def tokens(parts: AppState) -> tuple[int, int]:
-    statistics = parts.traffic.statistics()
-    return statistics.prompt_tokens, statistics.completion_tokens
+    return parts.traffic.prompt_tokens, parts.traffic.completion_tokens
 
 
 async def test_its_tokens_are_counted_and_logged_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,7 +69,7 @@ async def test_one_that_fails_is_counted_with_its_reason(caplog: pytest.LogCaptu
         told = await found(asking, await begin(asking))
     assert told["status"] == "failed"
     assert told["error"]["code"] == "server_error"
-    assert parts.traffic.statistics().rejections == {"server_error": 1}
+    assert parts.traffic.rejections == {"server_error": 1}
     assert tokens(parts) == (3, 1)
     (line,) = lines(caplog, "background")
     assert (line["status"], line["reason"]) == ("failed", "server_error")
@@ -118,7 +117,7 @@ async def test_a_bug_of_ours_fails_it_instead_of_leaving_it_in_progress(
     assert "nobody" not in told["error"]["message"]
     (line,) = lines(caplog, "request_failed")
     assert line["route"] == "/v1/responses"
-    assert parts.traffic.statistics().rejections == {"internal_error": 1}
+    assert parts.traffic.rejections == {"internal_error": 1}
     assert parts.pipeline.statistics().unfinished == 0
 
 

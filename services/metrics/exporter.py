@@ -1,0 +1,202 @@
+"""Export of a process's metrics: once a second it leaves a snapshot where the api processes read it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.engine_core.histogram import Histogram
+from penstock.protocol.links import Role
+from penstock.protocol.messages import Message, MetricsSnapshots
+from penstock.services.links.link import Peer, PortStatistics, Self
+from penstock.services.metrics import definitions
+from penstock.services.metrics.definitions import LinkStatistics, ProcessStatistics
+from penstock.services.metrics.snapshot import RemoteSnapshots, Snapshot, SnapshotFile, encode, newest, read_snapshots
+from penstock.services.supervisor import process
+from penstock.services.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from penstock.protocol.steps import ExecutorReady
+    from penstock.services.client.engine_client import Pipeline
+    from penstock.services.executor.steps import Steps
+    from penstock.services.http.accept import Room
+    from penstock.services.metrics.requests import Traffic
+    from penstock.services.openai.responses.store import ResponseStore
+    from penstock.services.scheduler.server_loop import Loop
+    from penstock.services.tokenizer.grammar_compiler import Compiler
+    from penstock.services.tokenizer.server_loop import Relay
+    from penstock.services.tokenizer.templates import Templates
+
+INTERVAL = 1.0  # seconds between two snapshots of one process
+LOOK = 0.5  # seconds between looks at an asyncio loop's lag
+STATM = Path("/proc/self/statm")
+Collector = Callable[[Snapshot], None]
+
+
+class Port(Protocol):
+    """One end of a link: `link.Port` and `async_link.Watch`."""
+
+    @property
+    def peers(self) -> tuple[Peer, ...]: ...
+
+    def send_each(self, peers: Iterable[Peer], message: Message) -> bool: ...
+
+    def statistics(self) -> PortStatistics: ...
+
+
+class Exporter:
+    """Owner of a process's snapshot file. `collector` reads the metrics of the role into a snapshot, `lag` is how late
+    the process's loop is.
+
+    `other_host` is the link by which snapshots reach the api processes of another host, if they are on one. `remote`
+    holds what arrived from others; a process that has it also passes on what it finds in the run directory.
+    """
+
+    def __init__(
+        self,
+        me: Self,
+        run_dir: Path,
+        lag: Histogram,
+        collector: Collector,
+        tracer: Tracer,
+        *,
+        remote: RemoteSnapshots | None = None,
+        other_host: Port | None = None,
+    ) -> None:
+        self._me = me
+        self._run_dir = run_dir
+        self.lag = lag
+        self._collector = collector
+        self._tracer = tracer
+        self._remote = remote
+        self._other_host = other_host
+        self._file = SnapshotFile(run_dir, me.role, me.index)
+        self._starts = process.starts(process.starts_file(run_dir, me.role, me.index))
+        self._start_time = time.time() - process.age()
+        self._resident = resident_bytes()
+        self._next = float("-inf")
+
+    def tick(self, now: float, wall: float) -> None:
+        """Export if it is time; monotonic and unix seconds."""
+        if now >= self._next:
+            self._next = now + INTERVAL
+            self.export(wall)
+
+    def export(self, wall: float) -> None:
+        """Write the file. A peer without credit gets the next snapshot, which holds all that this one does."""
+        own = self.snapshot(wall)
+        self._file.write([own, *(self._remote.all() if self._remote is not None else ())])
+        peers = [peer for peer in self._other_host.peers if peer.credit > 0] if self._other_host is not None else []
+        if self._other_host is not None and peers:
+            known = [own] if self._remote is None else [each for each in self._all(own) if each.role != Role.API]
+            self._other_host.send_each(peers, MetricsSnapshots(encode(known)))
+
+    def snapshots(self, wall: float) -> list[Snapshot]:
+        """All processes' newest, this one's as of now."""
+        return self._all(self.snapshot(wall))
+
+    def snapshot(self, wall: float) -> Snapshot:
+        """This process's."""
+        me, usage = self._me, resource.getrusage(resource.RUSAGE_SELF)
+        with contextlib.suppress(OSError):  # no descriptor is left: the gauge stays what it was
+            self._resident = resident_bytes()
+        found = Snapshot(me.role, me.index, me.incarnation, os.getpid(), wall)
+        cpu, lag = usage.ru_utime + usage.ru_stime, self.lag.statistics()
+        statistics = ProcessStatistics(found.pid, me.incarnation, self._starts, cpu, self._resident, self._start_time,
+                                       lag, self._tracer.statistics())  # fmt: skip
+        found.collect(definitions.PROCESS, statistics)
+        self._collector(found)
+        return found
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+    def _all(self, own: Snapshot) -> list[Snapshot]:
+        remote = self._remote.all() if self._remote is not None else ()
+        return newest((own, *remote, *read_snapshots(self._run_dir, own.time)))
+
+
+def collect_link(into: Snapshot, name: str, ports: Iterable[Port], queued: int) -> None:
+    statistics = LinkStatistics(name, tuple(port.statistics() for port in ports), queued)
+    into.collect(definitions.LINK, statistics)
+
+
+def executor_collector(steps: Steps, port: Port, ready: ExecutorReady) -> Collector:
+    def collect(into: Snapshot) -> None:
+        found = steps.statistics()
+        collect_link(into, "steps", [port], found.waiting)
+        into.collect(definitions.READY, ready)
+        into.collect(definitions.STEPS, found)
+
+    return collect
+
+
+def scheduler_collector(loop: Loop, tokens: Port, steps: Port, clock: Callable[[], float]) -> Collector:
+    looked, busy = clock(), 0.0
+
+    def collect(into: Snapshot) -> None:
+        nonlocal looked, busy
+        found, now = loop.statistics(), clock()
+        passed, worked = now - looked, found.times.busy - busy
+        looked, busy = now, found.times.busy
+        collect_link(into, "tokens", [tokens], found.queued)
+        collect_link(into, "steps", [steps], 0)
+        into.collect(definitions.STATUS, loop.status(now, into.time))
+        into.collect(definitions.DEVICE, min(1.0, max(0.0, 1.0 - worked / passed)) if passed > 0 else 1.0)
+        into.collect(definitions.LOOP, found)
+        if found.brain is not None:
+            into.collect(definitions.SCHEDULING, found.brain)
+
+    return collect
+
+
+def tokenizer_collector(
+    relay: Relay, compiler: Compiler, templates: Templates, text: Port, tokens: Sequence[Port]
+) -> Collector:
+    def collect(into: Snapshot) -> None:
+        found = relay.statistics()
+        dispatch = found.frontend.dispatch
+        collect_link(into, "text", [text], found.frontend.outward)
+        collect_link(into, "tokens", tokens, dispatch.upward)
+        into.collect(definitions.RELAY, found)
+        into.collect(definitions.PLACEMENT, dispatch.placement)
+        into.collect(definitions.COMPILER, compiler.statistics())
+        into.collect(definitions.TEMPLATES, templates.statistics())
+
+    return collect
+
+
+def api_collector(
+    pipeline: Pipeline, text: Sequence[Port], traffic: Traffic, room: Room, responses: ResponseStore
+) -> Collector:
+    def collect(into: Snapshot) -> None:
+        found = pipeline.statistics()
+        collect_link(into, "text", text, found.held + found.aborts_owed)
+        into.collect(definitions.TRAFFIC, traffic)
+        into.collect(definitions.PIPELINE, found)
+        into.collect(definitions.API_READY, pipeline.ready(time.monotonic()))
+        into.collect(definitions.RESPONSES, responses.statistics())
+        into.collect(definitions.ROOM, room.statistics())
+
+    return collect
+
+
+def resident_bytes(statm: Path = STATM) -> int:
+    """Memory of this process that is in RAM. Source: proc(5), statm."""
+    return int(statm.read_bytes().split()[1]) * resource.getpagesize()
+
+
+async def keep_exporting(exporter: Exporter) -> None:
+    """Observe how late the running loop is, and export once a second, until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        exporter.tick(due := loop.time(), time.time())
+        await asyncio.sleep(LOOK)
+        exporter.lag.observe(max(0.0, loop.time() - due - LOOK))
