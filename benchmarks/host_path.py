@@ -33,7 +33,7 @@ from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Config, ModelConfig, RunConfig
-from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, Link, Role, decoder
+from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, LinkSpec, Role, decoder
 from penstock.protocol.messages import Message
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.bench.client import Target
@@ -45,7 +45,7 @@ from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.http.api_keys import Keys
 from penstock.services.http.connection import Connection
-from penstock.services.links.link import Arrival, Joined, Peer, PortStatistics, Self
+from penstock.services.links.link import Arrival, Identity, Joined, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
@@ -72,7 +72,7 @@ STEP_HOPS = ("executor, step", "scheduler, turn", "tokenizer, text", "api, event
 class Line:
     """One direction of a link: messages stand here encoded until the other end takes them off."""
 
-    def __init__(self, link: Link, *, up: bool) -> None:
+    def __init__(self, link: LinkSpec, *, up: bool) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = decoder(link, at_binder=up)
         self.waiting: deque[bytes] = deque()
@@ -123,11 +123,11 @@ class End:
     def give_up(self, peer: Peer, reason: str) -> None:
         """Nobody is silent."""
 
-    def statistics(self) -> PortStatistics:
-        return PortStatistics(1, 0, 0, 0, 0, 0, 0)
+    def statistics(self) -> SocketStatistics:
+        return SocketStatistics(1, 0, 0, 0, 0, 0, 0)
 
 
-def ends(link: Link) -> tuple[End, End]:
+def ends(link: LinkSpec) -> tuple[End, End]:
     """The binder's and the connector's."""
     up, down = Line(link, up=True), Line(link, up=False)
 
@@ -216,7 +216,7 @@ class Host:
                               device="none", dtype="none", weight_bytes=0, cache_bytes=0, load_seconds=0.0)  # fmt: skip
         self.executor = Steps(cast(Any, executor_steps), cast(Any, Nowhere(model.vocab_size)), ready, Watchdog(),
                               Reports(run_dir, "executor-0", ready, prompts=False))  # fmt: skip
-        me = Self(Role.API, 0, 1, 0)
+        me = Identity(Role.API, 0, 1, 0)
         self.pipeline = Pipeline([api_text], 0, 1, 4096, 1e9, processes=1)
         exporter = Exporter(me, run_dir, Histogram(LAG), lambda into: None, Tracer())
         traffic, responses = Traffic(), ResponseStore(run_dir, 0, 1, config.api)

@@ -29,7 +29,7 @@ from penstock.protocol.errors import AddressError
 from penstock.protocol.links import TEXT, Role
 from penstock.protocol.messages import Abort, Rejected
 from penstock.services.links.curve import new_keys, write_keys
-from penstock.services.links.link import Port, Self
+from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 
 FIRST_PORT, LAST_PORT = 29_600, 29_700
@@ -47,13 +47,13 @@ class Trips(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def opened(run_dir: Path, links: LinksConfig, *, binder: bool) -> Iterator[Port]:
+def opened(run_dir: Path, links: LinksConfig, *, binder: bool) -> Iterator[Link]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = network_of(context, links)
     if binder:
-        port = Port.bind(context, TEXT, Self(Role.TOKENIZER, 0, 1, 0), run_dir, network)
+        port = Link.bind(context, TEXT, Identity(Role.TOKENIZER, 0, 1, 0), run_dir, network)
     else:
-        port = Port.connect(context, TEXT, Self(Role.API, 0, 1, 0), run_dir, network=network)
+        port = Link.connect(context, TEXT, Identity(Role.API, 0, 1, 0), run_dir, network=network)
     try:
         yield port
     finally:
@@ -101,7 +101,7 @@ def measure(run_dir: Path, links: LinksConfig, size: int, count: int) -> Trips:
     return Trips(statistics.median(took), took[int(count * 0.99)], (ours + theirs) * 1e6)
 
 
-def trips(port: Port, first: int, count: int) -> list[float]:
+def trips(port: Link, first: int, count: int) -> list[float]:
     """Microseconds of each of so many."""
     took, due = [], 0.0
     for number in range(first, first + count):

@@ -43,8 +43,8 @@ from penstock.protocol.links import TEXT, Role, shared_hash
 from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitText, SubmitTokens, TextBatch, TextExtra
 from penstock.protocol.steps import StepPlan
 from penstock.services.http import main as api
-from penstock.services.links.async_link import Watch
-from penstock.services.links.link import Arrival, Joined, Port, Self
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Arrival, Identity, Joined, Link
 from penstock.services.supervisor.options import sized
 
 Call = tuple[str, str]  # file and function
@@ -218,8 +218,8 @@ class Tokenizer:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         self.joined = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        me = Self(Role.TOKENIZER, 0, 1, shared_hash(config.model))
-        self._link = Watch(Port.bind(self._context, TEXT, me, Path(config.run.run_dir)))
+        me = Identity(Role.TOKENIZER, 0, 1, shared_hash(config.model))
+        self._link = AsyncLink(Link.bind(self._context, TEXT, me, Path(config.run.run_dir)))
         self._link.start(self._arrived)
 
     def say(self, number: int, index: int) -> None:

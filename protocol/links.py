@@ -63,7 +63,7 @@ class Hello(Message, frozen=True, kw_only=True):
     config: int  # `shared_hash` of the options that both sides must agree on
     epoch: int = 0
     session: int = 0  # counts the times that the connector gave the binder up
-    place: int = 0  # where `pid` is the name of a process; 0: it is not known
+    pid_namespace: int = 0  # in which `pid` counts; 0: unknown
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     epoch: int = 0
     session: int = 0  # as in the Hello that it answers
     number: int = 0  # of the session among all that the binder ever began: another one is another beginning
-    place: int = 0  # as in Hello
+    pid_namespace: int = 0  # as in Hello
 
 
 class Refused(Message, frozen=True):
@@ -103,7 +103,7 @@ class Goodbye(Message, frozen=True):
 LinkControl = Hello | Welcome | Refused | Credit | Goodbye
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkSpec(msgspec.Struct, frozen=True):
     """One row of the table."""
 
     name: str
@@ -117,7 +117,7 @@ class Link(msgspec.Struct, frozen=True):
     silence: float  # seconds without a word after which a peer counts as lost; 0: only its process's end counts
 
 
-TEXT = Link(
+TEXT = LinkSpec(
     name="text",
     binder=Role.TOKENIZER,
     connector=Role.API,
@@ -128,7 +128,7 @@ TEXT = Link(
     max_bytes=MOST_BYTES,
     silence=10.0,
 )
-TOKENS = Link(
+TOKENS = LinkSpec(
     name="tokens",
     binder=Role.SCHEDULER,
     connector=Role.TOKENIZER,
@@ -139,7 +139,7 @@ TOKENS = Link(
     max_bytes=MOST_BYTES,
     silence=10.0,
 )
-STEPS = Link(
+STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
@@ -151,7 +151,7 @@ STEPS = Link(
     silence=0.0,  # a step may be long; how long is the scheduler's to judge
 )
 
-LINKS: tuple[Link, ...] = (TEXT, TOKENS, STEPS)
+LINKS: tuple[LinkSpec, ...] = (TEXT, TOKENS, STEPS)
 
 
 def ports_of(binder: str) -> int:
@@ -159,7 +159,7 @@ def ports_of(binder: str) -> int:
     return sum(link.binder == binder for link in LINKS)
 
 
-def address(link: Link, run_dir: Path, index: int, links: LinksConfig | None = None) -> str:
+def address(link: LinkSpec, run_dir: Path, index: int, links: LinksConfig | None = None) -> str:
     """Where binder number `index` of the link listens: a port of its role's address where that is given, those of one
     process side by side in the order of the table; else a socket file in the 0700 run directory.
 
@@ -171,7 +171,7 @@ def address(link: Link, run_dir: Path, index: int, links: LinksConfig | None = N
     return str(read_address(f"--{link.binder}-address", given).after(index * len(names) + names.index(link.name)))
 
 
-def given_address(link: Link, links: LinksConfig | None) -> str:
+def given_address(link: LinkSpec, links: LinksConfig | None) -> str:
     """The option that says at which host the link's binders are; empty where they are on this machine."""
     if links is None:
         return ""
@@ -193,7 +193,7 @@ def shared_hash(options: msgspec.Struct) -> int:
     return zlib.crc32(msgspec.json.encode(options, order="deterministic"))
 
 
-def decoder(link: Link, *, at_binder: bool) -> msgspec.msgpack.Decoder[Message]:
+def decoder(link: LinkSpec, *, at_binder: bool) -> msgspec.msgpack.Decoder[Message]:
     """The one decoder for what arrives at the binder's (or the connector's) end of the link."""
     union = LinkControl
     for kind in link.up if at_binder else link.down:

@@ -20,7 +20,7 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ModelConfig, TraceConfig
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.links.link import Arrival, Joined, Left, Peer, Port, Self
+from penstock.services.links.link import Arrival, Identity, Joined, Left, Link, Peer
 from penstock.services.supervisor.process import Stop
 from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.tracer import tracer_of
@@ -69,7 +69,7 @@ class Device:
 class FakeExecutor:
     """The link to the scheduler, and the device behind it."""
 
-    def __init__(self, port: Port, model: ModelConfig, device: Device, traces: ExecutorTraces) -> None:
+    def __init__(self, port: Link, model: ModelConfig, device: Device, traces: ExecutorTraces) -> None:
         self._port = port
         self._traces = traces
         self._device = device
@@ -105,7 +105,7 @@ class FakeExecutor:
 def serve(run_dir: Path, model: ModelConfig, seconds: float, stop: Stop) -> None:
     """Answer plans until the process is told to end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    port = Port.connect(context, STEPS, Self(Role.EXECUTOR, 0, new_incarnation(), shared_hash(model)), run_dir)
+    port = Link.connect(context, STEPS, Identity(Role.EXECUTOR, 0, new_incarnation(), shared_hash(model)), run_dir)
     device = Device(seconds, read_spec(Path(model.model)).vocab_size)
     tracer = tracer_of(TraceConfig(), Role.EXECUTOR, 0)  # by the environment alone
     traces = ExecutorTraces(tracer)

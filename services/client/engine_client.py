@@ -58,7 +58,7 @@ HOLD = 60.0  # seconds that requests wait for a missing part to come back
 
 
 class TextPort(Protocol):
-    """The connector's end of a text link, as far as the pipeline needs it: `async_link.Watch` and test doubles."""
+    """The connector's end of a text link, as far as the pipeline needs it: `async_link.AsyncLink` and test doubles."""
 
     @property
     def peers(self) -> tuple[Peer, ...]: ...

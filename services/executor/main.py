@@ -31,7 +31,7 @@ from penstock.services.executor.timer_slack import set_timer_slack
 from penstock.services.executor.watchdog import TICK as LOOK
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.curve import read_keys
-from penstock.services.links.link import Port, Self
+from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, executor_collector
@@ -107,14 +107,14 @@ def serve(
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
-    me = Self(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
+    me = Identity(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
     from penstock.services.executor.crash_report import Reports
     from penstock.services.executor.kernel_compilers import log_compilations
     from penstock.services.executor.steps import Steps
 
     replica = groups.place(index, config.model).replica
     network = network_of(context, config.links)
-    port = Port.connect(context, STEPS, me, Path(config.run.run_dir), replica, network)
+    port = Link.connect(context, STEPS, me, Path(config.run.run_dir), replica, network)
     watchdog = Watchdog()
     for positions, seconds in engine.warm:
         watchdog.tell(positions, seconds)
@@ -179,7 +179,7 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         before = now
 
 
-def turn_until_stopped(steps: Steps, port: Port, stop: Stop, exporter: Exporter, lag: Histogram, drain: float) -> None:
+def turn_until_stopped(steps: Steps, port: Link, stop: Stop, exporter: Exporter, lag: Histogram, drain: float) -> None:
     """Poll, and turn; told to stop, until nothing runs, the scheduler has gone, or `drain` seconds have passed.
 
     A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks every few

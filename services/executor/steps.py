@@ -22,7 +22,7 @@ from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResu
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
-from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Peer, Port, end_of
+from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Link, Peer, end_of
 from penstock.services.metrics.definitions import PART
 from penstock.services.supervisor import logs
 from penstock.services.tracing.executor import ExecutorTraces
@@ -56,7 +56,7 @@ class Steps:
 
     def __init__(
         self,
-        port: Port,
+        port: Link,
         runner: Runner,
         ready: ExecutorReady,
         watchdog: Watchdog,

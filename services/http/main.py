@@ -29,8 +29,8 @@ from penstock.services.http.accept import Room, accept, allow_descriptors, room_
 from penstock.services.http.api_keys import Keys
 from penstock.services.http.connection import Connection, ConnectionLimits
 from penstock.services.http.listener import Socket, leave, listen, tls, url_of
-from penstock.services.links.async_link import Watch
-from penstock.services.links.link import Arrival, Port, Self
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Arrival, Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, api_collector, keep_exporting
@@ -90,11 +90,11 @@ async def serve(config: Config, index: int) -> ExitCode:
     network = network_of(context, config.links)
     incarnation = new_incarnation()
     tracer = tracer_of(config.trace, Role.API, index)
-    me = Self(Role.API, index, incarnation, shared_hash(config.model))
+    me = Identity(Role.API, index, incarnation, shared_hash(config.model))
     start = Start(tracer, f"{Role.API}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     watches = [
-        Watch(Port.connect(context, TEXT, me, run_dir, number, network))
+        AsyncLink(Link.connect(context, TEXT, me, run_dir, number, network))
         for number in range(config.tokenizer.tokenizer_processes)
     ]
     pipeline = Pipeline(

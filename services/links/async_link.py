@@ -7,24 +7,24 @@ import os
 from collections.abc import Callable, Iterable
 
 from penstock.protocol.messages import Message
-from penstock.services.links.link import Arrival, Joined, Left, Peer, Port, PortStatistics
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, SocketStatistics
 
 TICK = 0.2  # seconds, until somebody is there
 CALM = 1.0  # seconds from then on: hellos are rare, and the end of a peer's process wakes the loop by itself
 
 
-class Watch:
+class AsyncLink:
     """Delivers a port's arrivals to one callback, on the running loop, in order.
 
     ZMQ's descriptor is edge-triggered and a send can swallow the edge of an arrival, so each send is followed by a
     drain in the same turn of the loop.
     """
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._loop = asyncio.get_running_loop()
         self._deliver: Callable[[list[Arrival]], None] | None = None
-        self._socket = port.socket  # whose descriptor, that is the next number, the loop watches
+        self._socket = link.socket  # whose descriptor, that is the next number, the loop watches
         self._descriptor = -1
         self._ends: dict[Peer, int] = {}  # a descriptor of our own for each peer's process
         self._draining: asyncio.Handle | None = None
@@ -32,7 +32,7 @@ class Watch:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        return self._port.peers
+        return self._link.peers
 
     def start(self, deliver: Callable[[list[Arrival]], None]) -> None:
         """From now on hand arrivals to `deliver`, which must not block."""
@@ -42,18 +42,18 @@ class Watch:
         self._tick()
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """As `Port.send`."""
+        """As `Link.send`."""
         return self.send_each((peer,), message)
 
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
-        """As `Port.send_each`."""
-        sent = self._port.send_each(peers, message)
+        """As `Link.send_each`."""
+        sent = self._link.send_each(peers, message)
         if self._draining is None:
             self._draining = self._loop.call_soon(self._drain)
         return sent
 
-    def statistics(self) -> PortStatistics:
-        return self._port.statistics()
+    def statistics(self) -> SocketStatistics:
+        return self._link.statistics()
 
     def close(self) -> None:
         """Stop watching and close the port."""
@@ -63,11 +63,11 @@ class Watch:
                 handle.cancel()
         for peer in tuple(self._ends):
             self._unwatch(peer)
-        self._port.close()
+        self._link.close()
 
     def _drain(self) -> None:
         self._draining = None
-        arrivals = self._port.receive()
+        arrivals = self._link.receive()
         if arrivals:
             assert self._deliver is not None
             for arrival in arrivals:
@@ -75,13 +75,13 @@ class Watch:
                     self._watch(arrival.peer)
                 elif isinstance(arrival.message, Left):
                     self._unwatch(arrival.peer)
-            if not self._port.peers:
+            if not self._link.peers:
                 self._wind()  # who has lost all looks for them sooner
             self._deliver(arrivals)
 
     def _tick(self) -> None:
-        self._port.tick(self._loop.time())
-        if self._port.socket is not self._socket:
+        self._link.tick(self._loop.time())
+        if self._link.socket is not self._socket:
             self._loop.remove_reader(self._descriptor)
             self._read()
         self._wind()
@@ -91,10 +91,10 @@ class Watch:
         """Set the clock for the next tick."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(CALM if self._port.peers else TICK, self._tick)
+        self._timer = self._loop.call_later(CALM if self._link.peers else TICK, self._tick)
 
     def _read(self) -> None:
-        self._socket, self._descriptor = self._port.socket, self._port.fileno()
+        self._socket, self._descriptor = self._link.socket, self._link.fileno()
         self._loop.add_reader(self._descriptor, self._drain)
 
     def _watch(self, peer: Peer) -> None:

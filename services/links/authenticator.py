@@ -30,7 +30,7 @@ DOMAIN = b"penstock"
 VERSION = b"1.0"
 CURVE = b"CURVE"
 UNKNOWN = "unknown"  # the address of one who was gone before anybody could look
-TELL_SECONDS = 30.0  # between two lines of the log about strangers at one door
+TELL_SECONDS = 30.0  # between two lines of the log about strangers at one listened
 EVENT = struct.Struct("=Hi")  # what, and a descriptor or a reason
 FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 HEARD = (
@@ -38,7 +38,7 @@ HEARD = (
 )
 
 
-class Door:
+class ListenerMonitor:
     """One listening socket, as its monitor tells of it. Owned by the admission's thread; others read `refused`.
 
     The monitor names a connection by its descriptor when it begins and ends, and not at all when its handshake succeeds
@@ -89,13 +89,13 @@ class Door:
             self._told, self.untold, self._address = now, 0, UNKNOWN
 
 
-class Admission:
+class Authenticator:
     """The one of a context; it must be there before any socket listens for other hosts."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: LinkKeys) -> None:
         self._context = context
         self._public = z85.decode(keys.public)
-        self._fresh: queue.SimpleQueue[Door] = queue.SimpleQueue()
+        self._fresh: queue.SimpleQueue[ListenerMonitor] = queue.SimpleQueue()
         self._made = 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         zap = context.socket(zmq.REP)
@@ -103,65 +103,65 @@ class Admission:
         zap.bind(ZAP)
         threading.Thread(target=self._run, args=(zap,), name="admission", daemon=True).start()
 
-    def watch(self, listener: zmq.Socket[bytes], name: str) -> Door:
-        """Count and tell who is refused at a socket that is about to listen. The socket's end is the door's."""
+    def watch(self, listener: zmq.Socket[bytes], name: str) -> ListenerMonitor:
+        """Count and tell who is refused at a socket that is about to listen. The socket's end is the listened's."""
         self._made += 1
-        where = f"inproc://penstock.door.{self._made}"
+        where = f"inproc://penstock.listener.{self._made}"
         listener.monitor(where, HEARD)
         monitor = self._context.socket(zmq.PAIR)
         monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would stop libzmq's own thread
         monitor.setsockopt(zmq.LINGER, 0)
         monitor.connect(where)
-        door = Door(name, monitor)
-        self._fresh.put(door)
+        listened = ListenerMonitor(name, monitor)
+        self._fresh.put(listened)
         os.eventfd_write(self._wake, 1)
-        return door
+        return listened
 
     def _run(self, zap: zmq.Socket[bytes]) -> None:
         """The thread: answers and notes until the context ends."""
-        doors: dict[zmq.Socket[bytes], Door] = {}
+        listeners: dict[zmq.Socket[bytes], ListenerMonitor] = {}
         poller = zmq.Poller()
         poller.register(zap, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         try:
             while True:
-                untold = any(door.untold for door in doors.values())
+                untold = any(listened.untold for listened in listeners.values())
                 ready = dict(poller.poll(int(TELL_SECONDS * 1000) if untold else None))
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                     while not self._fresh.empty():
-                        door = self._fresh.get()
-                        doors[door.monitor] = door
-                        poller.register(door.monitor, zmq.POLLIN)
+                        listened = self._fresh.get()
+                        listeners[listened.monitor] = listened
+                        poller.register(listened.monitor, zmq.POLLIN)
                 if zap in ready:
                     zap.send_multipart(verdict(zap.recv_multipart(), self._public))
-                for monitor, door in list(doors.items()):
-                    if monitor in ready and not listen(door):
+                for monitor, listened in list(listeners.items()):
+                    if monitor in ready and not listen(listened):
                         poller.unregister(monitor)
-                        doors.pop(monitor).monitor.close()
-                    door.tell(time.monotonic())
+                        listeners.pop(monitor).monitor.close()
+                    listened.tell(time.monotonic())
         except zmq.ContextTerminated:
             pass  # the process's ports are closed
         finally:
             zap.close()
             while not self._fresh.empty():
                 self._fresh.get().monitor.close()
-            for monitor in doors:
+            for monitor in listeners:
                 monitor.close()
             os.close(self._wake)
 
 
-def listen(door: Door) -> bool:
+def listen(listened: ListenerMonitor) -> bool:
     """Take what its monitor has told; False when the socket is closed."""
     while True:
         try:
-            frames = door.monitor.recv_multipart(zmq.NOBLOCK)
+            frames = listened.monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return True
         event, value = EVENT.unpack(frames[0])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return False
-        door.note(event, value)
+        listened.note(event, value)
 
 
 def verdict(question: list[bytes], public: bytes) -> list[bytes]:

@@ -1,18 +1,28 @@
-"""What the two ends of a link say to each other before anything else, and why one may turn the other away."""
+"""The handshake of a link: what both ends say first, and why one may refuse the other.
+
+Each end also says in which pid namespace its pid counts. Only there can the other end watch its process: the same
+number in another container or on another host is another process.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.protocol.links import PROTOCOL_VERSION, Hello, Link, Welcome
+from penstock.protocol.links import PROTOCOL_VERSION, Hello, LinkSpec, Welcome
 
 if TYPE_CHECKING:
-    from penstock.services.links.link import Self
+    from penstock.services.links.link import Identity
+
+NAMESPACE = Path("/proc/self/ns/pid")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def hello(me: Self, epoch: int, session: int) -> Hello:
-    """A connector's."""
+def hello(me: Identity, epoch: int, session: int) -> Hello:
+    """A connector's first message."""
     return Hello(
         version=PROTOCOL_VERSION,
         role=me.role,
@@ -22,12 +32,12 @@ def hello(me: Self, epoch: int, session: int) -> Hello:
         config=me.shared,
         epoch=epoch,
         session=session,
-        place=me.place,
+        pid_namespace=me.pid_namespace,
     )
 
 
-def welcome(me: Self, answered: Hello, epoch: int, number: int) -> Welcome:
-    """A binder's answer, in its session of that number."""
+def welcome(me: Identity, answered: Hello, epoch: int, number: int) -> Welcome:
+    """A binder's answer; `number` is the number of its session."""
     return Welcome(
         version=PROTOCOL_VERSION,
         role=me.role,
@@ -37,15 +47,15 @@ def welcome(me: Self, answered: Hello, epoch: int, number: int) -> Welcome:
         epoch=epoch,
         session=answered.session,
         number=number,
-        place=me.place,
+        pid_namespace=me.pid_namespace,
     )
 
 
-def refusal(link: Link, me: Self, hello: Hello) -> str:
-    """Why this hello cannot be accepted, in words that say which side to fix; empty when it can."""
+def refusal(spec: LinkSpec, me: Identity, hello: Hello) -> str:
+    """Why this hello is refused, in words that say which side to fix; empty if it is accepted."""
     who = f"{hello.role}-{hello.index} (pid {hello.pid})"
-    if hello.role != link.connector:
-        return f"{who} connected to the link {link.name!r}, which is for role {link.connector.value!r}"
+    if hello.role != spec.connector:
+        return f"{who} connected to the link {spec.name!r}, which is for role {spec.connector.value!r}"
     if hello.version != PROTOCOL_VERSION:
         return (
             f"{who} speaks protocol version {hello.version}, {me.role.value}-{me.index} speaks {PROTOCOL_VERSION}; "
@@ -57,3 +67,30 @@ def refusal(link: Link, me: Self, hello: Hello) -> str:
             "(compare `penstock config` on each side)"
         )
     return ""
+
+
+def pid_namespace() -> int:
+    """A number for the pid namespace of this process on this boot of this kernel; 0 if it cannot be known. Sources:
+    namespaces(7), random(4)."""
+    try:
+        return zlib.crc32(f"{BOOT.read_text().strip()} {os.readlink(NAMESPACE)}".encode())
+    except OSError:
+        return 0
+
+
+def open_pidfd(pid: int, namespace: int) -> int | None:
+    """A descriptor that is readable once the process has ended; the caller closes it. None for a process of another pid
+    namespace, and for one that has ended already."""
+    if namespace != pid_namespace():
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def ended(pidfd: int) -> bool:
+    """Whether the process has ended. select(2) would fail beyond 1,024 descriptors; an api process has ten thousand."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

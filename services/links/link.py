@@ -28,7 +28,7 @@ from penstock.protocol.links import (
     Credit,
     Goodbye,
     Hello,
-    Link,
+    LinkSpec,
     Refused,
     Role,
     Welcome,
@@ -37,10 +37,10 @@ from penstock.protocol.links import (
     identity,
 )
 from penstock.protocol.messages import Message
-from penstock.services.links import handshake as greeting
-from penstock.services.links.authenticator import Door
-from penstock.services.links.pid_namespace import ended, open_pidfd, place
-from penstock.services.links.tcp import Line, Network, open_socket
+from penstock.services.links import handshake
+from penstock.services.links.authenticator import ListenerMonitor
+from penstock.services.links.handshake import ended, open_pidfd, pid_namespace
+from penstock.services.links.tcp import Network, TcpConnection, open_socket
 from penstock.services.supervisor.run_directory import SocketFile
 
 log = logging.getLogger(__name__)
@@ -67,17 +67,17 @@ class Left(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Self(msgspec.Struct, frozen=True):
+class Identity(msgspec.Struct, frozen=True):
     """What a process says of itself in every handshake. `shared` is the hash of the options both sides share."""
 
     role: Role
     index: int
     incarnation: int
     shared: int
-    place: int = msgspec.field(default_factory=place)
+    pid_namespace: int = msgspec.field(default_factory=pid_namespace)
 
 
-class PortStatistics(msgspec.Struct, frozen=True):
+class SocketStatistics(msgspec.Struct, frozen=True):
     """Counters since the port was opened."""
 
     peers: int
@@ -110,7 +110,7 @@ class Peer:
         self.taken = 0  # messages received and not yet credited
         self.heard = now
         self.probes = 0  # since it was heard
-        self.pidfd = open_pidfd(hello.pid, hello.place)
+        self.pidfd = open_pidfd(hello.pid, hello.pid_namespace)
 
     def __repr__(self) -> str:
         return f"Peer({self.name.decode(errors='replace')}, pid {self.pid})"
@@ -137,23 +137,23 @@ class Arrival(msgspec.Struct, frozen=True):
     message: Message | Joined | Left
 
 
-class Port:
+class Link:
     """One end of a link. Made by `bind` or `connect`; owned by one thread."""
 
-    def __init__(self, socket: zmq.Socket[bytes], link: Link, me: Self, *, binder: bool) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], spec: LinkSpec, me: Identity, *, binder: bool) -> None:
         self.socket = socket
-        self.link = link
+        self.spec = spec
         self.me = me
         self.epoch = 0  # told in handshakes; the owner may change it
         self._binder = binder
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = decoder(link, at_binder=binder)
+        self._decoder = decoder(spec, at_binder=binder)
         self._peers: dict[bytes, Peer] = {}
         self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that are over
         self._arrivals: list[Arrival] = []  # events found outside receive()
         self._file: SocketFile | None = None  # of a binder on this machine
-        self._door: Door | None = None  # of a binder that other hosts reach
-        self._line: Line | None = None  # of a connector that reaches another host; its socket is ours
+        self._monitor: ListenerMonitor | None = None  # of a binder that other hosts reach
+        self._connection: TcpConnection | None = None  # of a connector to another host; its socket is ours
         self._greeted = float("-inf")  # when we last said Hello or Welcome to all
         self._probed = float("-inf")  # when we last did of those out of sight
         self._credited = float("-inf")  # when all credit last went back
@@ -166,49 +166,49 @@ class Port:
     def bind(
         cls,
         context: zmq.Context[zmq.Socket[bytes]],
-        link: Link,
-        me: Self,
+        spec: LinkSpec,
+        me: Identity,
         run_dir: Path,
         network: Network | None = None,
-    ) -> Port:
+    ) -> Link:
         """Listen as binder number `me.index`. A socket file left by an earlier life is taken over. Raises AddressError
         for an address that cannot be listened at."""
-        if network is not None and network.reaches(link):
-            socket, door = network.listen(link, me.index)
-            port = cls(socket, link, me, binder=True)
-            port._door = door
-            return port
-        socket = open_socket(context, zmq.ROUTER, link)
+        if network is not None and network.reaches(spec):
+            socket, monitor = network.listen(spec, me.index)
+            link = cls(socket, spec, me, binder=True)
+            link._monitor = monitor
+            return link
+        socket = open_socket(context, zmq.ROUTER, spec)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        where = address(link, run_dir, me.index)
+        where = address(spec, run_dir, me.index)
         socket.bind(where)
-        port = cls(socket, link, me, binder=True)
-        port._file = SocketFile(Path(where.removeprefix("ipc://")))
-        return port
+        link = cls(socket, spec, me, binder=True)
+        link._file = SocketFile(Path(where.removeprefix("ipc://")))
+        return link
 
     @classmethod
     def connect(
         cls,
         context: zmq.Context[zmq.Socket[bytes]],
-        link: Link,
-        me: Self,
+        spec: LinkSpec,
+        me: Identity,
         run_dir: Path,
         index: int = 0,
         network: Network | None = None,
-    ) -> Port:
+    ) -> Link:
         """Connect to binder number `index`, now or whenever it comes up."""
-        if network is not None and network.reaches(link):
-            line = network.line(link, index)
-            port = cls(line.open(identity(me.role, me.index, me.incarnation)), link, me, binder=False)
-            port._line = line
-            return port
-        socket = open_socket(context, zmq.DEALER, link)
+        if network is not None and network.reaches(spec):
+            connection = network.connection(spec, index)
+            link = cls(connection.open(identity(me.role, me.index, me.incarnation)), spec, me, binder=False)
+            link._connection = connection
+            return link
+        socket = open_socket(context, zmq.DEALER, spec)
         socket.setsockopt(zmq.IDENTITY, identity(me.role, me.index, me.incarnation))
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        socket.connect(address(link, run_dir, index))
-        return cls(socket, link, me, binder=False)
+        socket.connect(address(spec, run_dir, index))
+        return cls(socket, spec, me, binder=False)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -227,7 +227,7 @@ class Port:
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
         """Send to each of `peers`, encoded once. True when each took it."""
         payload = self._encoder.encode(message)
-        assert len(payload) <= self.link.max_bytes, "its owner bounds what it makes"
+        assert len(payload) <= self.spec.max_bytes, "its owner bounds what it makes"
         sent = True
         for peer in peers:
             if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):
@@ -248,10 +248,10 @@ class Port:
         """Everything that has arrived, without blocking. Raises LinkError when the binder refused our handshake."""
         arrivals = self._arrivals  # what a send finds out meanwhile stands in its place among them
         self._read(arrivals)
-        if self._line is not None and self._peers and not self._line.stands():
+        if self._connection is not None and self._peers and not self._connection.stands():
             self._lose(self._peers[b""], UNREACHABLE, arrivals)
         for peer in self.peers:
-            if peer.taken * CREDIT_SHARE >= self.link.window:
+            if peer.taken * CREDIT_SHARE >= self.spec.window:
                 self._give_credit(peer)
         self._arrivals = []
         return arrivals
@@ -272,26 +272,26 @@ class Port:
                 self._give_credit(peer)
             if peer.exited():
                 self._lose(peer, end_of(peer.pid), self._arrivals)
-            elif self.link.silence and now - peer.heard > self.link.silence:
-                self._dismiss(peer, f"silent for {self.link.silence:g} s", self._arrivals)
-            elif probing and (peer.pidfd is None or self._door is not None):
+            elif self.spec.silence and now - peer.heard > self.spec.silence:
+                self._dismiss(peer, f"silent for {self.spec.silence:g} s", self._arrivals)
+            elif probing and (peer.pidfd is None or self._monitor is not None):
                 self._probe(peer)
-        if self._line is not None and not self._peers and self._line.over(now):
-            self._begin_again(self._line)
+        if self._connection is not None and not self._peers and self._connection.over(now):
+            self._begin_again(self._connection)
         interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
         if not self._binder and now - self._greeted >= interval:
             self._greet()
 
-    def statistics(self) -> PortStatistics:
-        return PortStatistics(
+    def statistics(self) -> SocketStatistics:
+        return SocketStatistics(
             peers=len(self._peers),
             messages_in=self._messages_in,
             messages_out=self._messages_out,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             refused_sends=self._refused,
-            unacknowledged=sum(self.link.window - peer.credit for peer in self._peers.values()),
-            refused_handshakes=0 if self._door is None else self._door.refused,
+            unacknowledged=sum(self.spec.window - peer.credit for peer in self._peers.values()),
+            refused_handshakes=0 if self._monitor is None else self._monitor.refused,
         )
 
     def close(self) -> None:
@@ -303,15 +303,15 @@ class Port:
         self._peers.clear()
         if self._file is not None:
             self._file.remove()
-        if self._line is not None:
-            self._line.close(LINGER)
+        if self._connection is not None:
+            self._connection.close(LINGER)
         self.socket.close(LINGER)
 
-    def _begin_again(self, line: Line) -> None:
+    def _begin_again(self, connection: TcpConnection) -> None:
         """Another connection to another host, and so another session, under a name that tells it from all before."""
         self._session += 1
         me = self.me
-        self.socket = line.open(identity(me.role, me.index, me.incarnation, self._session))
+        self.socket = connection.open(identity(me.role, me.index, me.incarnation, self._session))
         self._greeted = float("-inf")
 
     def _probe(self, peer: Peer) -> None:
@@ -354,7 +354,7 @@ class Port:
         try:
             message = self._decoder.decode(payload)
         except MALFORMED as error:
-            log.error("link %s: a peer sent what is not of this protocol: %s", self.link.name, error)
+            log.error("link %s: a peer sent what is not of this protocol: %s", self.spec.name, error)
             if name in self._peers:
                 self._dismiss(self._peers[name], "sent a malformed message", arrivals)
             return
@@ -387,12 +387,12 @@ class Port:
 
     def _greet(self) -> None:
         self._greeted = self._now
-        self._put(b"", self._encoder.encode(greeting.hello(self.me, self.epoch, self._session)))
+        self._put(b"", self._encoder.encode(handshake.hello(self.me, self.epoch, self._session)))
 
     def _answer(self, name: bytes, hello: Hello, arrivals: list[Arrival]) -> None:
-        reason = greeting.refusal(self.link, self.me, hello)
+        reason = handshake.refusal(self.spec, self.me, hello)
         if reason:
-            log.error("link %s: refused: %s", self.link.name, reason)
+            log.error("link %s: refused: %s", self.spec.name, reason)
             self._put(name, self._encoder.encode(Refused(reason)))
             return
         known = self._peers.get(name)
@@ -411,10 +411,10 @@ class Port:
                 same = rival.incarnation == hello.incarnation
                 self._lose(rival, RECONNECTED if same else "replaced by a new incarnation", arrivals)
             self._number += 1
-            peer = self._peers[name] = Peer(name, hello, self.link.window, self._now, self._number)
+            peer = self._peers[name] = Peer(name, hello, self.spec.window, self._now, self._number)
             arrivals.append(Arrival(peer, Joined()))
         self._peers[name].epoch = hello.epoch
-        welcome = greeting.welcome(self.me, hello, self.epoch, self._peers[name].number)
+        welcome = handshake.welcome(self.me, hello, self.epoch, self._peers[name].number)
         self._put(name, self._encoder.encode(welcome))
 
     def _welcomed(self, peer: Peer | None, welcome: Welcome, arrivals: list[Arrival]) -> None:
@@ -425,7 +425,7 @@ class Port:
             self._session = welcome.session  # the binder has begun already
             peer = None
         if peer is None:
-            peer = self._peers[b""] = Peer(b"", welcome, self.link.window, self._now, welcome.number)
+            peer = self._peers[b""] = Peer(b"", welcome, self.spec.window, self._now, welcome.number)
             arrivals.append(Arrival(peer, Joined()))
         peer.epoch = welcome.epoch
 

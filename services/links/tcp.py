@@ -22,8 +22,8 @@ import zmq
 from penstock.protocol.addresses import HostAddress, read_address
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError
-from penstock.protocol.links import Link, address, given_address
-from penstock.services.links.authenticator import DOMAIN, EVENT, FAILURES, Admission, Door, reason_of
+from penstock.protocol.links import LinkSpec, address, given_address
+from penstock.services.links.authenticator import DOMAIN, EVENT, FAILURES, Authenticator, ListenerMonitor, reason_of
 from penstock.services.links.curve import LinkKeys, read_keys
 from penstock.services.supervisor import logs
 
@@ -41,15 +41,17 @@ TELL_SECONDS = 30.0  # between two lines of the log about one binder's keys
 ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | FAILURES
 
 
-class Line:
+class TcpConnection:
     """A connector's way to a binder on another host: one connection after the other, each on a socket of its own.
 
     An ended one is closed a tick after the next one has begun, so that whoever watches its descriptor can let go."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], link: Link, where: HostAddress, keys: LinkKeys) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], spec: LinkSpec, where: HostAddress, keys: LinkKeys
+    ) -> None:
         self.socket: zmq.Socket[bytes] | None = None
         self._context = context
-        self._link = link
+        self._spec = spec
         self._where = where
         self._keys = keys
         self._before: zmq.Socket[bytes] | None = None
@@ -64,7 +66,7 @@ class Line:
         self._close_monitor()
         self._close_before()
         self._before = self.socket
-        made = self.socket = open_socket(self._context, zmq.DEALER, self._link)
+        made = self.socket = open_socket(self._context, zmq.DEALER, self._spec)
         made.setsockopt(zmq.IDENTITY, name)
         made.setsockopt(zmq.IMMEDIATE, 1)
         made.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -72,7 +74,7 @@ class Line:
         made.setsockopt(zmq.IPV6, self._sixth())
         secure(made, self._keys)
         made.setsockopt(zmq.CURVE_SERVERKEY, self._keys.public)
-        where = f"inproc://penstock.line.{secrets.token_hex(8)}"
+        where = f"inproc://penstock.connection.{secrets.token_hex(8)}"
         made.monitor(where, ENDS)
         self._monitor = self._context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
@@ -123,7 +125,7 @@ class Line:
             if event & FAILURES and now - self._told >= TELL_SECONDS:
                 self._told = now
                 reason = reason_of(event, value)
-                logs.warning(log, "link_not_admitted", link=self._link.name, address=self._where, reason=reason)
+                logs.warning(log, "link_not_admitted", link=self._spec.name, address=self._where, reason=reason)
 
     def _close_monitor(self) -> None:
         if self._monitor is not None:
@@ -145,38 +147,38 @@ class Network:
         self._context = context
         self._links = links
         self._keys = keys
-        self._admission: Admission | None = None  # from the first listener on
+        self._authenticator: Authenticator | None = None  # from the first listener on
 
-    def reaches(self, link: Link) -> bool:
-        return bool(given_address(link, self._links))
+    def reaches(self, spec: LinkSpec) -> bool:
+        return bool(given_address(spec, self._links))
 
-    def line(self, link: Link, index: int) -> Line:
+    def connection(self, spec: LinkSpec, index: int) -> TcpConnection:
         """To binder number `index`."""
-        return Line(self._context, link, self._where(link, index), self._keys)
+        return TcpConnection(self._context, spec, self._where(spec, index), self._keys)
 
-    def listen(self, link: Link, index: int) -> tuple[zmq.Socket[bytes], Door]:
+    def listen(self, spec: LinkSpec, index: int) -> tuple[zmq.Socket[bytes], ListenerMonitor]:
         """A ROUTER that listens as binder number `index`, for those who have the keys. Raises AddressError."""
-        if self._admission is None:
-            self._admission = Admission(self._context, self._keys)
-        where = self._where(link, index)
-        numbers, sixth = resolved(link, where)
-        made = open_socket(self._context, zmq.ROUTER, link)
+        if self._authenticator is None:
+            self._authenticator = Authenticator(self._context, self._keys)
+        where = self._where(spec, index)
+        numbers, sixth = resolved(spec, where)
+        made = open_socket(self._context, zmq.ROUTER, spec)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.setsockopt(zmq.IPV6, sixth)
         secure(made, self._keys)
         made.setsockopt(zmq.CURVE_SERVER, 1)
         made.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody comes in
-        door = self._admission.watch(made, link.name)
+        monitor = self._authenticator.watch(made, spec.name)
         try:
             made.bind(str(HostAddress(numbers, where.port)))
         except zmq.ZMQError as error:
             made.close(linger=0)
-            raise refusal(link, where, error.errno or 0) from error
-        return made, door
+            raise refusal(spec, where, error.errno or 0) from error
+        return made, monitor
 
-    def _where(self, link: Link, index: int) -> HostAddress:
-        return read_address(option(link), address(link, Path(), index, self._links))
+    def _where(self, spec: LinkSpec, index: int) -> HostAddress:
+        return read_address(option(spec), address(spec, Path(), index, self._links))
 
 
 def network_of(context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig) -> Network | None:
@@ -186,12 +188,12 @@ def network_of(context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig) -> N
     return Network(context, links, read_keys(links.link_keys))
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, link: Link) -> zmq.Socket[bytes]:
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, spec: LinkSpec) -> zmq.Socket[bytes]:
     """A socket with every bound stated."""
     made = context.socket(kind)
-    made.setsockopt(zmq.SNDHWM, link.high_water)
-    made.setsockopt(zmq.RCVHWM, link.high_water)
-    made.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
+    made.setsockopt(zmq.SNDHWM, spec.high_water)
+    made.setsockopt(zmq.RCVHWM, spec.high_water)
+    made.setsockopt(zmq.MAXMSGSIZE, spec.max_bytes)
     made.setsockopt(zmq.LINGER, 0)
     return made
 
@@ -208,9 +210,9 @@ def secure(made: zmq.Socket[bytes], keys: LinkKeys) -> None:
         made.setsockopt(name, value)
 
 
-def option(link: Link) -> str:
+def option(spec: LinkSpec) -> str:
     """The one that gives the address of the link's binders."""
-    return f"--{link.binder}-address"
+    return f"--{spec.binder}-address"
 
 
 def numeric(host: str) -> bool:
@@ -222,21 +224,21 @@ def numeric(host: str) -> bool:
     return True
 
 
-def resolved(link: Link, where: HostAddress) -> tuple[str, bool]:
+def resolved(spec: LinkSpec, where: HostAddress) -> tuple[str, bool]:
     """The numeric address of a host as libzmq wants it, and whether it is IPv6. Of a name that is known in both ways it
     is the IPv4 one, on every host alike. Raises AddressError for a host that is not known."""
     try:
         found = sockets.getaddrinfo(where.bare, where.port, type=sockets.SOCK_STREAM)
     except OSError as error:
-        raise AddressError(option(link), str(where), f"its host is not known here: {error.strerror}") from error
+        raise AddressError(option(spec), str(where), f"its host is not known here: {error.strerror}") from error
     family, _, _, _, named = min(found, key=lambda one: one[0] != sockets.AF_INET)
     return (f"[{named[0]}]", True) if family == sockets.AF_INET6 else (str(named[0]), False)
 
 
-def refusal(link: Link, where: HostAddress, number: int) -> AddressError:
+def refusal(spec: LinkSpec, where: HostAddress, number: int) -> AddressError:
     """What a failed bind means to the operator."""
     if number == zmq.EADDRINUSE:
-        return AddressError(option(link), str(where), "another process listens there")
+        return AddressError(option(spec), str(where), "another process listens there")
     if number in (zmq.EADDRNOTAVAIL, errno.ENODEV):
-        return AddressError(option(link), str(where), "its host must be an address of this machine")
-    return AddressError(option(link), str(where), f"it cannot be bound: {zmq.strerror(number)}")
+        return AddressError(option(spec), str(where), "its host must be an address of this machine")
+    return AddressError(option(spec), str(where), f"it cannot be bound: {zmq.strerror(number)}")

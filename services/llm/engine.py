@@ -29,8 +29,8 @@ from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Toke
 from penstock.services.client.engine_client import Pipeline, PipelineStatistics
 from penstock.services.client.model_info import served_model
 from penstock.services.client.output_collector import Reply
-from penstock.services.links.async_link import Watch
-from penstock.services.links.link import Arrival, Port, Self
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Arrival, Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.llm.launcher_process import LauncherProcess
 from penstock.services.llm.outputs import OutputBuilder, RequestOutput
@@ -73,7 +73,7 @@ class Engine:
         self.window = min(2 * slots + SPARE, config.api.max_queued_requests)
         self._pipeline: Pipeline | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._watches: list[Watch] = []
+        self._watches: list[AsyncLink] = []
         self._timings = Timings()
         self._started: asyncio.Future[None] | None = None
         self._failed = asyncio.Event()
@@ -235,10 +235,10 @@ class Engine:
         # A failed start that nobody awaits is no warning of asyncio's.
         self._started.add_done_callback(lambda started: started.cancelled() or started.exception())
         incarnation = new_incarnation()
-        me = Self(Role.API, INDEX, incarnation, shared_hash(self.config.model))
+        me = Identity(Role.API, INDEX, incarnation, shared_hash(self.config.model))
         network = network_of(self._context, self.config.links)
         self._watches = [
-            Watch(Port.connect(self._context, TEXT, me, self.launcher.directory, number, network))
+            AsyncLink(Link.connect(self._context, TEXT, me, self.launcher.directory, number, network))
             for number in range(self.config.tokenizer.tokenizer_processes)
         ]
         # A program may hold the interpreter for long: a late heartbeat is no sign that the engine hangs.

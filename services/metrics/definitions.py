@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.services.client.engine_client import PipelineStatistics
     from penstock.services.executor.steps import StepsStatistics
     from penstock.services.http.accept import RoomStatistics
-    from penstock.services.links.link import PortStatistics
+    from penstock.services.links.link import SocketStatistics
     from penstock.services.metrics.requests import Traffic
     from penstock.services.openai.responses.store import StoreStatistics
     from penstock.services.scheduler.server_loop import LoopStatistics
@@ -113,7 +113,7 @@ class LinkStatistics(msgspec.Struct, frozen=True):
     """One link's traffic at this end, over all its ports."""
 
     name: str
-    ports: tuple[PortStatistics, ...]
+    ports: tuple[SocketStatistics, ...]
     queued: int  # messages and rows above the ports
 
     def sum(self, field: str) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Message, MetricsSnapshots
-from penstock.services.links.link import Peer, PortStatistics, Self
+from penstock.services.links.link import Identity, Peer, SocketStatistics
 from penstock.services.metrics import definitions
 from penstock.services.metrics.definitions import LinkStatistics, ProcessStatistics
 from penstock.services.metrics.snapshot import RemoteSnapshots, Snapshot, SnapshotFile, encode, newest, read_snapshots
@@ -40,14 +40,14 @@ Collector = Callable[[Snapshot], None]
 
 
 class Port(Protocol):
-    """One end of a link: `link.Port` and `async_link.Watch`."""
+    """One end of a link: `link.Link` and `async_link.AsyncLink`."""
 
     @property
     def peers(self) -> tuple[Peer, ...]: ...
 
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool: ...
 
-    def statistics(self) -> PortStatistics: ...
+    def statistics(self) -> SocketStatistics: ...
 
 
 class Exporter:
@@ -60,7 +60,7 @@ class Exporter:
 
     def __init__(
         self,
-        me: Self,
+        me: Identity,
         run_dir: Path,
         lag: Histogram,
         collector: Collector,

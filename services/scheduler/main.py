@@ -22,7 +22,7 @@ from penstock.protocol.errors import ModelError
 from penstock.protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import Automaton
 from penstock.protocol.speculation import read_speculative
-from penstock.services.links.link import Port, Self
+from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.exporter import Exporter, scheduler_collector
 from penstock.services.scheduler.bitmask_filler import Masker
@@ -61,11 +61,11 @@ def run(config: Config, index: int) -> int:
                     config.scheduler.grammar_cache_bytes)  # fmt: skip
     masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     tracer = tracer_of(config.trace, Role.SCHEDULER, index)
-    me = Self(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
+    me = Identity(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = Path(config.run.run_dir)
     network = network_of(context, config.links)
-    tokens, steps = (Port.bind(context, link, me, run_dir, network) for link in (TOKENS, STEPS))
+    tokens, steps = (Link.bind(context, link, me, run_dir, network) for link in (TOKENS, STEPS))
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:

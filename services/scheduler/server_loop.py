@@ -56,7 +56,7 @@ LOST = "the engine lost its executor and it did not come back"
 
 
 class LinkPort(Protocol):
-    """A binder's end of a link, as `services.links.link.Port` is one."""
+    """A binder's end of a link, as `services.links.link.Link` is one."""
 
     epoch: int
 

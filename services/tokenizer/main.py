@@ -30,8 +30,8 @@ from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens, re
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
-from penstock.services.links.async_link import Watch
-from penstock.services.links.link import Port, Self
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, keep_exporting, tokenizer_collector
@@ -83,13 +83,13 @@ async def serve(config: Config, index: int) -> int:
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
-    me = Self(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
+    me = Identity(Role.TOKENIZER, index, new_incarnation(), shared_hash(config.model))
     start = Start(tracer, f"{Role.TOKENIZER}-{index}", stages)
     run_dir = Path(config.run.run_dir)
     network = network_of(context, config.links)
-    text = Watch(Port.bind(context, TEXT, me, run_dir, network))
+    text = AsyncLink(Link.bind(context, TEXT, me, run_dir, network))
     replicas = range(config.model.data_parallel_size)
-    tokens = [Watch(Port.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
+    tokens = [AsyncLink(Link.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler, templates),
                   TokenizerTraces(tracer))  # fmt: skip

@@ -50,7 +50,7 @@ RETRY = 0.005  # seconds between attempts while a link has no credit
 
 
 class Link(Protocol):
-    """A link's end as far as the relay needs it: `services.links.async_link.Watch` and test doubles."""
+    """A link's end as far as the relay needs it: `services.links.async_link.AsyncLink` and test doubles."""
 
     def send(self, peer: Peer, message: Message) -> bool: ...
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol import links, messages, steps
-from penstock.protocol.links import LINKS, MALFORMED, Link, LinkControl, decoder
+from penstock.protocol.links import LINKS, MALFORMED, LinkControl, LinkSpec, decoder
 from penstock.protocol.messages import Finish, Message, Part, SubmitText, api_index, request_id
 from penstock.protocol.steps import choice_seed
 
@@ -66,7 +66,7 @@ def test_what_is_sent_is_what_arrives(kind, data):
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 @given(data=st.data())
-def test_each_end_takes_its_own_messages_alone(link: Link, data):
+def test_each_end_takes_its_own_messages_alone(link: LinkSpec, data):
     kind = data.draw(st.sampled_from(MESSAGES))
     payload = ENCODER.encode(data.draw(strategy(kind)))
     for at_binder, kinds in ((True, link.up), (False, link.down)):
@@ -78,7 +78,7 @@ def test_each_end_takes_its_own_messages_alone(link: Link, data):
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 @given(payload=st.binary(max_size=200))
 @example(payload=b"\x91\xa4\x00\x00\x00\x80")  # a tag that is no text
-def test_any_bytes_are_a_message_or_an_error(link: Link, payload):
+def test_any_bytes_are_a_message_or_an_error(link: LinkSpec, payload):
     try:
         found = decoder(link, at_binder=True).decode(payload)
     except MALFORMED:

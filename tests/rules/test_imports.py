@@ -246,7 +246,7 @@ for name in sys.argv[1:]:
 
 
 def test_outlaws_are_found() -> None:
-    text = "from services.links.link import Port\ndef f():\n import benchmarks.serve\nfrom ..services import x\n"
+    text = "from services.links.link import Link\ndef f():\n import benchmarks.serve\nfrom ..services import x\n"
     assert len(list(outlaws(parse(text, "kernels/example.py")))) == 5
     assert list(outlaws(parse("import protocol.steps\nimport kernels.norm", "engine_core/kv/block_pool.py"))) == []
 

@@ -26,12 +26,12 @@ from penstock.engine_core.kv.prefix_index import IDENTITY_BYTES, extend, root
 from penstock.engine_core.loading.checkpoint import find_files
 from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, check, fields
 from penstock.protocol.errors import ConfigError, ModelError
-from penstock.protocol.links import LINKS, TEXT, Link, address, decoder
+from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
 from penstock.protocol.messages import SubmitText, request_id
 from penstock.services.executor.process_groups import ONE_HOST
 from penstock.services.http import api_keys as keys
 from penstock.services.http.routing import Access
-from penstock.services.links.link import Port, Self
+from penstock.services.links.link import Identity, Link
 from penstock.services.openai.embeddings import EmbeddingRequest
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.responses.request import ResponseRequest
@@ -98,7 +98,7 @@ def test_nothing_is_deserialised_by_what_runs_code() -> None:
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 @pytest.mark.parametrize("at_binder", [False, True])
 @given(data=st.one_of(st.binary(max_size=200), st.just(b"\x80\x04\x95cos\nsystem\n"), st.just(b"\x91" * 5000)))
-def test_nonsense_on_a_link_is_refused_as_such(link: Link, at_binder: bool, data: bytes) -> None:
+def test_nonsense_on_a_link_is_refused_as_such(link: LinkSpec, at_binder: bool, data: bytes) -> None:
     with pytest.raises((msgspec.DecodeError, RecursionError, UnicodeDecodeError)):
         decoder(link, at_binder=at_binder).decode(data)
 
@@ -145,7 +145,7 @@ sys.exit(one.connect_ex(path))
         Path(place).chmod(0o755)
         run_dir = prepared(Path(place) / "run")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        port = Port.bind(context, TEXT, Self(TEXT.binder, 0, 1, 7), run_dir)
+        port = Link.bind(context, TEXT, Identity(TEXT.binder, 0, 1, 7), run_dir)
         try:
             path = run_dir / "text-0.sock"
             path.chmod(0o777)

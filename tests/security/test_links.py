@@ -1,5 +1,5 @@
 """Links between hosts: who does not have the deployment's keys gets nothing and disturbs nobody, however they come, and
-is counted and told of. Real sockets, on loopback."""
+is counted and told of. Real tcp, on loopback."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ import pytest
 import zmq
 
 from penstock.protocol.config import Config, LinksConfig
-from penstock.protocol.links import TEXT, Link, Role, identity
+from penstock.protocol.links import TEXT, LinkSpec, Role, identity
 from penstock.protocol.messages import Abort
-from penstock.services.links import handshake as greeting
-from penstock.services.links import tcp as sockets
-from penstock.services.links.authenticator import UNKNOWN, Door
+from penstock.services.links import handshake, tcp
+from penstock.services.links.authenticator import UNKNOWN, ListenerMonitor
 from penstock.services.links.curve import LinkKeys, new_keys, read_keys, write_keys
-from penstock.services.links.link import Left, Port, Self
+from penstock.services.links.link import Identity, Left, Link
 from penstock.services.supervisor import options
 from tests.services.links.network import LIMIT, Ends, joined, left, messages, patient
 
-SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
+SMALL: LinkSpec = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0"  # ZMTP 3.0 (RFC 23): signature, version; a mechanism's name follows
 HALF_OPEN = 300
 
@@ -51,18 +50,18 @@ class Stranger:
         for name, value in keys.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
-        self.socket.send(msgspec.msgpack.encode(greeting.hello(Self(Role.API, 0, 1, 7), 0, 0)))
+        self.socket.send(msgspec.msgpack.encode(handshake.hello(Identity(Role.API, 0, 1, 7), 0, 0)))
 
     def close(self) -> None:
         self.context.destroy(linger=0)
 
 
-def door(binder: Port) -> Door:
-    assert binder._door is not None
-    return binder._door
+def door(binder: Link) -> ListenerMonitor:
+    assert binder._monitor is not None
+    return binder._monitor
 
 
-def refused(ends: Ends, binder: Port, count: int) -> None:
+def refused(ends: Ends, binder: Link, count: int) -> None:
     """Wait until as many were."""
     end = time.monotonic() + LIMIT
     while door(binder).refused < count:
@@ -79,7 +78,7 @@ def logged(ends: Ends, caplog: pytest.LogCaptureFixture, event: str) -> list[log
     return told
 
 
-def undisturbed(ends: Ends, binder: Port, connector: Port) -> None:
+def undisturbed(ends: Ends, binder: Link, connector: Link) -> None:
     """The session that stood before the stranger came stands, and passes messages."""
     (peer,) = connector.peers
     assert connector.send(peer, Abort(9))
@@ -208,7 +207,7 @@ def test_random_bytes_disturb_nobody(ends: Ends) -> None:
 
 
 def test_many_half_open_connections_disturb_nobody_and_are_ended(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 2000)
+    monkeypatch.setattr(tcp, "HANDSHAKE_MS", 2000)
     binder, port = ends.bind(SMALL)
     connector = ends.connect(SMALL, port)
     ends.meet(binder, connector)
@@ -221,7 +220,7 @@ def test_many_half_open_connections_disturb_nobody_and_are_ended(ends: Ends, mon
         ends.until(another, joined)
         refused(ends, binder, HALF_OPEN)
         for stranger in strangers:
-            while stranger.recv(100):  # its greeting, and the end
+            while stranger.recv(100):  # its handshake, and the end
                 pass
     finally:
         for stranger in strangers:
@@ -232,8 +231,8 @@ def test_many_half_open_connections_disturb_nobody_and_are_ended(ends: Ends, mon
 def test_what_is_said_cannot_be_read_or_changed_on_the_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wire-tapper sees no word of a message. What one changes is never heard, nor is what comes behind it: heartbeats
     do not get through either, and the connection ends."""
-    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 500)
-    monkeypatch.setattr(sockets, "SILENCE_MS", 3000)
+    monkeypatch.setattr(tcp, "HEARTBEAT_MS", 500)
+    monkeypatch.setattr(tcp, "SILENCE_MS", 3000)
     binder, port = ends.bind(SMALL)
     listener = socket.create_server(("127.0.0.1", 0))
     connector = ends.connect(SMALL, listener.getsockname()[1])

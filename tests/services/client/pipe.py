@@ -39,7 +39,7 @@ from penstock.services.client.model_info import ServedModel
 from penstock.services.http.accept import Room
 from penstock.services.http.api_keys import Keys
 from penstock.services.http.request_context import BodyBudget, RequestContext
-from penstock.services.links.link import Arrival, Joined, Left, Peer, PortStatistics, Self
+from penstock.services.links.link import Arrival, Identity, Joined, Left, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, api_collector
 from penstock.services.metrics.requests import Traffic
@@ -119,8 +119,8 @@ class FakePort:
         sent = [self.send(peer, message) for peer in peers]
         return all(sent)
 
-    def statistics(self) -> PortStatistics:
-        return PortStatistics(len(self.peers), 0, len(self.sent), 0, 0, 0, 0)
+    def statistics(self) -> SocketStatistics:
+        return SocketStatistics(len(self.peers), 0, len(self.sent), 0, 0, 0, 0)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.sent if isinstance(message, kind)]
@@ -214,7 +214,8 @@ def service(
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     traffic, room, run_dir = Traffic(), Room(), Path(config.run.run_dir)
     collector = api_collector(pipeline, ports, traffic, room, responses)
-    exporter = Exporter(Self(Role.API, 0, 1, 7), run_dir, Histogram(LAG), collector, Tracer(), remote=pipeline.remote)
+    me = Identity(Role.API, 0, 1, 7)
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=pipeline.remote)
     background = BackgroundWork(pipeline, traffic)
     keys = Keys(config.api)
     return AppState(config, 0, model, pipeline, traffic, exporter, keys, responses, background, room=room)

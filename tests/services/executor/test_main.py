@@ -26,7 +26,7 @@ from penstock.protocol.messages import Message, Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
 from penstock.services.executor import main
 from penstock.services.executor.main import COLLECT_SECONDS, REST, collection_due
-from penstock.services.links.link import Left, Peer, Port, Self
+from penstock.services.links.link import Identity, Left, Link, Peer
 from penstock.services.metrics.definitions import LAG
 from penstock.services.supervisor.process import ExitCode
 from penstock.services.supervisor.sd_notify import NoticeSocket
@@ -40,7 +40,7 @@ class Scheduler:
     """A binder of the steps link that waits for what it is told to."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, shared: int, incarnation: int) -> None:
-        self.port = Port.bind(context, STEPS, Self(Role.SCHEDULER, 0, incarnation, shared), run_dir)
+        self.port = Link.bind(context, STEPS, Identity(Role.SCHEDULER, 0, incarnation, shared), run_dir)
         self.port.epoch = incarnation
         self.arrivals: list[tuple[Peer, object]] = []
 

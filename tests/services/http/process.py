@@ -16,8 +16,8 @@ import zmq
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import TEXT, Role, shared_hash
 from penstock.protocol.messages import Message
-from penstock.services.links.async_link import Watch
-from penstock.services.links.link import Arrival, Joined, Left, Peer, Port, Self
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Arrival, Identity, Joined, Left, Link, Peer
 from penstock.services.supervisor.sd_notify import NoticeSocket
 from tests.services.client.pipe import LIMIT, status
 
@@ -38,8 +38,8 @@ class Tokenizer:
         self.news = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         shared = shared_hash(model(run_dir)) if shared is None else shared
-        port = Port.bind(self._context, TEXT, Self(Role.TOKENIZER, 0, 1, shared), run_dir)
-        self._watch = Watch(port)
+        port = Link.bind(self._context, TEXT, Identity(Role.TOKENIZER, 0, 1, shared), run_dir)
+        self._watch = AsyncLink(port)
         self._watch.start(self._arrived)
         self._beat()
 

@@ -16,10 +16,10 @@ import zmq
 
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError
-from penstock.protocol.links import Link, Role
-from penstock.services.links import tcp as sockets
+from penstock.protocol.links import LinkSpec, Role
+from penstock.services.links import tcp
 from penstock.services.links.curve import LinkKeys, new_keys
-from penstock.services.links.link import Arrival, Joined, Left, Port, Self
+from penstock.services.links.link import Arrival, Identity, Joined, Left, Link
 from penstock.services.links.tcp import Network
 
 LIMIT = 60.0  # seconds that anything may take on a busy machine
@@ -30,7 +30,7 @@ CHUNK = 1 << 16
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection is given up because a machine is busy, unless a test is about that."""
     for name, value in (("HANDSHAKE_MS", 60_000), ("SILENCE_MS", 60_000), ("ATTEMPT", LIMIT)):
-        monkeypatch.setattr(sockets, name, value)
+        monkeypatch.setattr(tcp, name, value)
 
 
 class Ends:
@@ -38,11 +38,11 @@ class Ends:
 
     def __init__(self, keys: LinkKeys | None = None) -> None:
         self.keys = new_keys() if keys is None else keys
-        self.ports: list[Port] = []
+        self.ports: list[Link] = []
         self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
-        self._kept: dict[Port, list[Arrival]] = {}
+        self._kept: dict[Link, list[Arrival]] = {}
 
-    def bind(self, link: Link, incarnation: int = 1, host: str = "127.0.0.1", port: int = 0) -> tuple[Port, int]:
+    def bind(self, link: LinkSpec, incarnation: int = 1, host: str = "127.0.0.1", port: int = 0) -> tuple[Link, int]:
         """A binder and its port, which is a free one unless it is given."""
         while True:
             where = port or free_port(host)
@@ -55,21 +55,21 @@ class Ends:
             return made, where
 
     def connect(
-        self, link: Link, port: int, index: int = 0, incarnation: int = 1, keys: LinkKeys | None = None,
+        self, link: LinkSpec, port: int, index: int = 0, incarnation: int = 1, keys: LinkKeys | None = None,
         host: str = "127.0.0.1",
-    ) -> Port:  # fmt: skip
+    ) -> Link:  # fmt: skip
         return self._made(link, link.connector, f"tcp://{host}:{port}", index, incarnation, keys or self.keys)
 
-    def turn(self, *, wait: int = 2) -> dict[Port, list[Arrival]]:
+    def turn(self, *, wait: int = 2) -> dict[Link, list[Arrival]]:
         """Tick and receive at every port; what each received."""
-        found: dict[Port, list[Arrival]] = {}
+        found: dict[Link, list[Arrival]] = {}
         for port in self.ports:
             port.tick(time.monotonic())
             found[port] = port.receive()
         self.ports[0].socket.poll(wait)
         return found
 
-    def until(self, port: Port, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
+    def until(self, port: Link, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
         """Everything that `port` receives until `done` says so, from what nobody looked at on; all keep turning."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
@@ -80,11 +80,11 @@ class Ends:
                 return found
         raise AssertionError(f"nothing of the kind arrived: {self._kept[port]}")
 
-    def meet(self, binder: Port, connector: Port) -> None:
+    def meet(self, binder: Link, connector: Link) -> None:
         self.until(connector, joined)
         self.until(binder, joined)
 
-    def close(self, *ports: Port) -> None:
+    def close(self, *ports: Link) -> None:
         """Close these ports, or all, and their contexts."""
         for port in ports or tuple(self.ports):
             context = self._contexts.pop(self.ports.index(port))
@@ -97,13 +97,13 @@ class Ends:
         for context in self._contexts:
             context.term()
 
-    def _made(self, link: Link, role: Role, where: str, index: int, incarnation: int, keys: LinkKeys) -> Port:
+    def _made(self, link: LinkSpec, role: Role, where: str, index: int, incarnation: int, keys: LinkKeys) -> Link:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         name = "scheduler_address" if link.binder is Role.SCHEDULER else "tokenizer_address"
         network = Network(context, LinksConfig(**{name: where, "link_keys": "here"}), keys)
-        me = Self(role, index, incarnation, 7)
+        me = Identity(role, index, incarnation, 7)
         try:
-            make = Port.bind if role is link.binder else Port.connect
+            make = Link.bind if role is link.binder else Link.connect
             port = make(context, link, me, Path("/nowhere"), network=network)
         except BaseException:
             context.term()

@@ -16,17 +16,17 @@ import zmq
 
 from penstock.protocol.links import TOKENS, Role
 from penstock.protocol.messages import Rejected
-from penstock.services.links import async_link as watch
-from penstock.services.links.async_link import Watch
-from penstock.services.links.link import UNREACHABLE, Arrival, Joined, Left, Port, Self
+from penstock.services.links import async_link
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import UNREACHABLE, Arrival, Identity, Joined, Left, Link
 from tests.services.links.network import Ends, Proxy, patient
 
 LIMIT = 60.0  # seconds
 PEER = """
 import sys, time, zmq, pathlib
 from penstock.protocol.links import TOKENS, Role
-from penstock.services.links.link import Port, Self
-port = Port.connect(zmq.Context(), TOKENS, Self(Role.TOKENIZER, 0, int(sys.argv[2]), 7), pathlib.Path(sys.argv[1]))
+from penstock.services.links.link import Link, Identity
+port = Link.connect(zmq.Context(), TOKENS, Identity(Role.TOKENIZER, 0, int(sys.argv[2]), 7), pathlib.Path(sys.argv[1]))
 while True:
     port.tick(time.monotonic())
     port.receive()
@@ -39,9 +39,9 @@ def peer(run_dir: Path, incarnation: int) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def watched(run_dir: Path) -> AsyncIterator[tuple[Watch, asyncio.Queue[Arrival]]]:
+async def watched(run_dir: Path) -> AsyncIterator[tuple[AsyncLink, asyncio.Queue[Arrival]]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    found = Watch(Port.bind(context, TOKENS, Self(Role.SCHEDULER, 0, 1, 7), run_dir))
+    found = AsyncLink(Link.bind(context, TOKENS, Identity(Role.SCHEDULER, 0, 1, 7), run_dir))
     arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def keep(batch: list[Arrival]) -> None:
@@ -68,7 +68,7 @@ def pidfd(fd: str) -> bool:
 
 
 async def test_the_end_of_a_process_is_heard_without_a_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "CALM", 1e6)
+    monkeypatch.setattr(async_link, "CALM", 1e6)
     child = peer(tmp_path, 5)
     before = descriptors()
     try:
@@ -114,15 +114,15 @@ async def test_a_port_alone_ticks_often(tmp_path: Path) -> None:
     async with watched(tmp_path) as (found, arrivals):
         assert found.peers == ()
         assert found._timer is not None
-        assert found._timer.when() - asyncio.get_running_loop().time() <= watch.TICK
+        assert found._timer.when() - asyncio.get_running_loop().time() <= async_link.TICK
         assert arrivals.empty()
-        assert watch.TICK < watch.CALM < TOKENS.silence / 3  # hellos come in time
+        assert async_link.TICK < async_link.CALM < TOKENS.silence / 3  # hellos come in time
 
 
 async def test_a_connection_between_hosts_that_breaks_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one has another descriptor, which the loop follows: messages wake it without a tick."""
     patient(monkeypatch)
-    monkeypatch.setattr(watch, "CALM", 1e6)
+    monkeypatch.setattr(async_link, "CALM", 1e6)
     ends = Ends()
     port, number = ends.bind(TOKENS)
     proxy = Proxy(number)
@@ -132,8 +132,8 @@ async def test_a_connection_between_hosts_that_breaks_is_watched_again(monkeypat
         for arrival in batch:
             arrivals.put_nowait(arrival)
 
-    binder, connector = Watch(port), Watch(ends.connect(TOKENS, proxy.port))
-    monkeypatch.setattr(watch, "TICK", 0.05)
+    binder, connector = AsyncLink(port), AsyncLink(ends.connect(TOKENS, proxy.port))
+    monkeypatch.setattr(async_link, "TICK", 0.05)
     try:
         binder.start(lambda _: None)
         connector.start(keep)

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from penstock.services.links import authenticator as admission
+from penstock.services.links import authenticator
 from penstock.services.links.authenticator import (
     CURVE,
     DOMAIN,
     TELL_SECONDS,
     UNKNOWN,
     VERSION,
-    Admission,
-    Door,
+    Authenticator,
+    ListenerMonitor,
     address_of,
     reason_of,
     verdict,
@@ -73,12 +73,12 @@ def test_of_all_keys_one_opens(key: bytes) -> None:
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Door:
-    monkeypatch.setattr(admission, "address_of", lambda descriptor: f"10.0.0.{descriptor}")
-    return Door("text", zmq.Socket.__new__(zmq.Socket))
+def door(monkeypatch: pytest.MonkeyPatch) -> ListenerMonitor:
+    monkeypatch.setattr(authenticator, "address_of", lambda descriptor: f"10.0.0.{descriptor}")
+    return ListenerMonitor("text", zmq.Socket.__new__(zmq.Socket))
 
 
-def test_a_peer_is_not_counted(door: Door) -> None:
+def test_a_peer_is_not_counted(door: ListenerMonitor) -> None:
     door.note(zmq.EVENT_ACCEPTED, 5)
     door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
     door.note(zmq.EVENT_DISCONNECTED, 5)
@@ -96,7 +96,7 @@ def test_a_peer_is_not_counted(door: Door) -> None:
     ],
 )
 def test_who_fails_is_counted_and_told_with_address_and_reason(
-    door: Door, event: int, value: int, reason: str, caplog: pytest.LogCaptureFixture
+    door: ListenerMonitor, event: int, value: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     door.note(zmq.EVENT_ACCEPTED, 5)
     door.note(event, value)
@@ -111,14 +111,14 @@ def test_who_fails_is_counted_and_told_with_address_and_reason(
     assert reason_of(event, value) == fields["reason"]
 
 
-def test_who_speaks_something_else_is_counted(door: Door) -> None:
+def test_who_speaks_something_else_is_counted(door: ListenerMonitor) -> None:
     """libzmq tells nothing but the end of such a connection."""
     door.note(zmq.EVENT_ACCEPTED, 5)
     door.note(zmq.EVENT_DISCONNECTED, 5)
     assert door.refused == 1
 
 
-def test_strangers_beside_a_peer(door: Door) -> None:
+def test_strangers_beside_a_peer(door: ListenerMonitor) -> None:
     """One that is in its handshake for long, one that is admitted, and one that leaves, under a number used again."""
     door.note(zmq.EVENT_ACCEPTED, 5)
     door.note(zmq.EVENT_ACCEPTED, 6)
@@ -133,7 +133,7 @@ def test_strangers_beside_a_peer(door: Door) -> None:
     assert door.refused == 2
 
 
-def test_an_admitted_peer_that_leaves_is_not_blamed_for_a_failure(door: Door) -> None:
+def test_an_admitted_peer_that_leaves_is_not_blamed_for_a_failure(door: ListenerMonitor) -> None:
     for number in (5, 6):
         door.note(zmq.EVENT_ACCEPTED, number)
         if number == 5:
@@ -147,7 +147,7 @@ def test_an_admitted_peer_that_leaves_is_not_blamed_for_a_failure(door: Door) ->
 
 @given(st.lists(st.sampled_from(["peer", "garbage", "failure"]), max_size=40))
 def test_connections_one_after_the_other_are_counted_exactly(kinds: list[str]) -> None:
-    door = Door("text", zmq.Socket.__new__(zmq.Socket))
+    door = ListenerMonitor("text", zmq.Socket.__new__(zmq.Socket))
     for number, kind in enumerate(kinds, start=1 << 20):  # no descriptors of this process
         door.note(zmq.EVENT_ACCEPTED, number)
         if kind == "peer":
@@ -159,11 +159,11 @@ def test_connections_one_after_the_other_are_counted_exactly(kinds: list[str]) -
 
 
 def test_of_several_the_address_that_is_known_is_told(
-    door: Door, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    door: ListenerMonitor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are gone before anybody can look."""
     addresses = iter([UNKNOWN, "10.0.0.9", UNKNOWN])
-    monkeypatch.setattr(admission, "address_of", lambda _: next(addresses))
+    monkeypatch.setattr(authenticator, "address_of", lambda _: next(addresses))
     for number in (5, 6, 7):
         door.note(zmq.EVENT_ACCEPTED, number)
         door.note(zmq.EVENT_DISCONNECTED, number)
@@ -171,7 +171,7 @@ def test_of_several_the_address_that_is_known_is_told(
     assert [record.fields["address"] for record in caplog.records] == ["10.0.0.9"]  # type: ignore[attr-defined]
 
 
-def test_many_are_told_in_one_line(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_are_told_in_one_line(door: ListenerMonitor, caplog: pytest.LogCaptureFixture) -> None:
     for tenth in range(100):
         door.note(zmq.EVENT_ACCEPTED, 5)
         door.note(zmq.EVENT_DISCONNECTED, 5)
@@ -202,7 +202,7 @@ def test_what_is_no_connection_has_no_address() -> None:
 
 def test_it_ends_with_its_context_and_leaves_nothing_open() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = Admission(context, new_keys())
+    made = Authenticator(context, new_keys())
     listeners = [context.socket(zmq.ROUTER) for _ in range(2)]
     doors = [made.watch(listener, "text") for listener in listeners]
     for listener in listeners:
@@ -226,10 +226,10 @@ def test_a_listener_of_no_admission_lets_nobody_in() -> None:
         port = listener.bind_to_random_port("tcp://127.0.0.1")
         caller.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
         caller.setsockopt(zmq.RECONNECT_IVL, -1)
-        monitor = caller.get_monitor_socket(admission.HEARD)
+        monitor = caller.get_monitor_socket(authenticator.HEARD)
         caller.connect(f"tcp://127.0.0.1:{port}")
         assert monitor.poll(60_000)
-        event, _ = admission.EVENT.unpack(monitor.recv_multipart()[0])
+        event, _ = authenticator.EVENT.unpack(monitor.recv_multipart()[0])
         assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED
         caller.disable_monitor()
         monitor.close()

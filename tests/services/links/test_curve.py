@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import ConfigError
-from penstock.services.links import curve as linkkeys
+from penstock.services.links import curve
 from penstock.services.links.curve import LinkKeys, as_file, check_access, new_keys, parsed, read_keys, write_keys
 
 
@@ -132,7 +132,7 @@ def test_what_holds_no_keys_is_refused_and_not_quoted(tmp_path: Path) -> None:
         changed(keys, secret="\u00e9" * 40),
         changed(keys, secret=keys.secret.decode()[:-1]),
         changed(keys, more='third = "x"\n'),
-        as_file(keys).encode() + b"#" * linkkeys.MAX_FILE,
+        as_file(keys).encode() + b"#" * curve.MAX_FILE,
         keys.secret + b" = \n",
     ]
     for number, text in enumerate(wrong):

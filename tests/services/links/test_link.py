@@ -16,26 +16,26 @@ import zmq
 
 from penstock.protocol.errors import LinkError
 from penstock.protocol.limits import MAX_BODY_BYTES
-from penstock.protocol.links import TEXT, TOKENS, Credit, Goodbye, Link, Role, Welcome
+from penstock.protocol.links import TEXT, TOKENS, Credit, Goodbye, LinkSpec, Role, Welcome
 from penstock.protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
-from penstock.services.links.async_link import Watch
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.handshake import pid_namespace
 from penstock.services.links.link import (
     CREDIT_INTERVAL,
     HELLO_INTERVAL,
     PROBES,
     UNREACHABLE,
     Arrival,
+    Identity,
     Joined,
     Left,
+    Link,
     Peer,
-    Port,
-    Self,
 )
-from penstock.services.links.pid_namespace import place
 
 # The clock of these tests runs faster than messages travel, so nobody counts as silent unless a test says so.
-SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=32, silence=0.0)
-STRICT: Link = msgspec.structs.replace(SMALL, silence=10.0)
+SMALL: LinkSpec = msgspec.structs.replace(TEXT, window=8, high_water=32, silence=0.0)
+STRICT: LinkSpec = msgspec.structs.replace(SMALL, silence=10.0)
 
 
 class Wires:
@@ -45,23 +45,23 @@ class Wires:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.run_dir = run_dir
         self.now = 0.0
-        self.ports: list[Port] = []
+        self.ports: list[Link] = []
 
-    def bind(self, link: Link = SMALL, incarnation: int = 1, shared: int = 7, where: int | None = None) -> Port:
-        me = Self(link.binder, 0, incarnation, shared, place() if where is None else where)
-        port = Port.bind(self.context, link, me, self.run_dir)
+    def bind(self, link: LinkSpec = SMALL, incarnation: int = 1, shared: int = 7, where: int | None = None) -> Link:
+        me = Identity(link.binder, 0, incarnation, shared, pid_namespace() if where is None else where)
+        port = Link.bind(self.context, link, me, self.run_dir)
         self.ports.append(port)
         return port
 
     def connect(
-        self, link: Link = SMALL, index: int = 0, incarnation: int = 1, shared: int = 7, where: int | None = None
-    ) -> Port:
-        me = Self(link.connector, index, incarnation, shared, place() if where is None else where)
-        port = Port.connect(self.context, link, me, self.run_dir)
+        self, link: LinkSpec = SMALL, index: int = 0, incarnation: int = 1, shared: int = 7, where: int | None = None
+    ) -> Link:
+        me = Identity(link.connector, index, incarnation, shared, pid_namespace() if where is None else where)
+        port = Link.connect(self.context, link, me, self.run_dir)
         self.ports.append(port)
         return port
 
-    def until(self, port: Port, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
+    def until(self, port: Link, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
         """Everything `port` receives until `done` says so; all ports keep ticking. Fails after 2,000 rounds."""
         found: list[Arrival] = []
         for _ in range(2000):
@@ -78,7 +78,7 @@ class Wires:
             port.socket.poll(5)
         raise AssertionError(f"nothing of the kind arrived: {found}")
 
-    def quietly(self, port: Port, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
+    def quietly(self, port: Link, done: Callable[[list[Arrival]], bool]) -> list[Arrival]:
         """Everything `port` receives until `done` says so, while nobody says anything of their own accord."""
         found: list[Arrival] = []
         for _ in range(2000):
@@ -111,7 +111,7 @@ def messages(arrivals: list[Arrival]) -> list[object]:
     return [arrival.message for arrival in arrivals if not isinstance(arrival.message, Joined | Left)]
 
 
-def meet(wires: Wires, binder: Port, connector: Port) -> None:
+def meet(wires: Wires, binder: Link, connector: Link) -> None:
     wires.until(connector, joined)
     wires.until(binder, joined)
 
@@ -348,8 +348,8 @@ def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
     binder = wires.bind(TOKENS)
     script = (
         "import sys, time, zmq, pathlib; from penstock.protocol.links import TOKENS, Role;"
-        "from penstock.services.links.link import Port, Self, Joined\n"
-        "port = Port.connect(zmq.Context(), TOKENS, Self(Role.TOKENIZER, 0, 5, 7), pathlib.Path(sys.argv[1]))\n"
+        "from penstock.services.links.link import Link, Identity, Joined\n"
+        "port = Link.connect(zmq.Context(), TOKENS, Identity(Role.TOKENIZER, 0, 5, 7), pathlib.Path(sys.argv[1]))\n"
         "while True: port.tick(time.monotonic()); port.receive(); port.socket.poll(50)"
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(wires.run_dir)], cwd=Path(__file__).parents[3])
@@ -386,7 +386,7 @@ def test_last_words_come_before_an_end_and_count_against_silence(wires: Wires, m
 ELSEWHERE = 1  # what processes of another namespace or host say of their place
 
 
-def connection_breaks(port: Port) -> None:
+def connection_breaks(port: Link) -> None:
     """As when its process is killed: no Goodbye."""
     port.socket.close(linger=0)
 
@@ -463,8 +463,8 @@ def test_closing_a_port_closes_its_descriptors(wires: Wires) -> None:
 
 async def test_watch_delivers_without_polling(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    binder = Watch(Port.bind(context, TEXT, Self(Role.TOKENIZER, 0, 1, 7), tmp_path))
-    connector = Watch(Port.connect(context, TEXT, Self(Role.API, 0, 1, 7), tmp_path))
+    binder = AsyncLink(Link.bind(context, TEXT, Identity(Role.TOKENIZER, 0, 1, 7), tmp_path))
+    connector = AsyncLink(Link.connect(context, TEXT, Identity(Role.API, 0, 1, 7), tmp_path))
     got: asyncio.Queue[object] = asyncio.Queue()
     echoed: asyncio.Queue[object] = asyncio.Queue()
 

@@ -17,15 +17,15 @@ import zmq
 from penstock.protocol.addresses import HostAddress
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError, ConfigError
-from penstock.protocol.links import STEPS, TEXT, TOKENS, Link
+from penstock.protocol.links import STEPS, TEXT, TOKENS, LinkSpec
 from penstock.protocol.messages import Abort, Rejected
-from penstock.services.links import tcp as sockets
+from penstock.services.links import tcp
 from penstock.services.links.curve import new_keys, write_keys
-from penstock.services.links.link import RECONNECTED, UNREACHABLE, Arrival, Joined, Left, Peer, Port
-from penstock.services.links.tcp import Line, Network, network_of, numeric, resolved
+from penstock.services.links.link import RECONNECTED, UNREACHABLE, Arrival, Joined, Left, Link, Peer
+from penstock.services.links.tcp import Network, TcpConnection, network_of, numeric, resolved
 from tests.services.links.network import LIMIT, Ends, Proxy, free_port, joined, left, messages, patient
 
-SMALL: Link = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
+SMALL: LinkSpec = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
 HERE = Path("/nowhere")
 
 
@@ -174,16 +174,16 @@ def test_a_hello_over_a_connection_that_has_ended_begins_nothing(ends: Ends, pro
     assert binder.peers == (after,)
 
 
-def connector_hello(port: Port) -> object:
-    from penstock.services.links import handshake as greeting
+def connector_hello(port: Link) -> object:
+    from penstock.services.links import handshake
 
-    return greeting.hello(port.me, port.epoch, port._session)
+    return handshake.hello(port.me, port.epoch, port._session)
 
 
 class Flow:
     """One direction: numbered messages of one end, and what the other end heard, by session."""
 
-    def __init__(self, sender: Port, receiver: Port, *, up: bool) -> None:
+    def __init__(self, sender: Link, receiver: Link, *, up: bool) -> None:
         self.sender, self.receiver = sender, receiver
         self.sent: dict[int, list[int]] = defaultdict(list)
         self.heard: dict[int, list[int]] = defaultdict(list)
@@ -199,7 +199,7 @@ class Flow:
                 self.sent[peer.session].append(self._next)
                 self._next += 1
 
-    def note(self, port: Port, arrivals: list[Arrival]) -> None:
+    def note(self, port: Link, arrivals: list[Arrival]) -> None:
         for peer, message in ((arrival.peer, arrival.message) for arrival in arrivals):
             if port is self.sender and isinstance(message, Left):
                 self.ended.add(peer.session)
@@ -267,7 +267,7 @@ def turn(ends: Ends, flows: list[Flow], *, sending: bool = True) -> None:
 def test_no_message_is_lost_without_a_word(
     ends: Ends, proxies: list[Proxy], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "RETRY", 0.01)
+    monkeypatch.setattr(tcp, "RETRY", 0.01)
     flows = cut_at_random(ends, proxies, seed, cuts=12)
     for flow in flows:
         flow.check()
@@ -280,15 +280,15 @@ def test_no_message_is_lost_without_a_word(
 def test_no_message_is_lost_without_a_word_at_length(
     ends: Ends, proxies: list[Proxy], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "RETRY", 0.01)
+    monkeypatch.setattr(tcp, "RETRY", 0.01)
     for flow in cut_at_random(ends, proxies, seed, cuts=60):
         flow.check()
 
 
 def test_a_host_that_vanishes_is_noticed(ends: Ends, proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing comes from it any more, and nothing ends: heartbeats tell. In ten seconds with the times that are set."""
-    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 100)
-    monkeypatch.setattr(sockets, "SILENCE_MS", 300)
+    monkeypatch.setattr(tcp, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(tcp, "SILENCE_MS", 300)
     binder, port = ends.bind(SMALL)
     proxies.append(proxy := Proxy(port))
     connector = ends.connect(SMALL, proxy.port)
@@ -299,15 +299,15 @@ def test_a_host_that_vanishes_is_noticed(ends: Ends, proxies: list[Proxy], monke
 
 
 def test_a_host_is_not_waited_for_for_long() -> None:
-    assert sockets.HEARTBEAT_MS + sockets.SILENCE_MS < 10_000
-    assert sockets.HANDSHAKE_MS <= 5000
-    assert sockets.ATTEMPT < 10
+    assert tcp.HEARTBEAT_MS + tcp.SILENCE_MS < 10_000
+    assert tcp.HANDSHAKE_MS <= 5000
+    assert tcp.ATTEMPT < 10
 
 
 def test_a_peer_that_computes_for_long_keeps_its_connection(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats are libzmq's own: a loop that does not turn for longer than they may fail loses nothing."""
-    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 100)
-    monkeypatch.setattr(sockets, "SILENCE_MS", 30_000)
+    monkeypatch.setattr(tcp, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(tcp, "SILENCE_MS", 30_000)
     binder, port = ends.bind(SMALL)
     connector = ends.connect(SMALL, port)
     ends.meet(binder, connector)
@@ -321,8 +321,8 @@ def test_a_peer_that_computes_for_long_keeps_its_connection(ends: Ends, monkeypa
 
 def test_an_attempt_that_leads_nowhere_is_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody accepts the connection and says nothing, as a host does that hangs."""
-    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 200)
-    monkeypatch.setattr(sockets, "ATTEMPT", 1.0)
+    monkeypatch.setattr(tcp, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(tcp, "ATTEMPT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connector = ends.connect(SMALL, silent.getsockname()[1])
         silent.settimeout(LIMIT)
@@ -337,7 +337,7 @@ def test_an_attempt_that_leads_nowhere_is_given_up(ends: Ends, monkeypatch: pyte
 
 def test_a_name_that_nobody_knows_is_asked_for_again(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of a cluster has a name once it runs. libzmq tells nothing of it, so time does."""
-    monkeypatch.setattr(sockets, "ATTEMPT", 0.3)
+    monkeypatch.setattr(tcp, "ATTEMPT", 0.3)
     connector = ends.connect(SMALL, 1, host="no-such-host.invalid")
     first, end = connector.socket, time.monotonic() + LIMIT
     while connector.socket is first and time.monotonic() < end:
@@ -349,7 +349,7 @@ def test_a_name_is_tried_in_both_ways() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         for host, ways in (("h.invalid", [0, 1, 0]), ("127.0.0.1", [0, 0, 0]), ("[::1]", [1, 1, 1])):
-            line = Line(context, SMALL, HostAddress(host, 1), new_keys())
+            line = TcpConnection(context, SMALL, HostAddress(host, 1), new_keys())
             assert [line.open(b"a%d" % k).getsockopt(zmq.IPV6) for k in range(3)] == ways
             line.close(0)
     finally:
@@ -358,7 +358,7 @@ def test_a_name_is_tried_in_both_ways() -> None:
 
 def test_a_line_leaves_no_socket_behind() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    line = Line(context, SMALL, HostAddress("127.0.0.1", free_port()), new_keys())
+    line = TcpConnection(context, SMALL, HostAddress("127.0.0.1", free_port()), new_keys())
     made = [line.open(b"%d" % k) for k in range(5)]
     assert [one.closed for one in made] == [True, True, True, False, False]
     line.over(0.0)
@@ -416,7 +416,7 @@ def test_keys_that_cannot_be_used_are_told_before_anything_is_opened(tmp_path: P
 def test_plain_sockets_have_no_keys(tmp_path: Path) -> None:
     """On one machine nothing is added: what keeps others out is the directory."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = sockets.open_socket(context, zmq.ROUTER, TEXT)
+    made = tcp.open_socket(context, zmq.ROUTER, TEXT)
     assert made.getsockopt(zmq.MECHANISM) == zmq.NULL
     assert made.getsockopt(zmq.HEARTBEAT_IVL) == 0
     assert made.getsockopt(zmq.MAXMSGSIZE) == TEXT.max_bytes

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.messages import Finish, Message, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.links.link import Arrival, Joined, Left, Peer, PortStatistics
+from penstock.services.links.link import Arrival, Joined, Left, Peer, SocketStatistics
 from penstock.services.scheduler.bitmask_filler import Masker
 from penstock.services.scheduler.grammar_cache import Guides
 
@@ -88,7 +88,7 @@ class FakePort:
         self.ticks += 1
 
     def statistics(self):
-        return PortStatistics(len(self._peers), 1, 2, 3, 4, 5, 6)
+        return SocketStatistics(len(self._peers), 1, 2, 3, 4, 5, 6)
 
     def take(self, kind, peer=None):
         """Messages of a kind that were sent (to one peer), taken off."""

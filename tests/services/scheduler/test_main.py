@@ -17,10 +17,10 @@ import pytest
 import zmq
 
 from penstock.protocol.config import ModelConfig
-from penstock.protocol.links import STEPS, TOKENS, Link, Role, new_incarnation, shared_hash
+from penstock.protocol.links import STEPS, TOKENS, LinkSpec, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.links.link import Joined, Left, Port, Self
+from penstock.services.links.link import Identity, Joined, Left, Link
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,9 +54,9 @@ class Scene:
         environ = {**os.environ, "NOTIFY_SOCKET": str(self.notices.path)}
         return subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True)
 
-    def connect(self, link: Link, role: Role) -> Port:
-        me = Self(role, 0, new_incarnation(), shared_hash(ModelConfig(model=str(self.model))))
-        return Port.connect(self.context, link, me, self.run_dir)
+    def connect(self, link: LinkSpec, role: Role) -> Link:
+        me = Identity(role, 0, new_incarnation(), shared_hash(ModelConfig(model=str(self.model))))
+        return Link.connect(self.context, link, me, self.run_dir)
 
     def turn(self) -> None:
         """Answer plans as an executor would, keep what a tokenizer gets."""

@@ -35,7 +35,7 @@ from penstock.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from penstock.services.links.link import Port, Self
+from penstock.services.links.link import Identity, Link
 from penstock.services.supervisor.sd_notify import NoticeSocket
 from penstock.services.tokenizer.main import placement_of
 from tests.engine_core.tokenizer.vocabularies import tokenizer, write_folder
@@ -59,8 +59,8 @@ class Stage:
         folder = write_folder(root / "model")
         shared = shared_hash(ModelConfig(model=str(folder)))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.scheduler = Port.bind(self.context, TOKENS, Self(Role.SCHEDULER, 0, 1, shared), self.run_dir)
-        self.api = Port.connect(self.context, TEXT, Self(Role.API, 0, 2, shared), self.run_dir)
+        self.scheduler = Link.bind(self.context, TOKENS, Identity(Role.SCHEDULER, 0, 1, shared), self.run_dir)
+        self.api = Link.connect(self.context, TEXT, Identity(Role.API, 0, 2, shared), self.run_dir)
         command = [sys.executable, "-m", "penstock.services.cli", "tokenizer", "--run-dir", str(self.run_dir)]
         self.process = subprocess.Popen(
             [*command, "--model", str(folder)], env={**os.environ, "NOTIFY_SOCKET": str(self.notices.path)}
@@ -174,7 +174,7 @@ def test_long_prompts_neighbours_and_the_end(stage: Stage) -> None:
     stage.ask(SubmitText(id=3, prompt="one", sampling=Sampling()))
     stage.take(stage.at_scheduler, SubmitTokens)
     stage.scheduler.close()
-    stage.scheduler = Port.bind(
+    stage.scheduler = Link.bind(
         stage.context,
         TOKENS,
         msgspec.structs.replace(stage.scheduler.me, incarnation=9),

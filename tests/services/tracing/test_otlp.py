@@ -17,7 +17,7 @@ from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import RunConfig, TraceConfig
 from penstock.protocol.links import Role
 from penstock.protocol.messages import TraceContext
-from penstock.services.links.link import Self
+from penstock.services.links.link import Identity
 from penstock.services.metrics.definitions import LAG, METRICS
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.supervisor import process, run_directory
@@ -318,7 +318,7 @@ def test_every_process_counts_what_it_told_and_what_was_lost(tmp_path: Path, *, 
     way = Gated(fails=True)
     way.gate.set()
     tracer = OtlpTracer(settings(delay=3600.0), {}, way) if traced else Tracer()
-    me = Self(Role.SCHEDULER, 0, 1, 7)
+    me = Identity(Role.SCHEDULER, 0, 1, 7)
     exporter = Exporter(me, tmp_path, Histogram(LAG), lambda into: None, tracer)
     told(tracer, 3)
     tracer.close(30)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.links import pid_namespace as sight
+from penstock.services.links import handshake
 
 BEYOND = 1100  # more descriptors than select(2) knows
 
@@ -28,32 +28,32 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_place_is_the_same_for_processes_that_see_one_another() -> None:
-    script = "from penstock.services.links.pid_namespace import place; print(place())"
+    script = "from penstock.services.links.handshake import pid_namespace; print(pid_namespace())"
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())
-    assert int(there.stdout) == sight.place() != 0
+    assert int(there.stdout) == handshake.pid_namespace() != 0
 
 
 def test_another_namespace_and_another_boot_are_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boot, namespace = tmp_path / "boot_id", tmp_path / "pid"
     boot.write_text("one\n")
     namespace.symlink_to("pid:[1]")
-    monkeypatch.setattr(sight, "BOOT", boot)
-    monkeypatch.setattr(sight, "NAMESPACE", namespace)
-    found = {sight.place()}
+    monkeypatch.setattr(handshake, "BOOT", boot)
+    monkeypatch.setattr(handshake, "NAMESPACE", namespace)
+    found = {handshake.pid_namespace()}
     boot.write_text("another\n")
-    found.add(sight.place())
+    found.add(handshake.pid_namespace())
     namespace.unlink()
     namespace.symlink_to("pid:[2]")
-    found.add(sight.place())
+    found.add(handshake.pid_namespace())
     assert len(found) == 3
     boot.unlink()
-    assert sight.place() == 0
+    assert handshake.pid_namespace() == 0
 
 
 def test_only_a_process_of_this_place_is_watched(child: subprocess.Popen[bytes]) -> None:
-    assert sight.open_pidfd(child.pid, sight.place() ^ 1) is None
-    assert sight.open_pidfd(child.pid, 0) is None
-    found = sight.open_pidfd(child.pid, sight.place())
+    assert handshake.open_pidfd(child.pid, handshake.pid_namespace() ^ 1) is None
+    assert handshake.open_pidfd(child.pid, 0) is None
+    found = handshake.open_pidfd(child.pid, handshake.pid_namespace())
     assert found is not None
     os.close(found)
 
@@ -61,7 +61,7 @@ def test_only_a_process_of_this_place_is_watched(child: subprocess.Popen[bytes])
 def test_one_that_has_ended_and_was_reaped_is_none() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert sight.open_pidfd(process.pid, sight.place()) is None
+    assert handshake.open_pidfd(process.pid, handshake.pid_namespace()) is None
 
 
 def test_an_end_is_seen_also_beyond_a_thousand_descriptors(child: subprocess.Popen[bytes]) -> None:
@@ -69,14 +69,14 @@ def test_an_end_is_seen_also_beyond_a_thousand_descriptors(child: subprocess.Pop
     if most <= BEYOND:
         pytest.skip("this user may not open as many files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, BEYOND + 1), most))
-    pidfd = sight.open_pidfd(child.pid, sight.place())
+    pidfd = handshake.open_pidfd(child.pid, handshake.pid_namespace())
     assert pidfd is not None
     high = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, BEYOND)
     try:
-        assert not sight.ended(high)
+        assert not handshake.ended(high)
         child.kill()
         child.wait()
-        assert sight.ended(high)
+        assert handshake.ended(high)
     finally:
         os.close(high)
         os.close(pidfd)
