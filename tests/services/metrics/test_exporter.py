@@ -21,7 +21,7 @@ from penstock.protocol.links import STEPS, Role, Welcome
 from penstock.protocol.messages import Message, MetricsSnapshots
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor.steps import StepsStatistics
-from penstock.services.links.link import Identity, Joined, Left, LinkStatistics, Peer
+from penstock.services.links.link import Identity, Joined, Left, Peer, SocketStatistics
 from penstock.services.metrics import exporter as module
 from penstock.services.metrics.definitions import BY_ROLE, LAG, METRICS, PART, PROCESS
 from penstock.services.metrics.exporter import (
@@ -55,7 +55,7 @@ READY = ExecutorReady(
 )  # fmt: skip
 
 
-TRAFFIC = LinkStatistics(1, 2, 3, 4, 5, 6, 7)
+TRAFFIC = SocketStatistics(1, 2, 3, 4, 5, 6, 7)
 
 
 class FakeSteps:
@@ -70,7 +70,7 @@ class FakeSteps:
 class FakePort:
     """An end of a link with these peers."""
 
-    def __init__(self, *peers: Peer, statistics: LinkStatistics = TRAFFIC) -> None:
+    def __init__(self, *peers: Peer, statistics: SocketStatistics = TRAFFIC) -> None:
         self.peers = peers
         self.sent: list[tuple[Peer, Message]] = []
         self._statistics = statistics
@@ -79,7 +79,7 @@ class FakePort:
         self.sent += [(peer, message) for peer in peers]
         return True
 
-    def statistics(self) -> LinkStatistics:
+    def statistics(self) -> SocketStatistics:
         return self._statistics
 
 
@@ -123,7 +123,7 @@ def test_every_process_has_the_metrics_of_a_process(tmp_path: Path) -> None:
 
 def test_ports_of_one_link_are_summed() -> None:
     ports = [
-        FakePort(statistics=LinkStatistics(*numbers))
+        FakePort(statistics=SocketStatistics(*numbers))
         for numbers in ((1, 2, 3, 4, 5, 6, 7, 8), (1, 20, 30, 40, 50, 60, 70))
     ]
     found = Snapshot("tokenizer", 0, 1, 1, 0.0)
