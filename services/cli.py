@@ -48,7 +48,7 @@ TAKES_MODEL = ("serve", "engine", "config", "plan", "chat", "complete", "run-bat
 MODULES: Mapping[str, str] = {
     "keys": "penstock.services.commands.keys",
     "chat": "penstock.services.commands.chat",
-    "complete": "penstock.services.commands.complete",
+    "complete": "penstock.services.commands.chat:complete",
     "run-batch": "penstock.services.commands.run_batch",
     "bench serve": "penstock.services.bench.serve",
     "bench offline": "penstock.services.bench.offline",

@@ -20,7 +20,7 @@ from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.services.bench.serve import HEADING, Result, add_load, conclude, summarize, workload_of
 from penstock.services.bench.workload import Record, Request, Workload, requests
-from penstock.services.commands.target import quiet, started
+from penstock.services.commands.client import quiet, started
 from penstock.services.llm.llm import LLM
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import SamplingParams

@@ -31,9 +31,8 @@ import numpy.typing as npt
 from penstock.protocol.errors import ConfigError, LinkError, RequestError
 from penstock.services.bench.client import Finished, Job, Progress, Target, target
 from penstock.services.bench.workload import FREE, Record, Variant, Workload
-from penstock.services.commands import target as server
-from penstock.services.commands.client import Client
-from penstock.services.commands.progress import Meter
+from penstock.services.commands.client import Client, add_server_arguments, server_client
+from penstock.services.commands.progress import ProgressBar
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
@@ -97,7 +96,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    server.add_arguments(parser)
+    add_server_arguments(parser)
     parser.add_argument("--name", default="", help="of the model; empty: the first that the server lists")
     add_load(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file for the result")
@@ -142,19 +141,20 @@ def length(text: str) -> tuple[int, int]:
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Measure once; 1 if a request failed. Raises ConfigError, LinkError, and the error of a server's failed start."""
     workload = workload_of(namespace)
-    with server.reached(namespace, effective) as found:
+    with server_client(namespace, effective) as client:
+        url = namespace.url or client.url
         try:
-            where = target(found.url, found.api_key)
-            model = namespace.name or served_model(found.url, found.api_key)
+            where = target(url, client.api_key)
+            model = namespace.name or served_model(url, client.api_key)
             print(HEADING, flush=True)
             result = asyncio.run(
                 measure(where, workload, model=model, extra=namespace.extra_body, processes=namespace.processes,
                         timeout=namespace.timeout)
             )  # fmt: skip
         except ValueError as error:
-            raise ConfigError("--url", found.url, str(error)) from error
+            raise ConfigError("--url", url, str(error)) from error
         except (OSError, ClientDied) as error:
-            raise LinkError(f"{found.url}: {error}") from error
+            raise LinkError(f"{url}: {error}") from error
     return conclude(result, namespace.output)
 
 
@@ -189,8 +189,7 @@ def shared(namespace: argparse.Namespace) -> dict[str, Any]:
 def served_model(base_url: str, api_key: str = "") -> str:
     """The first model that the server lists; empty if it lists none, for servers that need no name."""
     try:
-        with Client(base_url, api_key) as client:
-            return client.model()
+        return Client(base_url, api_key).model()
     except RequestError:
         return ""
 
@@ -201,10 +200,10 @@ async def measure(where: Target, workload: Workload, *, model: str = "", extra: 
     if workload.warmup:
         warm = msgspec.structs.replace(workload, rate=0.0, concurrency=workload.concurrency or workload.warmup)
         await run(where, warm, model=model, extra=extra, processes=processes, timeout=timeout, warmup=True)
-    with Meter(workload.name, workload.requests) as meter:
+    with ProgressBar(workload.name, workload.requests) as progress:
 
         def watch(report: Progress) -> None:
-            meter.show(report.finished, described(report, time.monotonic() - meter.start))
+            progress.show(report.finished, described(report, time.monotonic() - progress.start))
 
         outcome = await run(where, workload, model=model, extra=extra, processes=processes, timeout=timeout,
                             watch=watch)  # fmt: skip

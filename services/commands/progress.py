@@ -1,4 +1,4 @@
-"""How far a run of many requests is: a bar on a terminal, a line every few seconds anywhere else, on standard error."""
+"""The progress of many requests: a bar on a terminal, else a line every few seconds, on standard error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import TracebackType
 LINE_SECONDS = 5.0
 
 
-class Meter:
-    """Shows how many of `total` requests are done, and `said` beside it. Use as a context manager."""
+class ProgressBar:
+    """Shows how many of `total` requests are done, with a note. A context manager."""
 
     def __init__(self, title: str, total: int, *, shown: bool = True) -> None:
         from rich.console import Console
@@ -20,14 +20,13 @@ class Meter:
         self.start = self._printed = time.monotonic()
         self._bar = Progress(
             TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True,
         )  # fmt: skip
-        self._task = self._bar.add_task(title, total=total, said="")
+        self._task = self._bar.add_task(title, total=total, note="")
         self._live = shown and sys.stderr.isatty()
         self._done = 0
-        self._said = ""
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> ProgressBar:
         if self._live:
             self._bar.start()
         return self
@@ -38,22 +37,21 @@ class Meter:
         if self._live:
             self._bar.stop()
 
-    def show(self, done: int, said: str) -> None:
-        """So many are done now."""
-        self._done, self._said = done, said
+    def show(self, done: int, note: str) -> None:
+        """Set the number of requests that are done."""
+        self._done = done
         if self._live:
-            self._bar.update(self._task, completed=done, said=said)
-        elif self._shown and time.monotonic() - self._printed >= LINE_SECONDS:
-            self._print()
+            self._bar.update(self._task, completed=done, note=note)
+        elif time.monotonic() - self._printed >= LINE_SECONDS:
+            self._print(note)
 
-    def conclude(self, said: str) -> None:
-        """The last word; it stays on the terminal."""
-        self._said = said
+    def conclude(self, note: str) -> None:
+        """Replace the bar by a last line."""
         if self._live:
             self._bar.stop()
-        if self._shown:
-            self._print()
+        self._print(note)
 
-    def _print(self) -> None:
+    def _print(self, note: str) -> None:
         self._printed = time.monotonic()
-        print(f"{self._title}: {self._done:,}/{self._total:,} requests, {self._said}", file=sys.stderr, flush=True)
+        if self._shown:
+            print(f"{self._title}: {self._done:,}/{self._total:,} requests, {note}", file=sys.stderr, flush=True)

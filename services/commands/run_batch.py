@@ -1,8 +1,8 @@
-"""`penstock run-batch`: a file of requests in, a file of answers out. Every line of the input has one in the output.
+"""`penstock run-batch`: a file of requests in, a file of responses out, one for every line of the input.
 
-Source: OpenAI API reference, "The request input object" and "The request output object" of batches. Answers stand in
-the order in which they were complete, as there; `custom_id` tells whose each one is. Each is written as soon as it is
-there, so an interrupted run keeps what it has.
+Source: OpenAI API reference, "The request input object" and "The request output object" of batches. Responses are in
+the order of completion, as there, and matched by `custom_id`. Each is written at once, so an interrupted run keeps the
+responses so far.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.errors import ConfigError, InvalidRequest, LinkError, RequestError
-from penstock.services.commands import target
-from penstock.services.commands.client import Answer, Client
-from penstock.services.commands.progress import Meter
-from penstock.services.commands.target import Target
+from penstock.services.commands.client import Client, add_server_arguments, server_client
+from penstock.services.commands.progress import ProgressBar
 from penstock.services.openai.errors import ErrorDetail
 from penstock.services.openai.validation import decode
 from penstock.services.supervisor.options import Effective
@@ -32,7 +30,7 @@ from penstock.services.supervisor.process import ExitCode
 
 STANDARD = "-"
 ATTEMPTS = 8  # at a server that is full or not ready
-RETRY = 1.0  # seconds, where the server does not say
+RETRY = 1.0  # seconds, without a Retry-After
 BUSY = (429, 503)
 
 
@@ -46,7 +44,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class BatchResponse(msgspec.Struct, frozen=True):
-    """What the server answered, whatever its status."""
+    """The server's response, whatever its status."""
 
     status_code: int
     request_id: str
@@ -54,7 +52,7 @@ class BatchResponse(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the output. `error` stands where no server was asked or none answered."""
+    """One line of the output. `error` is for a line that was not sent, or not answered."""
 
     id: str
     custom_id: str | None
@@ -67,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Name(msgspec.Struct, frozen=True):
-    """What can be read of a line that is wrong."""
+    """The legible part of a wrong line."""
 
     custom_id: str | None = None
 
@@ -82,26 +80,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers; - is standard output")
     parser.add_argument("--concurrency", type=int, default=128, metavar="N", help="requests open at once")
     parser.add_argument("--quiet", action="store_true", help="tell nothing of how far it is")
-    target.add_arguments(parser)
+    add_server_arguments(parser)
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Answer every line; 0 when all of them were served, 1 when some were not, which the output says of each."""
+    """Process every line; 0 when all were served, 1 when the output has errors."""
     if namespace.concurrency < 1:
         raise ConfigError("--concurrency", namespace.concurrency, "it must be at least 1")
     with ExitStack() as stack:
         lines = stack.enter_context(opened(namespace.input_file, "rb", "--input-file")).read().splitlines()
         out = stack.enter_context(opened(namespace.output_file, "wb", "--output-file"))
-        where = stack.enter_context(target.reached(namespace, effective))
+        client = stack.enter_context(server_client(namespace, effective))
         count = sum(bool(line.strip()) for line in lines)
-        meter = stack.enter_context(Meter("run-batch", count, shown=not namespace.quiet))
+        progress = stack.enter_context(ProgressBar("run-batch", count, shown=not namespace.quiet))
         bad = 0
-        for done, outcome in enumerate(outcomes(where, lines, namespace.concurrency), 1):
+        for done, outcome in enumerate(outcomes(client, lines, namespace.concurrency), 1):
             out.write(msgspec.json.encode(outcome) + b"\n")
             out.flush()
             bad += not outcome.good
-            meter.show(done, f"{bad} not served")
-        meter.conclude(f"{bad} not served")
+            progress.show(done, f"{bad} not served")
+        progress.conclude(f"{bad} not served")
     return ExitCode.FAILED if bad else ExitCode.ORDERLY
 
 
@@ -115,10 +113,10 @@ def opened(name: str, mode: Literal["rb", "wb"], option: str) -> BinaryIO:
         raise ConfigError(option, name, f"it cannot be opened: {error.strerror}") from error
 
 
-def outcomes(where: Target, lines: Iterable[bytes], concurrency: int) -> Iterator[Outcome]:
-    """One outcome per line that is not blank, as they come; at most `concurrency` requests are open."""
+def outcomes(client: Client, lines: Iterable[bytes], concurrency: int) -> Iterator[Outcome]:
+    """One outcome per line that is not blank, in order of completion; at most `concurrency` requests are open."""
     seen: set[str] = set()
-    clients = Clients(where)
+    cancelled = threading.Event()
     with ThreadPoolExecutor(concurrency, "run-batch") as threads:
         open_ones: set[Future[Outcome]] = set()
         try:
@@ -130,7 +128,7 @@ def outcomes(where: Target, lines: Iterable[bytes], concurrency: int) -> Iterato
                 except RequestError as error:
                     yield refused(raw, error)
                     continue
-                open_ones.add(threads.submit(answered, clients, line))
+                open_ones.add(threads.submit(answered, client, line, cancelled))
                 if len(open_ones) >= concurrency:
                     done, open_ones = wait(open_ones, return_when=FIRST_COMPLETED)
                     yield from (each.result() for each in done)
@@ -138,12 +136,12 @@ def outcomes(where: Target, lines: Iterable[bytes], concurrency: int) -> Iterato
                 done, open_ones = wait(open_ones, return_when=FIRST_COMPLETED)
                 yield from (each.result() for each in done)
         finally:
-            clients.close()
+            cancelled.set()
             threads.shutdown(wait=True, cancel_futures=True)
 
 
 def checked(raw: bytes, number: int, seen: set[str]) -> Line:
-    """The line, which nobody had before. Raises InvalidRequest naming its number and what is wrong."""
+    """The line. Raises InvalidRequest naming its number and the mistake, such as a custom_id that was used before."""
     try:
         line = decode(raw, LINE)
     except InvalidRequest as error:
@@ -159,15 +157,11 @@ def checked(raw: bytes, number: int, seen: set[str]) -> Line:
 
 
 def refused(raw: bytes, error: RequestError) -> Outcome:
-    """The outcome of a line that no server was asked about."""
+    """The outcome of a line that was not sent."""
     try:
         name = NAME.decode(raw).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         name = None
-    return failed(name, error)
-
-
-def failed(name: str | None, error: RequestError) -> Outcome:
     detail = ErrorDetail(error.message, error.type, error.param, error.code)
     return Outcome(id=new_id(), custom_id=name, error=detail)
 
@@ -176,48 +170,18 @@ def new_id() -> str:
     return "batch_req_" + secrets.token_hex(12)
 
 
-def answered(clients: Clients, line: Line) -> Outcome:
-    """What the server says to a line. One that is busy is asked again, one that is gone is an error."""
+def answered(client: Client, line: Line, cancelled: threading.Event) -> Outcome:
+    """The server's response to a line. A busy server is asked again; one that is gone is an error."""
     body = msgspec.json.encode(line.body)
     try:
         for attempt in range(ATTEMPTS):
-            answer = clients.mine().ask(line.url, body)
-            if answer.status not in BUSY or attempt == ATTEMPTS - 1:
+            response = client.ask(line.url, body)
+            if response.status not in BUSY or attempt == ATTEMPTS - 1:
                 break
-            if clients.closed.wait(answer.retry_after or RETRY):
+            if cancelled.wait(response.retry_after or RETRY):
                 break
     except LinkError as error:
-        return Outcome(
-            id=new_id(), custom_id=line.custom_id,
-            error=ErrorDetail(str(error), "server_error", None, "unreachable"),
-        )  # fmt: skip
-    return told(line, answer)
-
-
-def told(line: Line, answer: Answer) -> Outcome:
-    response = BatchResponse(answer.status, answer.request_id, answer.body)
-    return Outcome(id=new_id(), custom_id=line.custom_id, response=response)
-
-
-class Clients:
-    """A connection per thread. `closed` is set when nobody waits for answers any more."""
-
-    def __init__(self, where: Target) -> None:
-        self.closed = threading.Event()
-        self._where = where
-        self._own = threading.local()
-        self._all: list[Client] = []
-
-    def mine(self) -> Client:
-        """This thread's."""
-        found: Client | None = getattr(self._own, "client", None)
-        if found is None:
-            found = self._own.client = self._where.client()
-            self._all.append(found)
-        return found
-
-    def close(self) -> None:
-        """End every connection."""
-        self.closed.set()
-        for client in self._all:
-            client.close()
+        detail = ErrorDetail(str(error), "server_error", None, "unreachable")
+        return Outcome(id=new_id(), custom_id=line.custom_id, error=detail)
+    found = BatchResponse(response.status, response.request_id, response.body)
+    return Outcome(id=new_id(), custom_id=line.custom_id, response=found)

@@ -1,7 +1,9 @@
-"""`penstock top`: what a running server does, from its /health and /metrics, once or again and again.
+"""`penstock top`: the state of a running server, from its /health and /metrics, once or continuously.
 
-Processes are those that tell of themselves at /metrics, wherever they run, and what of the same server is on this
-machine beside them: those that load, or hang.
+Its processes are those that report at /metrics, wherever they run, and the same server's other processes on this
+machine: those that are loading, or hang. A server's processes share a run directory, so one that reports leads to the
+others. A pid alone does not identify a process, because every container and host has its own; role, index and start
+time go with it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import os
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -22,10 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.protocol.errors import ConfigError, LinkError
-from penstock.protocol.option import words
-from penstock.services.commands.client import Client, refusal
-from penstock.services.commands.local import Known, companions, local_processes
-from penstock.services.commands.target import DEFAULT
+from penstock.protocol.links import Role
+from penstock.services.commands.client import DEFAULT_URL, Client, first_key, refusal
+from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
@@ -36,11 +38,15 @@ FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_laten
 LAG, PART = "penstock_loop_lag_seconds", "penstock_step_part_seconds"
 PARTS = ("plan", "encode", "launch", "mask", "wait", "device", "draft", "apply", "deliver")  # in their order
 PERCENTILES = (50, 99)
+PROC = Path("/proc")
+APART = 60.0  # seconds by which two records of one start may differ: clocks are adjusted
+ENTRIES = ("penstock", "penstock/__main__.py")  # last parts of the path of a process's program
+ROLES = frozenset(role.value for role in Role)
 Series = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-class Look(msgspec.Struct, frozen=True):
-    """What a server said at one moment: /health, and every sample of /metrics by its name and labels."""
+class Snapshot(msgspec.Struct, frozen=True):
+    """A server at one moment: /health, and every sample of /metrics by its name and labels."""
 
     time: float  # monotonic seconds
     health: dict[str, Any]
@@ -77,21 +83,21 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process of a server: what it tells, or, with `told` false, what this machine knows of it."""
+    """A process of a server as it reports itself, or, with `told` false, as /proc has it."""
 
     role: str
     index: str
     pid: int
     resident_bytes: int
     told: bool = False
-    cores: float = 0.0  # processors used since the last look
-    lag_ms: float = 0.0  # 99 of 100 times its loop was no later than this
-    queued: int = 0  # messages and rows that wait for a link
-    starts: int = 1  # since it last ended in order
+    cores: float = 0.0  # processors in use since the last snapshot
+    lag_ms: float = 0.0  # 99th percentile of its event loop's delay
+    queued: int = 0  # messages and rows waiting for a link
+    starts: int = 1  # since its last orderly end
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown. Rates are of the time between two looks, 0 at the first; times are milliseconds."""
+    """The figures on display. Rates are over the time between two snapshots, 0 in the first; times are milliseconds."""
 
     model: str
     status: str
@@ -99,15 +105,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     running: int
     waiting: int
-    reasons: dict[str, int]  # requests that wait anywhere, by what for
+    reasons: dict[str, int]  # waiting requests of all processes, by reason
     kv_used: float  # share of the blocks
-    kv_cached: float  # share that is idle and still known
+    kv_cached: float  # share that is idle and holds a cached prefix
     prompt_rate: float  # tokens per second
     output_rate: float
     step_rate: float
     step_ms: float  # of a replica
-    parts_ms: dict[str, float]  # mean time of a step's parts
-    idle: float  # share of the time in which a device ran no step
+    parts_ms: dict[str, float]  # mean, by part of a step
+    idle: float  # share of the time without a step on a device
     request_rate: float
     preemptions: int
     epoch: int  # the latest
@@ -118,29 +124,29 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT, help=f"server to look at [default {DEFAULT}]")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"server to look at [default {DEFAULT_URL}]")
     parser.add_argument("--interval", default="1", metavar="SECONDS", help="between two looks [default 1]")
     parser.add_argument("--once", action="store_true", help="look twice, an interval apart, print, and end")
     parser.add_argument("--json", action="store_true", help="with --once: one JSON object")
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Show the server until Ctrl-C, or once. 1 where it is not ready or went away.
+    """Show the server until Ctrl-C, or once. 1 if it is not ready.
 
-    Raises ConfigError, LinkError when it cannot be reached at first, RequestError when it wants a key.
+    Raises ConfigError, LinkError when it cannot be reached at first, RequestError when it refuses the key.
     """
     interval = seconds(namespace.interval)
     if namespace.json and not namespace.once:
         raise ConfigError("--json", True, "it goes with --once")
-    key = next(iter(words(effective.config.api.api_key)), "")
+    key = first_key(effective)
     run_dir = os.path.abspath(effective.config.run.run_dir) if effective.config.run.run_dir else ""
-    with Client(namespace.url, key) as client:
-        before = look(client)
-        if namespace.once:
-            select.select([], [], [], interval)
-            after = look(client)
-            return told(view(before, after, silent(after, run_dir)), sys.stdout, as_json=namespace.json)
-        return watch(client, before, interval, run_dir)
+    client = Client(namespace.url, key)
+    before = snapshot(client)
+    if namespace.once:
+        select.select([], [], [], interval)
+        after = snapshot(client)
+        return show(view(before, after, silent_processes(after, run_dir)), sys.stdout, as_json=namespace.json)
+    return watch(client, before, interval, run_dir)
 
 
 def seconds(text: str) -> float:
@@ -153,27 +159,27 @@ def seconds(text: str) -> float:
     return found
 
 
-def watch(client: Client, before: Look, interval: float, run_dir: str) -> int:
-    """Show looks one after another. Ctrl-C is the orderly end."""
+def watch(client: Client, before: Snapshot, interval: float, run_dir: str) -> int:
+    """Show one view after another. Ctrl-C is the orderly end."""
     console = Console()
-    shown = view(before, before, silent(before, run_dir))
+    shown = view(before, before, silent_processes(before, run_dir))
     try:
         with Live(drawn(shown), console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 select.select([], [], [], interval)
                 try:
-                    after = look(client)
+                    after = snapshot(client)
                 except LinkError as error:
                     live.update(Group(drawn(shown), Text(f"\n{error}", style="red")), refresh=True)
                     continue
-                shown = view(before, after, silent(after, run_dir))
+                shown = view(before, after, silent_processes(after, run_dir))
                 live.update(drawn(shown), refresh=True)
                 before = after
     except KeyboardInterrupt:
         return ExitCode.ORDERLY
 
 
-def told(found: View, out: TextIO, *, as_json: bool) -> int:
+def show(found: View, out: TextIO, *, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(found).decode(), file=out)
     else:
@@ -181,22 +187,21 @@ def told(found: View, out: TextIO, *, as_json: bool) -> int:
     return ExitCode.ORDERLY if found.ready else ExitCode.FAILED
 
 
-def look(client: Client) -> Look:
-    """Ask for both. Raises LinkError, RequestError: a server that is not ready answers all the same."""
+def snapshot(client: Client) -> Snapshot:
+    """Raises LinkError, RequestError. A server that is not ready answers as well."""
     health = client.ask("/health")
     if health.status not in (200, 503):
         raise refusal(health)
-    answer = client.text("/metrics")
     samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(answer)
+        for family in text_string_to_metric_families(client.text("/metrics"))
         for sample in family.samples
     }
-    return Look(time.monotonic(), health.body, samples)
+    return Snapshot(time.monotonic(), health.body, samples)
 
 
-def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
-    """Two looks as one view. A total that went down is that of a process that was started again: no rate."""
+def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> View:
+    """Two snapshots as one view. A total that went down is that of a restarted process, and has no rate."""
     passed = after.time - before.time
 
     def rate(name: str) -> float:
@@ -238,18 +243,18 @@ def view(before: Look, after: Look, found: tuple[Process, ...]) -> View:
             "scheduler": bool(parts.get("scheduler")),
             "executor": bool(parts.get("executor")),
         },
-        processes=together(told_processes(before, after), found),
+        processes=merged(reported_processes(before, after), found),
     )  # fmt: skip
 
 
-def reasons_of(after: Look) -> dict[str, int]:
-    """Requests that wait, by what for; nothing for what nobody waits for."""
+def reasons_of(after: Snapshot) -> dict[str, int]:
+    """The number of waiting requests, by reason."""
     found = after.by("penstock_waiting_requests", "reason")
     return {reason: int(count) for (reason,), count in sorted(found.items()) if count}
 
 
-def parts_of(before: Look, after: Look) -> dict[str, float]:
-    """Mean milliseconds of each part of the steps between two looks; where there were none, of all steps."""
+def parts_of(before: Snapshot, after: Snapshot) -> dict[str, float]:
+    """Mean milliseconds of each part of the steps between two snapshots; without any, of all steps."""
     sums, counts = after.by(f"{PART}_sum", "part"), after.by(f"{PART}_count", "part")
     old_sums, old_counts = before.by(f"{PART}_sum", "part"), before.by(f"{PART}_count", "part")
     found = {}
@@ -263,8 +268,8 @@ def parts_of(before: Look, after: Look) -> dict[str, float]:
     return found
 
 
-def told_processes(before: Look, after: Look) -> tuple[Process, ...]:
-    """Those that tell of themselves."""
+def reported_processes(before: Snapshot, after: Snapshot) -> tuple[Process, ...]:
+    """The processes that report at /metrics."""
     passed = after.time - before.time
     cpu = "penstock_process_cpu_seconds_total"
     then = before.by(cpu, "role", "index")
@@ -276,7 +281,7 @@ def told_processes(before: Look, after: Look) -> tuple[Process, ...]:
     for (role, index), seconds in after.by(cpu, "role", "index").items():
         key = role, index
         used = max(0.0, seconds - then.get(key, seconds))
-        lags = [look.buckets(LAG, role=role, index=index) for look in (before, after)]
+        lags = [one.buckets(LAG, role=role, index=index) for one in (before, after)]
         found.append(
             Process(
                 role, index, pids.get(key, 0), int(memory.get(key, 0)), True,
@@ -289,19 +294,18 @@ def told_processes(before: Look, after: Look) -> tuple[Process, ...]:
     return tuple(found)
 
 
-def together(told: tuple[Process, ...], seen: tuple[Process, ...]) -> tuple[Process, ...]:
-    """Those that tell of themselves, and those that are seen here and tell nothing."""
-    names = {(process.role, process.index, process.pid) for process in told}
-    silent = [process for process in seen if (process.role, process.index, process.pid) not in names]
-    return tuple(sorted((*told, *silent), key=lambda process: (process.role, process.index, process.pid)))
+def merged(reported: tuple[Process, ...], local: tuple[Process, ...]) -> tuple[Process, ...]:
+    """Every process once, as it reports itself if it does."""
+    by_name = {(process.role, process.index, process.pid): process for process in (*local, *reported)}
+    return tuple(by_name[name] for name in sorted(by_name))
 
 
 def percentiles(before: Mapping[float, float], after: Mapping[float, float]) -> dict[str, float]:
-    """Milliseconds below which so many of the new observations lie, interpolated within a bucket as Prometheus'
-    histogram_quantile does; empty where there are none."""
+    """Percentiles of the new observations in milliseconds, interpolated within a bucket as by Prometheus'
+    histogram_quantile; empty without any."""
     counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
     if not counts or counts[-1][1] <= 0:
-        counts = sorted(after.items())  # nothing new: of all there was
+        counts = sorted(after.items())  # nothing new: over all observations
     if not counts or counts[-1][1] <= 0:
         return {}
     return {f"p{percent}": 1000 * quantile(counts, percent / 100) for percent in PERCENTILES}
@@ -319,15 +323,96 @@ def quantile(counts: list[tuple[float, float]], share: float) -> float:
     return low
 
 
-def silent(look: Look, run_dir: str) -> tuple[Process, ...]:
-    """Processes of the same server that this machine knows of, with a run directory those that were started with it;
-    none where the server is elsewhere."""
-    starts = look.by("penstock_process_start_time_seconds", "role", "index")
-    names = look.by("penstock_process_info", "role", "index", "pid")
-    known = [Known(role, index, int(pid), starts.get((role, index), 0.0)) for role, index, pid in names]
+def silent_processes(after: Snapshot, run_dir: str) -> tuple[Process, ...]:
+    """The same server's processes on this machine, or with a run directory those that were started with it; none if the
+    server is elsewhere."""
+    starts = after.by("penstock_process_start_time_seconds", "role", "index")
+    names = after.by("penstock_process_info", "role", "index", "pid")
+    reported = [Reported(role, index, int(pid), starts.get((role, index), 0.0)) for role, index, pid in names]
     found = local_processes()
-    here = [one for one in found if one.run_dir == run_dir] if run_dir else companions(found, known)
+    here = [one for one in found if one.run_dir == run_dir] if run_dir else companions(found, reported)
     return tuple(Process(one.role, one.index, one.pid, one.resident_bytes) for one in here)
+
+
+class Local(msgspec.Struct, frozen=True):
+    """A process as /proc has it."""
+
+    role: str
+    index: str
+    pid: int
+    resident_bytes: int
+    began: float  # unix seconds
+    run_dir: str  # empty if unknown: its environment may be another user's
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A process as /metrics has it."""
+
+    role: str
+    index: str
+    pid: int
+    began: float  # unix seconds
+
+
+def companions(found: Iterable[Local], reported: Iterable[Reported]) -> tuple[Local, ...]:
+    """The processes that share a run directory with a reported one, which includes the reported ones."""
+    found = tuple(found)
+    by_name = {(one.role, one.index, one.pid): one.began for one in reported}
+    homes = {
+        one.run_dir
+        for one in found
+        if one.run_dir and abs(by_name.get((one.role, one.index, one.pid), -APART) - one.began) < APART
+    }
+    return tuple(one for one in found if one.run_dir in homes)
+
+
+def local_processes(proc: Path = PROC) -> tuple[Local, ...]:
+    """Penstock's processes on this machine, in order of role, index and pid."""
+    found = []
+    now, up = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    for path in proc.glob("[0-9]*"):
+        try:
+            arguments = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            role = role_of(arguments)
+            if not role:
+                continue
+            pages = int((path / "statm").read_text().split()[1])
+            ticks = int((path / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        except (OSError, IndexError, ValueError):
+            continue  # it has just ended
+        began = now - up + ticks / os.sysconf("SC_CLK_TCK")
+        index, memory = value_of("--index", arguments) or "0", pages * os.sysconf("SC_PAGE_SIZE")
+        found.append(Local(role, index, int(path.name), memory, began, run_dir_of(path, arguments)))
+    return tuple(sorted(found, key=lambda one: (one.role, one.index, one.pid)))
+
+
+def run_dir_of(path: Path, arguments: list[str]) -> str:
+    """The run directory of the process at `path`: its option, or the one made by systemd."""
+    if given := value_of("--run-dir", arguments):
+        return given
+    try:
+        environ = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    own = dict(pair.split("=", 1) for pair in environ if "=" in pair)
+    return own.get(run_directory.SYSTEMD, "").split(":")[0]
+
+
+def value_of(flag: str, arguments: list[str]) -> str:
+    """The value of a flag on a command line, after a space or a `=`."""
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else "".join(arguments[place + 1 : place + 2])
+    return ""
+
+
+def role_of(arguments: list[str]) -> str:
+    """The role that a command line starts; empty for other programs."""
+    for place, word in enumerate(arguments[:-1]):
+        if any(f"/{word}".endswith(f"/{entry}") for entry in ENTRIES):
+            return arguments[place + 1] if arguments[place + 1] in ROLES else ""
+    return ""
 
 
 def drawn(found: View) -> Group:
@@ -362,7 +447,7 @@ def drawn(found: View) -> Group:
         for title in ("process", "pid", "memory", "cores", "loop lag", "queued", "starts"):
             table.add_column(title, justify="left" if title == "process" else "right")
         for process in found.processes:
-            table.add_row(*told_row(process))
+            table.add_row(*process_row(process))
         lines += ["", table]
     return Group(*lines)
 
@@ -376,8 +461,8 @@ def row_of(title: str, values: Mapping[str, object]) -> Table:
     return table
 
 
-def told_row(process: Process) -> tuple[str, ...]:
-    """A process's line of the table."""
+def process_row(process: Process) -> tuple[str, ...]:
+    """A row of the table."""
     name, memory = f"{process.role}-{process.index}", f"{process.resident_bytes / MEBIBYTE:,.0f} MiB"
     if not process.told:
         return name, str(process.pid), memory, "", "", "", "silent"

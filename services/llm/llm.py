@@ -16,7 +16,7 @@ import uvloop
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import EngineStatus, SubmitText
 from penstock.services.client.model_info import ServedModel
-from penstock.services.commands.progress import Meter
+from penstock.services.commands.progress import ProgressBar
 from penstock.services.llm.engine import Engine, Finalizer
 from penstock.services.llm.outputs import (
     EmbeddingOutput,
@@ -230,13 +230,13 @@ class LLM:
             return output
 
         def rates() -> str:
-            prompt, output = (count / max(time.monotonic() - meter.start, 1e-9) for count in tokens)
+            prompt, output = (count / max(time.monotonic() - progress.start, 1e-9) for count in tokens)
             return f"in {prompt:,.0f} tok/s, out {output:,.0f} tok/s"
 
-        with Meter("generate", count, shown=shown and count > 0) as meter:
-            outputs = self._call(self._each(one, requests, count, lambda done: meter.show(done, rates())))
+        with ProgressBar("generate", count, shown=shown and count > 0) as progress:
+            outputs = self._call(self._each(one, requests, count, lambda done: progress.show(done, rates())))
             if count > 1:
-                meter.conclude(rates())
+                progress.conclude(rates())
         return outputs
 
     def _embed(self, title: str, submits: Sequence[SubmitText], shown: bool) -> tuple[list[Vector], int]:
@@ -247,8 +247,8 @@ class LLM:
         async def one(number: int, submit: SubmitText) -> Vector:
             return await self._engine.embed(submit)
 
-        with Meter(title, count, shown=shown and count > 1) as meter:
-            return self._call(self._each(one, submits, count, lambda done: meter.show(done, ""))), first
+        with ProgressBar(title, count, shown=shown and count > 1) as progress:
+            return self._call(self._each(one, submits, count, lambda done: progress.show(done, ""))), first
 
     def _take_numbers(self, count: int) -> int:
         first, self._counter = self._counter, self._counter + count

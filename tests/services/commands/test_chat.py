@@ -1,4 +1,4 @@
-"""`penstock chat` (chat.py, terminal.py, target.py): pipes, a conversation on a terminal, and what goes wrong."""
+"""`penstock chat` (chat.py, client.py): pipes, a conversation on a terminal, and what goes wrong."""
 
 from __future__ import annotations
 

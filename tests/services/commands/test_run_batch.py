@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.services.commands import run_batch
+from penstock.services.commands.client import Client
 from penstock.services.commands.run_batch import outcomes
-from penstock.services.commands.target import Target
 from tests.e2e import canary
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
@@ -118,7 +118,7 @@ def test_a_full_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        where = Target(f"http://127.0.0.1:{server.server_port}", "")
+        where = Client(f"http://127.0.0.1:{server.server_port}", "")
         lines = [json.dumps(line("a", "/v1/x")).encode(), json.dumps(line("b", "/v1/full")).encode()]
         first, second = outcomes(where, lines, 1)
         server.shutdown()
@@ -130,7 +130,7 @@ def test_a_full_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_is_gone_is_told_of_each_line() -> None:
     lines = [json.dumps(line(str(number), prompt="x")).encode() for number in range(5)]
-    found = list(outcomes(Target("http://127.0.0.1:1", ""), lines, 2))
+    found = list(outcomes(Client("http://127.0.0.1:1", ""), lines, 2))
     assert sorted(each.custom_id or "" for each in found) == list("01234")
     assert all(each.error is not None and each.error.code == "unreachable" for each in found)
 

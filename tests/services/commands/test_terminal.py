@@ -9,8 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from penstock.protocol.errors import ConfigError
-from penstock.services.commands import sampling
-from penstock.services.commands.terminal import DIM, PLAIN, Screen, lines, piped
+from penstock.services.commands.chat import (
+    DIM,
+    PLAIN,
+    Screen,
+    add_request_arguments,
+    lines,
+    piped,
+    request_fields,
+)
 
 
 class Stream(io.StringIO):
@@ -81,11 +88,11 @@ def test_what_is_piped_in(given: str | None, source: Stream, found: str | None) 
 
 def test_fields() -> None:
     parser = argparse.ArgumentParser()
-    sampling.add_arguments(parser)
+    add_request_arguments(parser)
     words = ["--temperature", "0.5", "--max-tokens", "7", "--set", "stop=END", "--set", 'logit_bias={"5": 1}']
     words += ["--set", "seed=3", "--set", "empty="]
-    assert sampling.fields(parser.parse_args(words)) == {
+    assert request_fields(parser.parse_args(words)) == {
         "temperature": 0.5, "max_tokens": 7, "stop": "END", "logit_bias": {"5": 1}, "seed": 3, "empty": "",
     }  # fmt: skip
     with pytest.raises(ConfigError):
-        sampling.fields(parser.parse_args(["--set", "=1"]))
+        request_fields(parser.parse_args(["--set", "=1"]))

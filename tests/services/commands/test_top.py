@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.errors import ConfigError
 from penstock.services.commands import top
-from penstock.services.commands.top import Look, Process, percentiles, seconds, told, view
+from penstock.services.commands.top import Process, Snapshot, percentiles, seconds, show, view
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
 
@@ -22,13 +22,13 @@ TOTALS = {"step": 50.0, "prompt_tokens": 100.0, "output_tokens": 200.0, "finishe
 GAP = "penstock_inter_token_latency_seconds_bucket"
 
 
-def looked(time: float, factor: float = 1.0, **more: float) -> Look:
+def looked(time: float, factor: float = 1.0, **more: float) -> Snapshot:
     samples = {(f"penstock_engine_{name}", ()): value for name, value in GAUGES.items()}
     samples |= {(f"penstock_engine_{name}_total", ()): value * factor for name, value in TOTALS.items()}
     for bound, count in more.items():
         for api in ("0", "1"):
             samples[GAP, (("api", api), ("le", bound.removeprefix("le").replace("_", ".")))] = count / 2
-    return Look(time, HEALTH, samples)
+    return Snapshot(time, HEALTH, samples)
 
 
 def test_rates_are_of_the_time_between() -> None:
@@ -47,7 +47,7 @@ PROCESSES = {
 }  # fmt: skip
 
 
-def with_processes(look: Look, seconds: float = 0.0) -> Look:
+def with_processes(look: Snapshot, seconds: float = 0.0) -> Snapshot:
     """Two processes that tell of themselves, after so many more seconds of processor time."""
     samples = dict(look.samples)
     for role, pid in (("api", "7"), ("executor", "8")):
@@ -65,7 +65,7 @@ def with_processes(look: Look, seconds: float = 0.0) -> Look:
     theirs = ("tokenizer", "grammar", 2.0), ("tokenizer", "text", 0.0)
     for role, reason, number in (*mine, *theirs):
         samples["penstock_waiting_requests", (("index", "0"), ("reason", reason), ("role", role))] = number
-    return Look(look.time, look.health, samples)
+    return Snapshot(look.time, look.health, samples)
 
 
 def test_processes_steps_and_reasons() -> None:
@@ -79,7 +79,7 @@ def test_processes_steps_and_reasons() -> None:
     assert api.lag_ms == pytest.approx(90.1)
     assert (tokenizer.told, tokenizer.resident_bytes) == (False, 5 << 20)
     out = io.StringIO()
-    told(found, out, as_json=False)
+    show(found, out, as_json=False)
     text = out.getvalue()
     assert all(word in text for word in ("grammar", "plan", "2.00", "api-0", "0.50", "90.1 ms", "silent"))
 
@@ -90,11 +90,11 @@ def test_what_was_started_again_has_no_rate() -> None:
 
 
 def test_a_server_that_knows_no_engine_is_shown() -> None:
-    bare = Look(1.0, {"status": "the engine's heartbeat is missing", "ready": False}, {})
+    bare = Snapshot(1.0, {"status": "the engine's heartbeat is missing", "ready": False}, {})
     found = view(bare, bare, ())
     assert (found.ready, found.kv_used, found.first_token_ms) == (False, 0.0, {})
     out = io.StringIO()
-    assert told(found, out, as_json=False) == 1
+    assert show(found, out, as_json=False) == 1
     assert "heartbeat is missing" in out.getvalue()
 
 
@@ -115,7 +115,7 @@ def test_replicas_are_one_server() -> None:
         samples = {(name, (("replica", replica),)): value for (name, _), value in look.samples.items()
                    for replica in ("0", "1")}  # fmt: skip
         samples |= {("penstock_engine_device_idle_ratio", (("replica", str(n)),)): 0.5 * n for n in (0, 1)}
-        labelled.append(Look(look.time, look.health, samples))
+        labelled.append(Snapshot(look.time, look.health, samples))
     found = view(labelled[0], labelled[1], ())
     assert (found.output_rate, found.step_rate, found.running) == (400, 100, 6)
     assert (found.step_ms, found.epoch, found.idle) == (20.0, 7, 0.25)
@@ -158,7 +158,8 @@ def test_it_is_shown_again_and_again(server: Server) -> None:
         return []
 
     patch = pytest.MonkeyPatch()
-    with top.Client(server.url, "open") as client, patch.context() as patched:
+    client = top.Client(server.url, "open")
+    with patch.context() as patched:
         patched.setattr(top.select, "select", interrupted)
-        assert top.watch(client, top.look(client), 1.0, "") == 0
+        assert top.watch(client, top.snapshot(client), 1.0, "") == 0
     assert views == 3
