@@ -25,8 +25,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.bomb_cases import cases, texts
-from benchmarks.report import commit
 from benchmarks.server import serving
 from benchmarks.shapes import SHAPES, make_folder
 
@@ -179,11 +179,10 @@ def main() -> None:
         print(server.tail(), file=sys.stderr)
     about = {
         "model": options.shape or "embedded", "device": options.device, "cores": len(os.sched_getaffinity(0)),
-        "clients": CLIENTS, "commit": options.commit or commit(),
+        "clients": CLIENTS,
     }  # fmt: skip
-    text = json.dumps({**about, **found}, indent=1)
-    print(text)
-    options.out.write_text(text + "\n")
+    report.write(options.out, "bombs", {**about, **found}, known_commit=options.commit)
+    print(options.out.read_text(), end="")
 
 
 if __name__ == "__main__":

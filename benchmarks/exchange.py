@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from benchmarks import report
 from benchmarks.shapes import EIGHT, SEVENTY, Shape
 from penstock.engine_core.distributed.custom_all_reduce import Exchange, open_exchange
 from penstock.engine_core.distributed.group import Group
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += of_calls
         through += of_passes
     if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode({"calls": found, "passes": through})))
+        report.write(options.output, "exchange", {"calls": found, "passes": through}, arguments)
     print(f"{found[0].chip}, microseconds\n\n{table(found)}")
     if through:
         print(f"\n{table_of_passes(through)}")

@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 figures.append(found)
                 print(text(found), flush=True)
         del layer
-    record(figures, options.output)
+    record(figures, options.output, "expert_kernels", arguments)
     return 0
 
 

@@ -22,6 +22,7 @@ import torch
 import triton
 from torch import Tensor
 
+from benchmarks import report
 from benchmarks.limits import CHIPS
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.attention_device import attend_pages, chunk_attention
@@ -256,11 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures += pointwise(pages, tokens)
     del pages
     copied, multiplied = limits()
-    report = Report(
+    results = Report(
         chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
         copy_bytes_per_second=copied, matrix_flops_per_second=multiplied, figures=figures,
     )  # fmt: skip
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    report.write(options.output, "kernels", results, arguments)
     print(f"copy {copied / 1e12:.2f} TB/s, matrix product {multiplied / 1e12:.0f} TFLOP/s; * the product's own choice")
     print("\n".join(line(found) for found in figures))
     return 0

@@ -25,6 +25,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import report
 from benchmarks.kernels import replayed
 from benchmarks.limits import CHIPS
 from benchmarks.linear_shapes import MODELS, Model, Product, candidates, products, work
@@ -326,13 +327,13 @@ def notable(one: Figure) -> bool:
     return one.chosen or one.way.startswith("cuBLAS") or one.way.endswith("invariant")
 
 
-def record(figures: list[Figure], path: Path) -> None:
-    """Write them down, with what they were measured on."""
-    report = Report(
+def record(figures: list[Figure], path: Path, benchmark: str, words: Sequence[str] | None) -> None:
+    """Write the figures with their chip and libraries."""
+    results = Report(
         chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
         reduced_sums=bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction), figures=figures,
     )  # fmt: skip
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    report.write(path, benchmark, results, words)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -362,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in measure_layers(clock, models, [rows for rows in batches if rows <= max(BATCHES)]):
             figures.append(one)
             print(text(one), flush=True)
-    record(figures, options.output)
+    record(figures, options.output, "linear_kernels", arguments)
     return 0
 
 

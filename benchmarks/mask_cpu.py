@@ -1,6 +1,6 @@
 """Host time between a step's result and the masks of the next one, with an executor that answers at once.
 
-    python benchmarks/mask_cpu.py --out result.json
+    python -m benchmarks.mask_cpu --out result.json
 
 All rows follow one JSON schema over a vocabulary of 128,256 tokens and say any allowed token. The scheduler's loop runs
 as in a server, at depth 2, with its thread of masks and without sockets. Per step, in microseconds (median, p99,
@@ -15,7 +15,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import random
 import select
 import sys
@@ -31,6 +30,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import report
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
@@ -307,9 +307,7 @@ def main() -> None:
         for name, value in measured.microseconds.items():
             print(f"  {name:<8} median {value.median:9.1f}  p99 {value.p99:9.1f}  least {value.least:9.1f} µs")
     if arguments.out is not None:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
-        report = {"machine": machine, "threads": arguments.threads, "measured": found}
-        arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        report.write(arguments.out, "mask_cpu", {"threads": arguments.threads, "measured": found})
 
 
 if __name__ == "__main__":

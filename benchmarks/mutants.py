@@ -10,10 +10,8 @@ unique) or was not judged.
 from __future__ import annotations
 
 import argparse
-import datetime
 import fnmatch
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -29,7 +27,8 @@ from queue import SimpleQueue
 
 import msgspec
 
-from benchmarks.report import ROOT, commit, machine
+from benchmarks import report
+from benchmarks.report import ROOT
 
 LIST = ROOT / "benchmarks" / "mutants.json"
 KILLED, BY_TIME, SURVIVED, STALE, UNJUDGED = "killed", "killed by time", "SURVIVED", "stale", "not judged"
@@ -252,13 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = judged(options.root, groups, options.jobs)
     print(summary(verdicts))
     if options.output:
-        words = sys.argv[1:] if arguments is None else arguments
-        about = {
-            "command": shlex.join(["python", "-m", "benchmarks.mutants", *words]), "commit": commit(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": machine(),
-            "outcomes": Counter(each.outcome for each in verdicts), "mutants": verdicts,
-        }  # fmt: skip
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
+        results = {"outcomes": Counter(each.outcome for each in verdicts), "mutants": verdicts}
+        report.write(options.output, "mutants", results, arguments)
     return 0 if all(each.good for each in verdicts) else 1
 
 

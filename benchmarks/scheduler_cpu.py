@@ -1,6 +1,6 @@
 """Host time of the scheduler per step, with an executor that answers at once.
 
-    python benchmarks/scheduler_cpu.py --out result.json
+    python -m benchmarks.scheduler_cpu --out result.json
 
 For each number of running requests: `plan`, `apply`, their sum and `outputs`, in microseconds (median, p90, p99) over
 the steps measured, at depth 2, garbage collector frozen. The load is that of a server in steady state: staggered
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import platform
 import random
 import time
 from collections import deque
@@ -27,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import report
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.speculation.options import SpeculationOptions
@@ -233,9 +232,8 @@ def main() -> None:
                     f"worst {value.worst:7.1f} µs"
                 )
     if arguments.out is not None:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
-        report = {"machine": machine, "depth": DEPTH, "clock": arguments.clock, "measured": found}
-        arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        results = {"depth": DEPTH, "clock": arguments.clock, "measured": found}
+        report.write(arguments.out, "scheduler_cpu", results)
 
 
 if __name__ == "__main__":

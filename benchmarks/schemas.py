@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from benchmarks import report
 from benchmarks.schema_judge import Compiled, accepts_value, byte_tokenizer, compiled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,7 +142,7 @@ def main() -> None:
             print("\n".join(f"  refused: {v.name}: {v.refusal}" for v in verdicts if v.refusal))
         wrong = [v.name for v in verdicts if v.wrong_accepts or v.wrong_refusals]
         results[name] = {**summary(verdicts), "wrong": wrong, "refusals": [v.name for v in verdicts if v.refusal]}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    report.write(RESULTS, "schemas", results)
 
 
 if __name__ == "__main__":

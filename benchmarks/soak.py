@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from benchmarks import report
 from benchmarks.server import Server, serving
 
 CAPACITY = 8  # requests that the server takes
@@ -277,7 +278,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(words)
     summary = run(options.seconds, options.seed, rest)
     judgments = judged(summary)
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode({"summary": summary, "judged": judgments})))
+    report.write(options.output, "soak", {"summary": summary, "judged": judgments}, words)
     print(table(judgments))
     return 0 if all(each.holds for each in judgments) else 1
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from benchmarks import report
 from benchmarks.structured_cases import Case, cases
 from benchmarks.structured_engine import Answer, Ask, Cell, Engine
 from penstock.engine_core.embedded import demo_folder
@@ -178,7 +179,7 @@ def measure(unit: Unit) -> Outcome:
     return outcome
 
 
-def report(units: list[Unit], outcomes: list[Outcome]) -> dict[str, object]:
+def results(units: list[Unit], outcomes: list[Outcome]) -> dict[str, object]:
     """All outcomes as one record."""
     runs: dict[str, Outcome] = {}
     for unit, outcome in zip(units, outcomes, strict=True):
@@ -236,10 +237,10 @@ def main() -> None:
         outcomes = [measure(unit) for unit in units]
     else:
         units, outcomes = together(units, options.jobs, options.limit)
-    text = json.dumps(report(units, outcomes), indent=1, ensure_ascii=False)
-    print(text)
+    found = results(units, outcomes)
+    print(json.dumps(found, indent=1, ensure_ascii=False))
     if options.out:
-        options.out.write_text(text + "\n")
+        report.write(options.out, "structured", found)
 
 
 if __name__ == "__main__":
