@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.protocol.links import Role
 from penstock.protocol.messages import EngineStatus
+from penstock.services.metrics.definitions import STATUS
 from penstock.services.metrics.snapshot import Snapshot
 
 UNHEARD = "the engine has not reported yet"
@@ -49,13 +50,12 @@ class Engines:
             self._statuses[status.replica] = status, now
 
     def refresh(self, snapshots: Iterable[Snapshot]) -> None:
-        """Put what runs and waits by a later heartbeat into schedulers' snapshots: one is sent within 50 ms of a
-        change, while snapshots are taken once a second."""
+        """Bring schedulers' snapshots, taken once a second, up to date with later heartbeats, which follow a change of
+        what runs and waits within 50 ms."""
         for snapshot in snapshots:
             status, _ = self._statuses.get(snapshot.index, (None, 0.0))
             if snapshot.role == Role.SCHEDULER and status is not None and status.time > snapshot.time:
-                snapshot.values["engine_running"] = {(): status.running}
-                snapshot.values["engine_waiting"] = {(): status.waiting}
+                snapshot.collect(STATUS, status)
 
     @property
     def status(self) -> EngineStatus | None:

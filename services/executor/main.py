@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ from penstock.services.links.curve import read_keys
 from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
-from penstock.services.metrics.exporter import Exporter, executor_collector
+from penstock.services.metrics.exporter import Exporter, collect_executor
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.process import leave as leave_process
@@ -125,7 +126,7 @@ def serve(
                   ExecutorTraces(tracer))
     lag = Histogram(LAG)
     exporter = Exporter(
-        me, Path(config.run.run_dir), lag, executor_collector(steps, port, engine.ready), tracer,
+        me, Path(config.run.run_dir), lag, partial(collect_executor, steps, port, engine.ready), tracer,
         other_host=port if network is not None and network.reaches(STEPS) else None,
     )  # fmt: skip
     # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.

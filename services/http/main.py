@@ -33,7 +33,7 @@ from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
-from penstock.services.metrics.exporter import Exporter, api_collector, keep_exporting
+from penstock.services.metrics.exporter import Exporter, collect_api, keep_exporting
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.health import hopeless
@@ -109,7 +109,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     room = Room(room_for(config.api.max_connections, len(watches)))
     traffic = Traffic()
     background = BackgroundWork(pipeline, traffic)
-    collector = api_collector(pipeline, watches, traffic, room, responses)
+    collector = functools.partial(collect_api, pipeline, watches, traffic, room, responses)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=pipeline.remote)
     app = AppState(config, index, model, pipeline, traffic, exporter, keys, responses, background, tracer, room)
     # To look through all that was imported takes 30 ms, in which no stream goes on.

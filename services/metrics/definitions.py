@@ -40,8 +40,6 @@ ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, 
 REASONS = ("trial", "slot", "blocks", "step", "prefix")  # as engine_core's scheduler has them, which needs numpy
 
 S = TypeVar("S")
-Value = float | HistogramStatistics
-Labels = str | tuple[str, ...]  # the value of a metric's one label, or of its several
 
 
 class Kind(enum.StrEnum):
@@ -65,7 +63,7 @@ class Metric(Generic[S]):
     name: str
     kind: Kind
     help: str
-    read: Callable[[S], Any]  # a Value; by Labels where there are any
+    read: Callable[[S], Any]  # a value; where there are labels, values by the value of the label, or by a tuple of them
     labels: tuple[str, ...] = ()  # beside those of the subject
     subject: Subject = Subject.PROCESS
 

@@ -9,12 +9,13 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Message, MetricsSnapshots
-from penstock.services.links.link import Identity, Peer, SocketStatistics
+from penstock.protocol.messages import MetricsSnapshots
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Identity, Link
 from penstock.services.metrics import definitions
 from penstock.services.metrics.definitions import LinkStatistics, ProcessStatistics
 from penstock.services.metrics.snapshot import RemoteSnapshots, Snapshot, SnapshotFile, encode, newest, read_snapshots
@@ -37,17 +38,7 @@ INTERVAL = 1.0  # seconds between two snapshots of one process
 LOOK = 0.5  # seconds between looks at an asyncio loop's lag
 STATM = Path("/proc/self/statm")
 Collector = Callable[[Snapshot], None]
-
-
-class Port(Protocol):
-    """One end of a link: `link.Link` and `async_link.AsyncLink`."""
-
-    @property
-    def peers(self) -> tuple[Peer, ...]: ...
-
-    def send_each(self, peers: Iterable[Peer], message: Message) -> bool: ...
-
-    def statistics(self) -> SocketStatistics: ...
+End = Link | AsyncLink
 
 
 class Exporter:
@@ -67,7 +58,7 @@ class Exporter:
         tracer: Tracer,
         *,
         remote: RemoteSnapshots | None = None,
-        other_host: Port | None = None,
+        other_host: End | None = None,
     ) -> None:
         self._me = me
         self._run_dir = run_dir
@@ -123,22 +114,19 @@ class Exporter:
         return newest((own, *remote, *read_snapshots(self._run_dir, own.time)))
 
 
-def collect_link(into: Snapshot, name: str, ports: Iterable[Port], queued: int) -> None:
+def collect_link(into: Snapshot, name: str, ports: Iterable[End], queued: int) -> None:
     statistics = LinkStatistics(name, tuple(port.statistics() for port in ports), queued)
     into.collect(definitions.LINK, statistics)
 
 
-def executor_collector(steps: Steps, port: Port, ready: ExecutorReady) -> Collector:
-    def collect(into: Snapshot) -> None:
-        found = steps.statistics()
-        collect_link(into, "steps", [port], found.waiting)
-        into.collect(definitions.READY, ready)
-        into.collect(definitions.STEPS, found)
-
-    return collect
+def collect_executor(steps: Steps, port: End, ready: ExecutorReady, into: Snapshot) -> None:
+    found = steps.statistics()
+    collect_link(into, "steps", [port], found.waiting)
+    into.collect(definitions.READY, ready)
+    into.collect(definitions.STEPS, found)
 
 
-def scheduler_collector(loop: Loop, tokens: Port, steps: Port, clock: Callable[[], float]) -> Collector:
+def scheduler_collector(loop: Loop, tokens: End, steps: End, clock: Callable[[], float]) -> Collector:
     looked, busy = clock(), 0.0
 
     def collect(into: Snapshot) -> None:
@@ -157,35 +145,29 @@ def scheduler_collector(loop: Loop, tokens: Port, steps: Port, clock: Callable[[
     return collect
 
 
-def tokenizer_collector(
-    relay: Relay, compiler: Compiler, templates: Templates, text: Port, tokens: Sequence[Port]
-) -> Collector:
-    def collect(into: Snapshot) -> None:
-        found = relay.statistics()
-        dispatch = found.frontend.dispatch
-        collect_link(into, "text", [text], found.frontend.outward)
-        collect_link(into, "tokens", tokens, dispatch.upward)
-        into.collect(definitions.RELAY, found)
-        into.collect(definitions.PLACEMENT, dispatch.placement)
-        into.collect(definitions.COMPILER, compiler.statistics())
-        into.collect(definitions.TEMPLATES, templates.statistics())
-
-    return collect
+def collect_tokenizer(
+    relay: Relay, compiler: Compiler, templates: Templates, text: End, tokens: Sequence[End], into: Snapshot
+) -> None:
+    found = relay.statistics()
+    dispatch = found.frontend.dispatch
+    collect_link(into, "text", [text], found.frontend.outward)
+    collect_link(into, "tokens", tokens, dispatch.upward)
+    into.collect(definitions.RELAY, found)
+    into.collect(definitions.PLACEMENT, dispatch.placement)
+    into.collect(definitions.COMPILER, compiler.statistics())
+    into.collect(definitions.TEMPLATES, templates.statistics())
 
 
-def api_collector(
-    pipeline: Pipeline, text: Sequence[Port], traffic: Traffic, room: Room, responses: ResponseStore
-) -> Collector:
-    def collect(into: Snapshot) -> None:
-        found = pipeline.statistics()
-        collect_link(into, "text", text, found.held + found.aborts_owed)
-        into.collect(definitions.TRAFFIC, traffic)
-        into.collect(definitions.PIPELINE, found)
-        into.collect(definitions.API_READY, pipeline.ready(time.monotonic()))
-        into.collect(definitions.RESPONSES, responses.statistics())
-        into.collect(definitions.ROOM, room.statistics())
-
-    return collect
+def collect_api(
+    pipeline: Pipeline, text: Sequence[End], traffic: Traffic, room: Room, responses: ResponseStore, into: Snapshot
+) -> None:
+    found = pipeline.statistics()
+    collect_link(into, "text", text, found.held + found.aborts_owed)
+    into.collect(definitions.TRAFFIC, traffic)
+    into.collect(definitions.PIPELINE, found)
+    into.collect(definitions.API_READY, pipeline.ready(time.monotonic()))
+    into.collect(definitions.RESPONSES, responses.statistics())
+    into.collect(definitions.ROOM, room.statistics())
 
 
 def resident_bytes(statm: Path = STATM) -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from penstock.engine_core.histogram import cumulated
+from penstock.engine_core.histogram import cumulated, merged
 from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.links import Role
 from penstock.protocol.version import VERSION
 from penstock.services.metrics import definitions
-from penstock.services.metrics.aliases import vllm
+from penstock.services.metrics.aliases import FRONT, LABELS, NO_SUCCESS, VLLM, VLLM_LABELS
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
 from penstock.services.metrics.snapshot import Snapshot
 
@@ -38,11 +38,21 @@ class ServerCollector:
         yield build
         yield from presence(self._config, self._snapshots)
         for metric in METRICS.values():
-            found = family(metric, self._snapshots)
+            subject = by_process if metric.subject is Subject.PROCESS else by_index
+            name = f"penstock_{metric.name}"
+            found = family(metric, self._snapshots, name, metric.help, metric.subject.value, subject)
             if found.samples or metric.subject is Subject.API:
                 yield found
         if self._config.api.metrics_alias == "vllm":
             yield from vllm(self._snapshots, self._model)
+
+
+def by_process(snapshot: Snapshot) -> Sequence[str]:
+    return snapshot.role, str(snapshot.index)
+
+
+def by_index(snapshot: Snapshot) -> Sequence[str]:
+    return (str(snapshot.index),)
 
 
 def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
@@ -63,24 +73,43 @@ def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
     yield configured
 
 
-def family(metric: definitions.Metric[object], snapshots: Sequence[Snapshot]) -> Metric:
-    """One metric of all processes."""
-    name, labels = f"penstock_{metric.name}", [*metric.subject.value, *metric.labels]
+def vllm(snapshots: Sequence[Snapshot], model: str) -> Iterator[Metric]:
+    """vLLM's families: the timings of all api processes together, engines by replica."""
+    apis = [snapshot.histograms for snapshot in snapshots if snapshot.role == Role.API]
+    engines = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
+    for name, (ours, text) in VLLM.items():
+        metric, several = METRICS[ours], engines
+        if metric.subject is Subject.API:
+            several = [Snapshot(Role.API, FRONT, 0, 0, 0.0)] if apis else []
+            for together in several:
+                together.histograms[ours] = {(): merged([each[ours][()] for each in apis])}
+        found = family(metric, several, name, text, LABELS, lambda snapshot: (model, str(snapshot.index)))
+        found.samples = [sample for sample in found.samples if sample.labels.get("finish") not in NO_SUCCESS]
+        for sample in found.samples:
+            for label in VLLM_LABELS.keys() & sample.labels.keys():
+                sample.labels[VLLM_LABELS[label]] = sample.labels.pop(label)
+        if several:
+            yield found
+
+
+def family(
+    metric: definitions.Metric[object],
+    snapshots: Sequence[Snapshot],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    subject: Callable[[Snapshot], Sequence[str]],
+) -> Metric:
+    """One metric of these processes, under any name; `subject` gives the values of `labels`."""
     if metric.kind is Kind.HISTOGRAM:
-        histogram = HistogramMetricFamily(name, metric.help, labels=labels)
+        histogram = HistogramMetricFamily(name, text, labels=[*labels, *metric.labels])
         for snapshot in snapshots:
             for values, statistics in snapshot.histograms.get(metric.name, {}).items():
-                key = [*subject(metric, snapshot), *values]
-                histogram.add_metric(key, cumulated(statistics), statistics.total)
+                histogram.add_metric([*subject(snapshot), *values], cumulated(statistics), statistics.total)
         return histogram
     kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    found = kind(name, metric.help, labels=labels)
+    found = kind(name, text, labels=[*labels, *metric.labels])
     for snapshot in snapshots:
         for values, value in snapshot.values.get(metric.name, {}).items():
-            found.add_metric([*subject(metric, snapshot), *values], value)
+            found.add_metric([*subject(snapshot), *values], value)
     return found
-
-
-def subject(metric: definitions.Metric[object], snapshot: Snapshot) -> tuple[str, ...]:
-    """Values of the labels that name the metric's subject."""
-    return (snapshot.role, str(snapshot.index)) if metric.subject is Subject.PROCESS else (str(snapshot.index),)

@@ -34,7 +34,7 @@ from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
-from penstock.services.metrics.exporter import Exporter, keep_exporting, tokenizer_collector
+from penstock.services.metrics.exporter import Exporter, collect_tokenizer, keep_exporting
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
@@ -93,10 +93,9 @@ async def serve(config: Config, index: int) -> int:
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
     relay = Relay(frontend, text, tokens, threads, Structure(compiler, templates),
                   TokenizerTraces(tracer))  # fmt: skip
-    exporter = Exporter(
-        me, run_dir, Histogram(LAG), tokenizer_collector(relay, compiler, templates, text, tokens), tracer,
-        remote=relay.remote, other_host=text if network is not None and network.reaches(TEXT) else None,
-    )  # fmt: skip
+    collector = functools.partial(collect_tokenizer, relay, compiler, templates, text, tokens)
+    other_host = text if network is not None and network.reaches(TEXT) else None
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=relay.remote, other_host=other_host)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)

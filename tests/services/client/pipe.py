@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from penstock.services.http.api_keys import Keys
 from penstock.services.http.request_context import BodyBudget, RequestContext
 from penstock.services.links.link import Arrival, Identity, Joined, Left, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
-from penstock.services.metrics.exporter import Exporter, api_collector
+from penstock.services.metrics.exporter import Exporter, collect_api
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.background import BackgroundWork
@@ -213,7 +214,7 @@ def service(
     model = msgspec.structs.replace(MODEL, generation=generation or Generation(), wrong_output=wrong_output)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     traffic, room, run_dir = Traffic(), Room(), Path(config.run.run_dir)
-    collector = api_collector(pipeline, ports, traffic, room, responses)
+    collector = partial(collect_api, pipeline, ports, traffic, room, responses)
     me = Identity(Role.API, 0, 1, 7)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=pipeline.remote)
     background = BackgroundWork(pipeline, traffic)

@@ -92,5 +92,5 @@ def test_what_runs_and_waits_is_as_the_latest_heartbeat_says() -> None:
     ]
     made = engines(beat(0, time=60.0, running=1, waiting=0), beat(1, time=60.0, running=1, waiting=0))
     made.refresh(told)
-    found = [[series[()] for series in each.values.values()] for each in told]
-    assert found == [[1, 0, 9], [3, 2, 9], [3, 2, 9]]
+    found = [[each.values[name][()] for name in numbers] for each in told]
+    assert found == [[1, 0, status().blocks], [3, 2, 9], [3, 2, 9]]

@@ -8,12 +8,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.links import Role
-from penstock.services.metrics import aliases
-from penstock.services.metrics.definitions import METRICS
+from penstock.services.metrics import aliases, exposition
+from penstock.services.metrics.definitions import METRICS, Kind, Subject
 from tests.services.client.pipe import FakePort, answering, client, service, words
 from tests.services.metrics.snapshots import every, message
 
-SAME = {**aliases.VLLM_GAUGES, **aliases.VLLM_TOTALS, **aliases.VLLM_HISTOGRAMS}
+SAME = {  # of an engine, without labels of their own
+    theirs: found for theirs, found in aliases.VLLM.items()
+    if METRICS[found[0]].subject is Subject.ENGINE and not METRICS[found[0]].labels
+}  # fmt: skip
+SUFFIX = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_sum", Kind.GAUGE: ""}
 
 
 def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
@@ -33,7 +37,7 @@ async def test_aliases_say_what_ours_say() -> None:
         text = (await http.get("/metrics")).text
     found = samples(list(text_string_to_metric_families(text)))
     for theirs, (ours, _) in SAME.items():
-        suffix = "_total" if theirs in aliases.VLLM_TOTALS else "_sum" if theirs in aliases.VLLM_HISTOGRAMS else ""
+        suffix = SUFFIX[METRICS[ours].kind]
         assert found[theirs + suffix, "1"] == found[f"penstock_{ours}{suffix}", "1"] == values[ours], theirs
 
 
@@ -44,12 +48,12 @@ async def test_aliases_are_off_unless_asked_for() -> None:
 
 
 def test_every_name_of_ours_is_in_the_catalogue() -> None:
-    assert {ours for ours, *_ in (*SAME.values(), *aliases.VLLM_LABELLED.values())} <= set(METRICS)
+    assert {ours for ours, _ in aliases.VLLM.values()} <= set(METRICS)
 
 
 def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
     engine = every(Role.SCHEDULER, engine_ended=5)
-    families = {family.name: family for family in aliases.vllm([engine], "m")}
+    families = {family.name: family for family in exposition.vllm([engine], "m")}
     reasons = [sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples]
     assert reasons == ["stop", "length", "abort"]
     places = families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
@@ -61,7 +65,7 @@ def test_aliases_of_several_processes_are_one_series() -> None:
         every(Role.API, index, time_to_first_token_seconds=seconds, e2e_seconds=seconds)
         for index, seconds in enumerate((0.001, 0.02))
     ]
-    families = {family.name: family for family in aliases.vllm([*apis, every(Role.SCHEDULER)], "m")}
+    families = {family.name: family for family in exposition.vllm([*apis, every(Role.SCHEDULER)], "m")}
     for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
         assert [s.value for s in families[name].samples if s.name.endswith("_count")] == [2]
         assert [s.value for s in families[name].samples if s.name.endswith("_sum")] == [pytest.approx(0.021)]
@@ -71,5 +75,5 @@ def test_aliases_of_several_processes_are_one_series() -> None:
 
 
 def test_without_processes_there_is_nothing_to_tell() -> None:
-    assert list(aliases.vllm([], "m")) == []
-    assert list(aliases.vllm([every(Role.EXECUTOR)], "m")) == []
+    assert list(exposition.vllm([], "m")) == []
+    assert list(exposition.vllm([every(Role.EXECUTOR)], "m")) == []

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ from penstock.services.metrics.exporter import (
     INTERVAL,
     Collector,
     Exporter,
+    collect_executor,
     collect_link,
-    executor_collector,
+    collect_tokenizer,
     keep_exporting,
     resident_bytes,
     scheduler_collector,
-    tokenizer_collector,
 )
 from penstock.services.metrics.snapshot import DECODER, RemoteSnapshots, Snapshot, SnapshotFile, read_snapshots
 from penstock.services.scheduler.step_times import DEVICE, OWN
@@ -231,7 +232,7 @@ def test_without_another_host_an_api_process_finds_all_in_the_directory(tmp_path
 
 def test_everything_of_an_executor_is_exported(tmp_path: Path) -> None:
     steps: Any = FakeSteps()
-    found = new_exporter(Role.EXECUTOR, tmp_path, executor_collector(steps, FakePort(), READY)).snapshot(0.0)
+    found = new_exporter(Role.EXECUTOR, tmp_path, partial(collect_executor, steps, FakePort(), READY)).snapshot(0.0)
     assert names(found) == {metric.name for metric in BY_ROLE[Role.EXECUTOR]}
     assert found.values["executor_dropped_results"][()] == 1
     assert found.values["link_queued_messages"]["steps",] == 3
@@ -247,7 +248,7 @@ async def test_everything_of_a_tokenizer_is_exported(tmp_path: Path) -> None:
         assert [each.role for each in relay.remote.all()] == ["scheduler", "executor"]
         options = TokenizerConfig()
         templates = Templates(Setting("", "", PromptLimits(9, 9, ()), {}, Dialect(), None, 2.0, 1 << 30), options)
-        collector = tokenizer_collector(relay, Compiler(tmp_path, options), templates, FakePort(), [FakePort()])
+        collector = partial(collect_tokenizer, relay, Compiler(tmp_path, options), templates, FakePort(), [FakePort()])
         found = new_exporter(Role.TOKENIZER, tmp_path, collector).snapshot(0.0)
         assert names(found) == {metric.name for metric in BY_ROLE[Role.TOKENIZER]}
         assert set(found.values["waiting_requests"]) == {("text",), ("grammar",), ("engine",)}

@@ -53,7 +53,7 @@ async def test_metrics_are_what_happened() -> None:
 async def test_metrics_tell_what_became_of_drafts() -> None:
     port = FakePort(answering(words("a")))
     async with client(service(port)) as http:
-        engine = every(Role.SCHEDULER, engine_drafts=3, engine_draft_tokens=12, engine_accepted_tokens=7)
+        engine = every(Role.SCHEDULER, 0, 1e12, engine_drafts=3, engine_draft_tokens=12, engine_accepted_tokens=7)
         port.arrive(message(engine))
         text = (await http.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
