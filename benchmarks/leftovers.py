@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.samples import Sample
+
 from benchmarks.blows import ROLES
 from benchmarks.samples import scrape, total
 from benchmarks.server import Server
@@ -56,13 +58,11 @@ def whole(health: Mapping[str, Any], asked: float) -> bool:
     return bool(health["ready"] and quiet and back and tokenizers["connected"] == tokenizers["configured"])
 
 
-def settled(samples: Mapping[str, float]) -> bool:
+def settled(samples: Sequence[Sample]) -> bool:
     """The same by the metrics of all processes."""
-
-    def count(name: str, role: str) -> float | None:
-        return samples.get(f'penstock_{name}{{role="{role}"}}')
-
-    there = all(count("processes", role) == count("configured_processes", role) for role in ROLES)
+    there = all(
+        total(samples, "processes", role=role) == total(samples, "configured_processes", role=role) for role in ROLES
+    )
     free, idle, unfinished, faults = (
         total(samples, name)
         for name in ("engine_blocks_free", "engine_blocks_idle", "unfinished_requests", "engine_block_faults_total")

@@ -1,25 +1,29 @@
-"""What a server's /metrics says, as its benchmarks read it. Source: the Prometheus text format 0.0.4."""
+"""What a server's /metrics says, as its benchmarks and tests read it."""
 
 from __future__ import annotations
 
-import re
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-SAMPLE = re.compile(r"(?m)^(penstock_\w+(?:\{[^}]*\})?) (\S+)$")
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 
-def scrape(url: str) -> dict[str, float]:
-    """The series of a server, by name and labels as they stand there. Raises OSError."""
+def scrape(url: str) -> list[Sample]:
+    """Every sample of a server. Raises OSError."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
         return read_samples(answer.read().decode())
 
 
-def read_samples(text: str) -> dict[str, float]:
-    """The same of a scrape's text."""
-    return {name: float(value) for name, value in SAMPLE.findall(text)}
+def read_samples(text: str) -> list[Sample]:
+    """Every sample in Prometheus' text."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
-def total(samples: Mapping[str, float], name: str) -> float:
-    """The sum over the labels of what is called penstock_`name`."""
-    return sum(value for series, value in samples.items() if series.partition("{")[0] == f"penstock_{name}")
+def total(samples: Sequence[Sample], name: str, **labels: str) -> float:
+    """The sum of the samples called penstock_`name` that have these labels."""
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name == f"penstock_{name}" and labels.items() <= sample.labels.items()
+    )

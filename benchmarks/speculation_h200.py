@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client.samples import Sample
 
 from benchmarks.h200 import RESULTS as H200_RESULTS
 from benchmarks.h200 import VOCAB_MARGIN, device, versions
@@ -88,7 +89,7 @@ def load(batch: int, shape: Shape, *, smoke: bool) -> Workload:
     )  # fmt: skip
 
 
-def counters(samples: Mapping[str, float]) -> dict[str, int]:
+def counters(samples: Sequence[Sample]) -> dict[str, int]:
     """What a server has drafted."""
     return {name: int(total(samples, f"engine_{name}_total")) for name in COUNTERS}
 

@@ -17,10 +17,11 @@ TEXT = (
 
 
 def test_series_by_name_and_labels() -> None:
-    assert read_samples(TEXT) == {
-        'penstock_unfinished_requests{api="0"}': 2.0, 'penstock_unfinished_requests{api="1"}': 1.0,
-        "penstock_engine_drafts_total": 300.0, "penstock_engine_drafts": 7.0,
-    }  # fmt: skip
+    assert [(sample.name, sample.labels, sample.value) for sample in read_samples(TEXT)] == [
+        ("penstock_unfinished_requests", {"api": "0"}, 2.0), ("penstock_unfinished_requests", {"api": "1"}, 1.0),
+        ("penstock_engine_drafts_total", {}, 300.0), ("penstock_engine_drafts", {}, 7.0),
+        ("process_cpu_seconds_total", {}, 1.5),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,11 @@ def test_series_by_name_and_labels() -> None:
 )
 def test_a_total_is_over_the_labels_and_of_one_name(name: str, value: float) -> None:
     assert total(read_samples(TEXT), name) == value
+
+
+def test_a_total_is_over_the_series_with_these_labels() -> None:
+    assert total(read_samples(TEXT), "unfinished_requests", api="0") == 2
+    assert total(read_samples(TEXT), "unfinished_requests", api="2") == 0
 
 
 def test_a_server_is_asked() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import server
+from benchmarks.samples import scrape, total
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
@@ -39,10 +39,7 @@ class Server:
 
     def aborted(self) -> int:
         """Requests that the engine has ended because nobody takes their output any more."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=LIMIT) as answer:
-            text = answer.read().decode()
-        found = re.findall(r"^penstock_engine_aborted_total\{.*\} (\S+)$", text, re.MULTILINE)
-        return int(sum(map(float, found)))
+        return int(total(scrape(self.url), "engine_aborted_total"))
 
     def children(self) -> dict[str, int]:
         """Pid of every child process by its role, e.g. "scheduler"."""

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.samples import read_samples, total
 from tests.e2e.server import LIMIT, Server, serving
 
 FLOOD = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
@@ -63,13 +64,13 @@ def probed(server: Server, headers: dict[str, str], **fields: Any) -> tuple[floa
 
 
 def counted(server: Server, name: str, headers: dict[str, str]) -> float:
-    lines = httpx.get(server.url + "/metrics", headers=headers, timeout=LIMIT).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"penstock_engine_{name}"))
+    text = httpx.get(server.url + "/metrics", headers=headers, timeout=LIMIT).text
+    return total(read_samples(text), f"engine_{name}")
 
 
 def full(server: Server, slots: int, headers: dict[str, str]) -> None:
     """Wait until every slot is taken and others wait."""
-    while counted(server, "running{", headers) < slots or not counted(server, "waiting{", headers):
+    while counted(server, "running", headers) < slots or not counted(server, "waiting", headers):
         pass
 
 

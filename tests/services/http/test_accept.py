@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.samples import read_samples, total
 from penstock.protocol.messages import Finish, Message, SubmitText
 from penstock.services.http import accept as accepting
 from penstock.services.http.accept import Room, accept, room_for
@@ -168,11 +169,11 @@ async def test_a_crowd_beyond_the_limit_of_open_files_costs_no_stream(tmp_path: 
                 assert "data: [DONE]" in [line async for line in lines]
             process.signal()
             assert await process.ended() == ExitCode.ORDERLY
-        found = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
-        room = float(found['penstock_connections_limit{index="0",role="api"}'])
+        found = read_samples(metrics)
+        room = total(found, "connections_limit", role="api")
         assert FILES / 4 < room < FILES - accepting.SPARE
-        assert float(found['penstock_accept_waits_total{index="0",role="api"}']) >= 1
-        assert float(found['penstock_accept_failures_total{index="0",role="api"}']) == 0
+        assert total(found, "accept_waits_total", role="api") >= 1
+        assert total(found, "accept_failures_total", role="api") == 0
         assert process.log.read_text().count("connections_full") == 1
     finally:
         tokenizer.close()
