@@ -1,8 +1,7 @@
-"""A compile worker: a process that compiles grammars one after the other, so that a bomb harms nobody else.
+"""A compile worker: a process that compiles grammars one after the other, so that a bomb harms no other request.
 
-It bounds itself: CPU seconds by a timer whose signal ends the process, memory by its address space, the stack by a
-thread smaller than any that runs the same automaton later. Its owner (`grammar_compiler`) replaces it when it
-ends. They talk over its standard streams.
+It limits itself: CPU seconds by a timer whose signal ends the process, memory by its address space, the stack by a
+thread smaller than any that runs the same automaton later. Its owner (`grammar_compiler`) replaces it when it ends.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.compile_protocol import Done, Refusal
-from penstock.services.tokenizer.worker_frames import allocated, limit_memory, read_frame, write_frame
+from penstock.services.tokenizer.worker_protocol import Done, Refusal, allocated, limit_memory, reply, requests
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
 MOST_REMEMBERED = 32 << 20  # bytes that compilations may leave behind
@@ -55,10 +53,9 @@ def main(arguments: Sequence[str]) -> None:
     threading.stack_size(STACK)
     bounds = Bounds(float(seconds), int(memory))
     outcome(USUAL, tokens)  # tables that the first compilation would fill, and modules that it would import
-    write_frame(sys.stdout.buffer, b"")
     remembered = Remembered()
-    while (frame := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(bounded(frame, tokens, bounds)))
+    for frame in requests():
+        reply(msgspec.msgpack.encode(bounded(frame, tokens, bounds)))
         remembered.trim()
 
 

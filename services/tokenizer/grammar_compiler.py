@@ -1,14 +1,14 @@
 """Grammars are compiled in worker processes, each once, and remembered. A request waits for its own alone.
 
-Workers stay warm (stock.py). One that passes a limit is ended and replaced, and what it worked on is refused from then
-on. What is remembered is bounded in number and in bytes.
+A worker that passes a limit is ended and replaced, and its grammar is refused from then on. What is remembered is
+bounded in number and in bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
+import os
 import resource
 import sys
 from collections import OrderedDict
@@ -19,18 +19,11 @@ import msgspec
 
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.config import TokenizerConfig
-from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from penstock.protocol.errors import InvalidRequest, Overloaded
 from penstock.protocol.messages import Grammar
-from penstock.services.supervisor import logs
-from penstock.services.tokenizer.compile_process import End
-from penstock.services.tokenizer.compile_protocol import OUTCOME, Done, Refusal
-from penstock.services.tokenizer.worker_pool import Stock
+from penstock.services.tokenizer.worker_pool import ATTEMPTS, MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
 
-log = logging.getLogger(__name__)
-
-PATIENCE = 5  # times the CPU limit that a compilation may take by the clock, on a machine that is busy
-ATTEMPTS = 3
-MOST_WAITING = 1024  # compilations; beyond it 429
 KEPT = 512  # bytes of an entry beside its texts
 LONG = 16 << 10  # bytes of a source, which takes a tenth of a millisecond to hash
 MOST_BYTES = 64 << 20  # of remembered sources and refusals
@@ -60,19 +53,24 @@ class Compiler:
         self._known: OrderedDict[bytes, Done | Refusal] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._flights: dict[bytes, asyncio.Task[Done | Refusal]] = {}
-        self._stock = Stock(folder, options)
-        self._seats = asyncio.Semaphore(options.grammar_workers)
-        self._compiled = self._refused = self._hits = self._replaced = self._waiting = 0
+        limits = (str(options.grammar_compile_timeout), str(options.grammar_compile_memory))
+        kind = WorkerKind(
+            "compile", f"{ATTEMPTS} compile workers ended without an answer; the server's log says why",
+            "penstock.services.tokenizer.compile_worker", (str(folder), str(os.getpid()), *limits), os.environ,
+            spare=1, complains=True,
+        )  # fmt: skip
+        self._pool = WorkerPool(kind, options.grammar_workers)
+        self._compiled = self._refused = self._hits = 0
         self._slowest = 0.0
         self._seconds = Histogram(COMPILE)
 
     def start(self) -> None:
         """Start the first worker."""
-        self._stock.fill()
+        self._pool.fill()
 
     async def warm(self) -> None:
         """Wait until the first grammar would find its worker ready, or the log has said why there is none."""
-        await self._stock.warm()
+        await self._pool.warm()
 
     async def compile(self, grammar: Grammar) -> Done:
         """Raises InvalidRequest naming the grammar's field and why it is refused, Overloaded, EngineFailure."""
@@ -95,19 +93,19 @@ class Compiler:
         """End the workers and whoever waits for them."""
         for flight in self._flights.values():
             flight.cancel()
-        self._stock.close()
+        self._pool.close()
 
     def statistics(self) -> CompilerStatistics:
         """Counters for metrics and tests."""
         return CompilerStatistics(
-            workers=len(self._stock.workers),
-            waiting=self._waiting,
+            workers=len(self._pool.workers),
+            waiting=self._pool.waiting,
             remembered=len(self._known),
             bytes=self._bytes,
             compiled=self._compiled,
             refused=self._refused,
             hits=self._hits,
-            replaced=self._replaced,
+            replaced=self._pool.replaced,
             slowest=self._slowest,
             seconds=self._seconds.statistics(),
         )
@@ -124,22 +122,14 @@ class Compiler:
         if flight is not None:
             self._hits += 1
             return flight
-        if self._waiting >= MOST_WAITING:
+        if self._pool.waiting >= MOST_WAITING:
             raise Overloaded("too many grammars wait to be compiled")
         flight = self._flights[key] = asyncio.get_running_loop().create_task(self._compile(key, grammar))
         flight.add_done_callback(forget(self._flights, key))
         return flight
 
     async def _compile(self, key: bytes, grammar: Grammar) -> Done | Refusal:
-        self._waiting += 1
-        try:
-            await self._seats.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            found = await self._outcome(msgspec.msgpack.encode(grammar))
-        finally:
-            self._seats.release()
+        found = await self._outcome(msgspec.msgpack.encode(grammar))
         if isinstance(found, Done):
             self._compiled += 1
             self._slowest = max(self._slowest, found.seconds)
@@ -150,23 +140,16 @@ class Compiler:
         return found
 
     async def _outcome(self, body: bytes) -> Done | Refusal:
-        """What a worker says of it. A limit that it passes is a refusal; a worker that is killed costs time only."""
+        """A worker's answer; a limit that it passes is a refusal."""
         options = self._options
-        for _ in range(ATTEMPTS):
-            worker = await self._stock.take()
-            found = await worker.ask(body, options.grammar_compile_timeout * PATIENCE)
-            if not isinstance(found, End):
-                self._stock.give_back(worker)
-                return OUTCOME.decode(found)
-            self._stock.discard(worker)
-            self._replaced += 1
-            logs.warning(log, "compile_worker_ended", reason=found.value, said=worker.last_words)
-            if found is End.TIME:
+        match await self._pool.ask(body, options.grammar_compile_timeout * PATIENCE):
+            case bytes() as answer:
+                return COMPILED.decode(answer)
+            case End.TIME:
                 limit = f"{options.grammar_compile_timeout:g} s (--grammar-compile-timeout)"
-                return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
-            if found is End.MEMORY:
-                return Refusal(f"compiling it takes more than {memory_limit(options)}", "grammar_too_complex")
-        raise EngineFailure(f"{ATTEMPTS} compile workers ended without an answer; the server's log says why")
+            case _:
+                limit = memory_limit(options)
+        return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
 
     def _remember(self, key: bytes, found: Done | Refusal) -> None:
         self._known[key] = found

@@ -41,7 +41,7 @@ from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heart
 from penstock.services.tokenizer.grammar_compiler import Compiler
 from penstock.services.tokenizer.server_loop import Relay
 from penstock.services.tokenizer.structure import Structure
-from penstock.services.tokenizer.template_protocol import Setting
+from penstock.services.tokenizer.template_worker import Setting
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.startup import Start
 from penstock.services.tracing.tokenizer import TokenizerTraces

@@ -13,7 +13,7 @@ from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
 from penstock.protocol.errors import Overloaded, RequestError
 from penstock.protocol.messages import Automaton, Detokenize, Grammar, Rejected, SubmitText, Tokenize
-from penstock.services.tokenizer.compile_protocol import Done
+from penstock.services.tokenizer.worker_protocol import Done
 
 log = logging.getLogger(__name__)
 

@@ -24,40 +24,33 @@ from pathlib import Path
 import jinja2
 import msgspec
 
+from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text.controls import Controls
-from penstock.engine_core.text.prompts import Prompter
-from penstock.engine_core.text.rendering import Renderer
+from penstock.engine_core.text.prompts import Prompter, PromptLimits
+from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.request import Request
 from penstock.engine_core.text.template import DEFAULT, ChatTemplate, read_template
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.compile_protocol import TIME_SIGNAL
-from penstock.services.tokenizer.template_protocol import (
-    JOB,
-    OUTCOME,
-    SETTING,
-    Answer,
-    Complaint,
-    Order,
-    Printed,
-    Setting,
-    Survived,
-    Trial,
+from penstock.services.tokenizer.worker_protocol import (
+    TIME_SIGNAL,
+    Refusal,
+    limit_memory,
+    lower,
+    reply,
+    requests,
 )
-from penstock.services.tokenizer.worker_frames import limit_memory, lower, read_frame, write_frame
 
 log = logging.getLogger(__name__)
-
-Outcome = Printed | Complaint | Survived
 
 PARAM = "chat_template"
 TOO_MUCH = "template_too_complex"
 MOST_SOURCE = 1 << 20  # bytes of remembered sources; compiled they take about thirty times as much
 TRIAL_SECONDS = 60.0
 TRIAL_MEMORY = 16 << 30  # bytes
-CONDEMNED = "condemned"
+POISON = "condemned"
 KILLER = "a tokenizer died while it had this request, and a process that did the same with it alone died too"
 MOST_PRINTED = 256 << 20  # bytes of one answer
 OUT_OF_MEMORY = os.EX_UNAVAILABLE
@@ -65,18 +58,72 @@ OUT_OF_MEMORY = os.EX_UNAVAILABLE
 MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
 
 
+class Setting(msgspec.Struct, frozen=True):
+    """What a template worker must know of the model, and what one rendering may take."""
+
+    folder: str  # of the model
+    chat_template: str  # the operator's file with one, or empty
+    limits: PromptLimits
+    names: dict[str, str]  # the special tokens that templates can name
+    dialect: Dialect
+    controls: frozenset[str] | None  # control tokens that contents must not spell; None: they may
+    seconds: float  # of CPU
+    memory: int  # bytes
+
+
+class Render(msgspec.Struct, frozen=True, tag=True):
+    """Render a chat by the request's own template."""
+
+    request: SubmitText
+    now: float  # unix seconds
+
+
+class Trial(msgspec.Struct, frozen=True, tag=True):
+    """Try what may have killed a tokenizer: does it kill a process that does with it what a tokenizer does?"""
+
+    call: SubmitText | Tokenize | Detokenize
+    now: float  # unix seconds
+    rendered: Rendered | None = None  # of a request with a template of its own
+
+
+class Rendering(msgspec.Struct, frozen=True, tag=True):
+    """A chat as text."""
+
+    rendered: Rendered
+
+
+class Survived(msgspec.Struct, frozen=True, tag=True):
+    """What was tried kills no process."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a job."""
+
+    outcome: Rendering | Refusal | Survived
+    remembered: int = 0  # bytes of the template sources that the worker keeps compiled
+    pid: int = 0
+    ended: bool = False  # the rendering passed a limit or died
+
+
+SETTING = msgspec.msgpack.Decoder(Setting)
+JOB: msgspec.msgpack.Decoder[Render | Trial] = msgspec.msgpack.Decoder(Render | Trial)
+ANSWER = msgspec.msgpack.Decoder(Answer)
+Outcome = Rendering | Refusal | Survived
+OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """PARENT: tell that it is up, read the setting, then answer until the input ends."""
+    """PARENT: read the setting, then answer until the input ends."""
     (parent,) = arguments
     follow_parent(signal.SIGKILL, {PARENT: parent})
     time.tzset()  # children, which open no file, know the zone from here
-    write_frame(sys.stdout.buffer, b"")
-    frame = read_frame(sys.stdin.buffer)
-    if frame is None:
+    frames = requests()
+    setting = next(frames, None)
+    if setting is None:
         return
-    worker = TemplateWorker(SETTING.decode(frame))
-    while (frame := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(worker.answer(JOB.decode(frame))))
+    worker = TemplateWorker(SETTING.decode(setting))
+    for frame in frames:
+        reply(msgspec.msgpack.encode(worker.answer(JOB.decode(frame))))
 
 
 class TemplateWorker:
@@ -89,27 +136,30 @@ class TemplateWorker:
         self._bytes = 0
         self._tried: Tokenizing | None = None  # read when something is first tried
 
-    def answer(self, job: Order | Trial) -> Answer:
+    def answer(self, job: Render | Trial) -> Answer:
         """What came of one job, unless compiling a template ends this process."""
-        return self._render(job) if isinstance(job, Order) else self._try(job)
+        return self._render(job) if isinstance(job, Render) else self._try(job)
+
+    def _answer(self, outcome: Outcome, ended: bool = False) -> Answer:
+        return Answer(outcome, self._bytes, os.getpid(), ended)
 
     def _try(self, trial: Trial) -> Answer:
         if self._tried is None:
             self._tried = Tokenizing(self._setting)
         outcome, ended = self._apart(functools.partial(self._tried.survived, trial), TRIAL_SECONDS, TRIAL_MEMORY)
-        return Answer(Complaint(KILLER, None, CONDEMNED) if ended else outcome, self._bytes, ended)
+        return self._answer(Refusal(KILLER, POISON) if ended else outcome, ended)
 
-    def _render(self, order: Order) -> Answer:
-        source = order.request.chat_template
+    def _render(self, job: Render) -> Answer:
+        source = job.request.chat_template
         assert source is not None
         try:
             template = self._compiled(source)
         except InvalidRequest as error:
-            return Answer(complaint(error), self._bytes)
+            return self._answer(refusal(error))
         setting = self._setting
-        rendered = functools.partial(self._outcome, template, order)
+        rendered = functools.partial(self._outcome, template, job)
         outcome, ended = self._apart(rendered, setting.seconds, setting.memory)
-        return Answer(outcome, self._bytes, ended)
+        return self._answer(outcome, ended)
 
     def _compiled(self, source: str) -> ChatTemplate:
         """Raises InvalidRequest."""
@@ -163,16 +213,16 @@ class TemplateWorker:
                 return OUTCOME.decode(body), False
         return limit_passed(code, self._setting), True
 
-    def _outcome(self, template: ChatTemplate, order: Order) -> Printed | Complaint:
+    def _outcome(self, template: ChatTemplate, job: Render) -> Rendering | Refusal:
         try:
-            found = Renderer(template, self._setting.dialect, self._controls).render(order.request, order.now)
+            found = Renderer(template, self._setting.dialect, self._controls).render(job.request, job.now)
         except InvalidRequest as error:
-            return complaint(error)
+            return refusal(error)
         except MemoryError:
             raise
         except Exception as error:  # guard: design 7, one request's template
-            return Complaint(f"chat_template cannot be rendered ({type(error).__name__})", PARAM, "invalid_value")
-        return Printed(msgspec.structs.replace(found, tools=None))  # its owner has them
+            return Refusal(f"chat_template cannot be rendered ({type(error).__name__})", "invalid_value", PARAM)
+        return Rendering(msgspec.structs.replace(found, tools=None))  # its owner has them
 
 
 class Tokenizing:
@@ -188,7 +238,7 @@ class Tokenizing:
     def survived(self, trial: Trial) -> Survived:
         """That is all that is told; what raises an error ends its request alone, in a tokenizer too."""
         try:
-            match trial.question:
+            match trial.call:
                 case SubmitText() as text:
                     Request(0, text).start(self._vocabulary, self._prompter.prepare(text, trial.now, trial.rendered))
                 case Tokenize() as question:
@@ -202,27 +252,27 @@ class Tokenizing:
         return Survived()
 
 
-def complaint(error: InvalidRequest) -> Complaint:
-    return Complaint(error.message, error.param, error.code)
+def refusal(error: InvalidRequest) -> Refusal:
+    return Refusal(error.message, error.code, error.param)
 
 
-def limit_passed(code: int, setting: Setting) -> Complaint:
+def limit_passed(code: int, setting: Setting) -> Refusal:
     """Why a rendering came to no end, by the exit code of the process that it ended."""
     if code in (-TIME_SIGNAL, -signal.SIGXCPU):
         return too_slow(setting.seconds)
     if code == OUT_OF_MEMORY or -code in MEMORY_SIGNALS:
         return too_large(setting.memory)
-    return Complaint("chat_template cannot be rendered", PARAM, "invalid_value")
+    return Refusal("chat_template cannot be rendered", "invalid_value", PARAM)
 
 
-def too_slow(seconds: float) -> Complaint:
+def too_slow(seconds: float) -> Refusal:
     limit = f"{seconds:g} s (--template-timeout)"
-    return Complaint(f"chat_template: rendering it takes more than {limit}", PARAM, TOO_MUCH)
+    return Refusal(f"chat_template: rendering it takes more than {limit}", TOO_MUCH, PARAM)
 
 
-def too_large(memory: int) -> Complaint:
+def too_large(memory: int) -> Refusal:
     limit = f"{memory >> 20} MiB (--template-memory)"
-    return Complaint(f"chat_template: rendering it takes more than {limit}", PARAM, TOO_MUCH)
+    return Refusal(f"chat_template: rendering it takes more than {limit}", TOO_MUCH, PARAM)
 
 
 def confine(seconds: float, memory: int, parent: int) -> None:

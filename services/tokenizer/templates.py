@@ -6,11 +6,7 @@ Workers are started when the first such request comes and stay. A request waits 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import subprocess
-import sys
 
 import msgspec
 
@@ -18,18 +14,25 @@ from penstock.engine_core.text.rendering import Rendered, read_list
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
-from penstock.services.supervisor import logs
-from penstock.services.tokenizer.compile_process import ROOT, End, Worker
-from penstock.services.tokenizer.grammar_compiler import ATTEMPTS, MOST_WAITING, PATIENCE
-from penstock.services.tokenizer.template_protocol import ANSWER, Answer, Complaint, Order, Printed, Setting, Trial
-from penstock.services.tokenizer.template_worker import TRIAL_SECONDS, environment, too_large, too_slow
-
-log = logging.getLogger(__name__)
+from penstock.services.tokenizer.template_worker import (
+    ANSWER,
+    TRIAL_SECONDS,
+    Answer,
+    Render,
+    Rendering,
+    Setting,
+    Trial,
+    environment,
+    too_large,
+    too_slow,
+)
+from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_protocol import Refusal
 
 # Beside the rendering's own CPU time: compiling the template, and reading a long conversation and its text.
 SLACK = 5.0
 
-Question = SubmitText | Tokenize | Detokenize
+Call = SubmitText | Tokenize | Detokenize
 
 
 class TemplateStatistics(msgspec.Struct, frozen=True):
@@ -48,105 +51,65 @@ class Templates:
 
     def __init__(self, setting: Setting, options: TokenizerConfig) -> None:
         self._options = options
-        self._setting = msgspec.msgpack.encode(setting)
-        self._idle: list[Worker] = []
-        self._remembered: dict[Worker, int] = {}  # of all workers: bytes
-        self._seats = asyncio.Semaphore(options.template_workers)
-        self._waiting = self._rendered = self._refused = self._ended = 0
+        kind = WorkerKind(
+            "template", "templates of requests cannot be rendered at this time",
+            "penstock.services.tokenizer.template_worker", (str(os.getpid()),), environment(os.environ),
+            greeting=msgspec.msgpack.encode(setting),
+        )  # fmt: skip
+        self._pool = WorkerPool(kind, options.template_workers)
+        self._remembered: dict[int, int] = {}  # by a worker's pid: bytes
+        self._rendered = self._refused = self._ended = 0
 
     async def render(self, request: SubmitText, now: float) -> Rendered:
         """The chat's text by the request's own template. `now` in unix seconds is what a template knows as the time.
 
         Raises InvalidRequest, Overloaded, EngineFailure.
         """
-        if self._waiting >= MOST_WAITING:
+        if self._pool.waiting >= MOST_WAITING:
             raise Overloaded("too many templates of requests wait to be rendered")
-        self._waiting += 1
-        try:
-            await self._seats.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            body = msgspec.msgpack.encode(Order(request, now))
-            answer = await self._answer(body, self._options.template_timeout)
-        finally:
-            self._seats.release()
+        answer = await self._answer(Render(request, now), self._options.template_timeout)
         self._ended += answer.ended
-        if isinstance(answer.outcome, Complaint):
+        if isinstance(answer.outcome, Refusal):
             self._refused += 1
             raise InvalidRequest(answer.outcome.message, param=answer.outcome.param, code=answer.outcome.code)
-        assert isinstance(answer.outcome, Printed)
+        assert isinstance(answer.outcome, Rendering)
         self._rendered += 1
         return msgspec.structs.replace(answer.outcome.rendered, tools=read_list(request.tools, "tools"))
 
-    async def fatal(self, question: Question, now: float, rendered: Rendered | None) -> str:
-        """How it is told that a process dies that does with it what a tokenizer does; empty: it does not."""
-        async with self._seats:
-            try:
-                answer = await self._answer(msgspec.msgpack.encode(Trial(question, now, rendered)), TRIAL_SECONDS)
-            except EngineFailure:  # nothing can be tried, so it goes on: its api process counts the deaths
-                return ""
-        return answer.outcome.message if isinstance(answer.outcome, Complaint) else ""
+    async def fatal(self, call: Call, now: float, rendered: Rendered | None) -> str:
+        """Why a process dies that does with the call what a tokenizer does; empty where none dies."""
+        try:
+            answer = await self._answer(Trial(call, now, rendered), TRIAL_SECONDS)
+        except EngineFailure:  # nothing can be tried, so it goes on: its api process counts the deaths
+            return ""
+        return answer.outcome.message if isinstance(answer.outcome, Refusal) else ""
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._remembered:
-            worker.kill()
-        for worker in self._remembered:
-            worker.bury()
+        self._pool.close()
 
     def statistics(self) -> TemplateStatistics:
         """Counters for metrics and tests."""
         return TemplateStatistics(
-            workers=len(self._remembered),
-            waiting=self._waiting,
-            remembered=sum(self._remembered.values()),
+            workers=len(self._pool.workers),
+            waiting=self._pool.waiting,
+            remembered=sum(self._remembered.get(worker.pid, 0) for worker in self._pool.workers),
             rendered=self._rendered,
             refused=self._refused,
             ended=self._ended,
         )
 
-    async def _answer(self, body: bytes, seconds: float) -> Answer:
-        """What a worker says. One that a template ended is replaced; one that is killed costs time only."""
+    async def _answer(self, job: Render | Trial, seconds: float) -> Answer:
+        """A worker's answer; a limit that ended the worker itself is a refusal."""
         options = self._options
-        for _ in range(ATTEMPTS):
-            worker = self._idle.pop() if self._idle else await self._start()
-            try:
-                found = await worker.ask(body, seconds * PATIENCE + SLACK)
-            except asyncio.CancelledError:  # an answer that nobody takes would be the next order's
-                self._remembered.pop(worker, None)
-                worker.kill()
-                asyncio.get_running_loop().run_in_executor(None, worker.bury)
-                raise
-            if not isinstance(found, End):
-                answer = ANSWER.decode(found)
-                self._remembered[worker] = answer.remembered
-                self._idle.append(worker)
+        match await self._pool.ask(msgspec.msgpack.encode(job), seconds * PATIENCE + SLACK):
+            case bytes() as body:
+                answer = ANSWER.decode(body)
+                alive = {worker.pid for worker in self._pool.workers}
+                self._remembered = {pid: size for pid, size in self._remembered.items() if pid in alive}
+                self._remembered[answer.pid] = answer.remembered
                 return answer
-            self._remembered.pop(worker, None)
-            logs.warning(log, "template_worker_ended", reason=found.value)
-            if found is End.TIME:
+            case End.TIME:
                 return Answer(too_slow(options.template_timeout), ended=True)
-            if found is End.MEMORY:
+            case _:
                 return Answer(too_large(options.template_memory), ended=True)
-        raise EngineFailure("templates of requests cannot be rendered at this time")
-
-    async def _start(self) -> Worker:
-        try:
-            worker = await Worker.start(begin())
-        except OSError as error:
-            logs.error(log, "worker_failed", reason=str(error))
-            raise EngineFailure("a template worker does not start; the server's log says why") from error
-        worker.tell(self._setting)
-        self._remembered[worker] = 0
-        return worker
-
-
-def begin() -> subprocess.Popen[bytes]:
-    """A worker's process. As compile workers begin: from this thread, since it ends with it, and past uvloop."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-m", "penstock.services.tokenizer.template_worker", str(os.getpid())],
-        bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**environment(os.environ), "PYTHONPATH": paths},
-    )  # fmt: skip

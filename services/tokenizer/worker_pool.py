@@ -1,37 +1,169 @@
-"""Compile workers that are warm: one more than are at work, so that nobody waits for one to start.
+"""Worker processes as their owner sees them: started, asked, replaced when they end, and kept warm.
 
-The first is there before the server is ready; when one is ended, or one more is needed, the next has started already.
+A pool may keep a spare: one warm worker more than are at work, so that no request waits for one to start. The first is
+there before the server is ready; when a worker ends, or one more is needed, the next has started already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import enum
 import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.protocol.config import TokenizerConfig
+import msgspec
+
 from penstock.protocol.errors import EngineFailure
 from penstock.services.supervisor import logs
-from penstock.services.tokenizer.compile_process import NICE, Worker, begin
+from penstock.services.tokenizer.worker_protocol import LENGTH, TIME_SIGNAL
 
 log = logging.getLogger(__name__)
 
+ROOT = Path(__file__).absolute().parents[3]
+NICE = 10  # streams come first
+START_LIMIT = 60.0  # seconds until a worker is ready
+LAST_WORDS = 64 << 10  # bytes of what a worker wrote to stderr, a pipe's full
+LONGEST_LINE = 400  # characters
+PATIENCE = 5  # times the CPU limit that a worker may take by the clock, on a machine that is busy
+ATTEMPTS = 3
+MOST_WAITING = 1024  # requests that wait for a worker of one kind; beyond it 429
 
-class Stock:
-    """Owner of the workers. Lives on one asyncio loop."""
+# Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
+OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, os.EX_UNAVAILABLE)
 
-    def __init__(self, folder: Path, options: TokenizerConfig) -> None:
-        self._folder = folder
-        self._options = options
+
+class End(enum.Enum):
+    """Why a worker ended while it was asked."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    OTHER = "other"  # nothing that the request did
+
+
+class WorkerKind(msgspec.Struct, frozen=True):
+    """What sets a pool's workers apart."""
+
+    name: str  # in logs and errors
+    unanswered: str  # the error where ATTEMPTS of them died
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    greeting: bytes = b""  # the first frame that each gets
+    spare: int = 0
+    complains: bool = False  # its stderr is ours to read
+
+
+class Worker:
+    """One worker process. Used by one task at a time."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        answers: asyncio.StreamReader,
+        pipes: tuple[asyncio.ReadTransport, asyncio.WriteTransport],
+    ) -> None:
+        self._process = process
+        self._answers = answers
+        self._pipes = pipes
+        self.pid = process.pid
+        self.last_words = ""  # what it wrote to stderr last, once it has ended
+
+    @classmethod
+    async def start(cls, process: subprocess.Popen[bytes], nice: int = NICE) -> Worker:
+        """The worker that `process` becomes once it is ready; `nice` from its first import on, which it could not see
+        to itself. Raises EngineFailure when it does not come up."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lower_priority(process, nice)
+        loop, answers = asyncio.get_running_loop(), asyncio.StreamReader()
+        outward, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), process.stdout)
+        inward, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        worker = cls(process, answers, (outward, inward))
+        try:
+            await asyncio.wait_for(worker._read(), START_LIMIT)
+        except (TimeoutError, asyncio.IncompleteReadError) as error:
+            await worker.end()
+            logs.error(log, "worker_failed", exit_code=process.returncode, reason=worker.last_words)
+            message = f"a worker process does not start (exit code {process.returncode}); the server's log says why"
+            raise EngineFailure(message) from error
+        except asyncio.CancelledError:
+            worker.kill()
+            worker.reap()
+            raise
+        return worker
+
+    def defer(self, nice: int) -> None:
+        """Leave the cores to others from now on."""
+        lower_priority(self._process, nice)
+
+    def tell(self, body: bytes) -> None:
+        """Send a frame."""
+        self._pipes[1].writelines((LENGTH.pack(len(body)), body))
+
+    async def ask(self, body: bytes, seconds: float) -> bytes | End:
+        """The answer to one frame, or why there is none and no worker any more."""
+        try:
+            self.tell(body)
+            return await asyncio.wait_for(self._read(), seconds)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            return await self.end(late=isinstance(error, TimeoutError))
+
+    async def end(self, *, late: bool = False) -> End:
+        """End it, if it has not ended by itself; why it did, or that it was `late`."""
+        loop = asyncio.get_running_loop()
+        if not late:
+            with contextlib.suppress(TimeoutError):  # its streams close a moment before the process is gone
+                await asyncio.wait_for(loop.run_in_executor(None, self._process.wait), 1.0)
+        code = self._process.poll()
+        self.kill()
+        await loop.run_in_executor(None, self.reap)
+        if late or code == -TIME_SIGNAL:
+            return End.TIME
+        return End.MEMORY if code in OUT_OF_MEMORY else End.OTHER
+
+    def kill(self) -> None:
+        """End it at once; its owner is gone or does not wait."""
+        self._process.kill()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def reap(self) -> None:
+        """Wait for the end of one that was killed."""
+        self._process.wait()
+        stream = self._process.stderr
+        if stream is not None and not stream.closed:
+            os.set_blocking(stream.fileno(), False)
+            self.last_words = last_line(stream.read(LAST_WORDS) or b"")
+            stream.close()
+
+    async def _read(self) -> bytes:
+        head = await self._answers.readexactly(LENGTH.size)
+        return await self._answers.readexactly(LENGTH.unpack(head)[0])
+
+
+class WorkerPool:
+    """Owner of the workers of one kind. At most `size` are at work. Lives on one asyncio loop."""
+
+    def __init__(self, kind: WorkerKind, size: int) -> None:
+        self._kind = kind
+        self._semaphore = asyncio.Semaphore(size)
         self.workers: set[Worker] = set()  # that have started and not ended
-        self._idle: list[Worker] = []
+        self.idle: list[Worker] = []
+        self.waiting = 0  # requests without a worker
+        self.replaced = 0  # workers that passed a limit or died
         self._starting: set[asyncio.Task[None]] = set()
-        self._wanting: list[asyncio.Future[Worker]] = []  # who waits for a worker, in order
-        self._nice = 0  # the first one has the cores while the server starts
+        self._wanting: list[asyncio.Future[Worker]] = []  # requests that wait for a worker to start, in order
+        self._nice = 0 if kind.spare else NICE  # the first spare has the cores while the server starts
 
     def fill(self) -> None:
-        """Start what is missing. Beyond those at work there is one, whatever limits how many work at once."""
-        missing = max(1, len(self._wanting)) - len(self._idle) - len(self._starting)
+        """Start what is missing: a worker for each request that waits, and the spare."""
+        missing = max(self._kind.spare, len(self._wanting)) - len(self.idle) - len(self._starting)
         for _ in range(missing):
             task = asyncio.get_running_loop().create_task(self._start())
             self._starting.add(task)
@@ -45,36 +177,24 @@ class Stock:
             worker.defer(NICE)
         self._nice = NICE
 
-    async def take(self) -> Worker:
-        """A worker for one compilation. Raises EngineFailure where none starts."""
-        self._nice = NICE  # streams come first
-        if self._idle:
-            worker = self._idle.pop()
-        else:
-            wanted: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-            self._wanting.append(wanted)
-            self.fill()
-            try:
-                worker = await wanted
-            finally:
-                if wanted in self._wanting:
-                    self._wanting.remove(wanted)
-        self.fill()
-        return worker
+    async def ask(self, body: bytes, seconds: float) -> bytes | End:
+        """A worker's answer, or the limit that ended it; one that died otherwise is replaced and costs time only.
 
-    def give_back(self, worker: Worker) -> None:
-        """It has done its work."""
-        while self._wanting:
-            wanted = self._wanting.pop(0)
-            if not wanted.done():
-                wanted.set_result(worker)
-                return
-        self._idle.append(worker)
-
-    def discard(self, worker: Worker) -> None:
-        """It has ended."""
-        self.workers.discard(worker)
-        self.fill()
+        Raises EngineFailure where no worker starts, or ATTEMPTS of them died.
+        """
+        self.waiting += 1
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            for _ in range(ATTEMPTS):
+                found = await self._ask(body, seconds)
+                if found is not End.OTHER:
+                    return found
+        finally:
+            self._semaphore.release()
+        raise EngineFailure(self._kind.unanswered)
 
     def close(self) -> None:
         """End them all."""
@@ -83,19 +203,102 @@ class Stock:
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:
-            worker.bury()
+            worker.reap()
+
+    async def _ask(self, body: bytes, seconds: float) -> bytes | End:
+        worker = await self._take()
+        try:
+            found = await worker.ask(body, seconds)
+        except asyncio.CancelledError:  # an answer that nobody takes would be the next request's
+            self.workers.discard(worker)
+            worker.kill()
+            asyncio.get_running_loop().run_in_executor(None, worker.reap)
+            raise
+        if isinstance(found, End):
+            self.workers.discard(worker)
+            self.replaced += 1
+            logs.warning(log, f"{self._kind.name}_worker_ended", reason=found.value, said=worker.last_words)
+            self.fill()
+        else:
+            self._give(worker)
+        return found
+
+    async def _take(self) -> Worker:
+        """A worker for one request. Raises EngineFailure where none starts."""
+        self._nice = NICE  # streams come first
+        if self.idle:
+            worker = self.idle.pop()
+            self.fill()
+            return worker
+        wanted: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._wanting.append(wanted)
+        self.fill()
+        try:
+            worker = await wanted
+        except asyncio.CancelledError:
+            if wanted.done() and not wanted.cancelled() and wanted.exception() is None:
+                self._give(wanted.result())
+            raise
+        finally:
+            if wanted in self._wanting:
+                self._wanting.remove(wanted)
+        self.fill()
+        return worker
+
+    def _give(self, worker: Worker) -> None:
+        """To the request that has waited longest, or to the idle ones."""
+        while self._wanting:
+            wanted = self._wanting.pop(0)
+            if not wanted.done():
+                wanted.set_result(worker)
+                return
+        self.idle.append(worker)
 
     async def _start(self) -> None:
         try:
-            worker = await Worker.start(begin(self._folder, self._options), self._nice)
+            worker = await Worker.start(begin(self._kind), self._nice)
         except (EngineFailure, OSError) as error:
-            failure = error if isinstance(error, EngineFailure) else EngineFailure("a compile worker does not start")
+            self._started()
+            failure = error
             if isinstance(error, OSError):
                 logs.error(log, "worker_failed", reason=str(error))
-            if len(self._starting) == 1 and not self.workers:  # nobody else can serve those who wait
+                failure = EngineFailure(f"a {self._kind.name} worker does not start; the server's log says why")
+            if not self._starting and not self.workers:  # no other can serve the requests that wait
                 for wanted in self._wanting:
                     if not wanted.done():
                         wanted.set_exception(failure.with_traceback(None))
             return
+        self._started()
+        if self._kind.greeting:
+            worker.tell(self._kind.greeting)
         self.workers.add(worker)
-        self.give_back(worker)
+        self._give(worker)
+
+    def _started(self) -> None:
+        """Before any request hears of it: what that does next counts the workers that are still starting."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._starting.discard(task)
+
+
+def begin(kind: WorkerKind) -> subprocess.Popen[bytes]:
+    """A worker's process. From this thread, since it ends with it; not as uvloop begins one, which copies the memory
+    map of this process and keeps every stream waiting for 20 ms."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-m", kind.module, *kind.arguments],
+        bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if kind.complains else subprocess.DEVNULL,
+        env={**kind.environment, "PYTHONPATH": paths},
+    )  # fmt: skip
+
+
+def lower_priority(process: subprocess.Popen[bytes], nice: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended: reading from it tells
+        os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+
+
+def last_line(text: bytes) -> str:
+    """The last line of a process's complaint, in which Python and Rust say what it was."""
+    lines = text.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:LONGEST_LINE] if lines else ""

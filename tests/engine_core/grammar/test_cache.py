@@ -14,7 +14,7 @@ from penstock.engine_core.grammar.compilation import compile_grammar
 from penstock.engine_core.grammar.guide import Guide
 from penstock.protocol.errors import InvalidRequest, Overloaded
 from penstock.protocol.messages import Automaton, Grammar
-from penstock.services.tokenizer.worker_frames import allocated
+from penstock.services.tokenizer.worker_protocol import allocated
 from tests.engine_core.grammar.vocabulary import allowed, automaton, tokens
 
 SIZE = cost(Automaton(source="x", memory=1 << 20))

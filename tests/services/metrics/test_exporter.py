@@ -41,7 +41,7 @@ from penstock.services.scheduler.step_times import DEVICE, OWN
 from penstock.services.supervisor import process
 from penstock.services.tokenizer.grammar_compiler import Compiler
 from penstock.services.tokenizer.server_loop import Relay
-from penstock.services.tokenizer.template_protocol import Setting
+from penstock.services.tokenizer.template_worker import Setting
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.tracer import Tracer
 from tests.engine_core.text.streams import make_frontend

@@ -15,7 +15,7 @@ from penstock.protocol.errors import GrammarFailure
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
 from penstock.services.scheduler.grammar_cache import Guides, rejection
-from penstock.services.tokenizer.worker_frames import allocated
+from penstock.services.tokenizer.worker_protocol import allocated
 from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.services.scheduler.fakes import FakePort, Inline
 

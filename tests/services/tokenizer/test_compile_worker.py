@@ -8,31 +8,30 @@ import pytest
 
 from penstock.engine_core.grammar import patterns
 from penstock.protocol.messages import Grammar
-from penstock.services.tokenizer import compile_worker as worker
-from penstock.services.tokenizer import worker_frames as frames
-from penstock.services.tokenizer.compile_protocol import OUTCOME, Done, Refusal
+from penstock.services.tokenizer import compile_worker, worker_protocol
+from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
 from tests.engine_core.grammar.vocabulary import tokens
 
 
 def test_frames_come_out_as_they_went_in() -> None:
     stream = io.BytesIO()
     for body in (b"", b"x", b"y" * 100_000):
-        frames.write_frame(stream, body)
+        worker_protocol.write_frame(stream, body)
     stream.seek(0)
-    assert [frames.read_frame(stream) for _ in range(4)] == [b"", b"x", b"y" * 100_000, None]
+    assert [worker_protocol.read_frame(stream) for _ in range(4)] == [b"", b"x", b"y" * 100_000, None]
 
 
 def test_what_compiles_is_done_and_what_does_not_is_refused() -> None:
-    done = worker.outcome(Grammar(kind="regex", source="a+"), tokens())
+    done = compile_worker.outcome(Grammar(kind="regex", source="a+"), tokens())
     assert isinstance(done, Done)
     assert "a+" in done.source
-    refusal = worker.outcome(Grammar(kind="regex", source="(a"), tokens())
+    refusal = compile_worker.outcome(Grammar(kind="regex", source="(a"), tokens())
     assert isinstance(refusal, Refusal)
     assert refusal.code == "invalid_grammar"
 
 
 def test_a_model_without_an_end_is_told() -> None:
-    refusal = worker.outcome(Grammar(kind="regex", source="a+"), None)
+    refusal = compile_worker.outcome(Grammar(kind="regex", source="a+"), None)
     assert isinstance(refusal, Refusal)
     assert refusal.code == "unsupported"
 
@@ -41,8 +40,8 @@ def test_what_nobody_foresaw_is_a_refusal_without_internals(monkeypatch: pytest.
     def fail(grammar: Grammar, found: object) -> None:
         raise KeyError("secret")
 
-    monkeypatch.setattr(worker, "compile_grammar", fail)
-    refusal = worker.outcome(Grammar(kind="regex", source="a+"), tokens())
+    monkeypatch.setattr(compile_worker, "compile_grammar", fail)
+    refusal = compile_worker.outcome(Grammar(kind="regex", source="a+"), tokens())
     assert isinstance(refusal, Refusal)
     assert "secret" not in refusal.message
 
@@ -51,33 +50,34 @@ def test_both_outcomes_travel() -> None:
     import msgspec
 
     for outcome in (Done("s", ("a",), 0.1, 0.2), Refusal("m", None)):
-        assert OUTCOME.decode(msgspec.msgpack.encode(outcome)) == outcome
+        assert COMPILED.decode(msgspec.msgpack.encode(outcome)) == outcome
 
 
 def test_the_address_space_is_known() -> None:
-    assert frames.address_space() > 1 << 24
+    assert worker_protocol.address_space() > 1 << 24
 
 
 def test_a_flood_of_patterns_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each schema has patterns of its own, whose trees are remembered for the next one: without a bound, gigabytes."""
-    monkeypatch.setattr(worker, "MOST_REMEMBERED", 4 << 20)
-    remembered, before = worker.Remembered(), worker.held()
+    monkeypatch.setattr(compile_worker, "MOST_REMEMBERED", 4 << 20)
+    remembered, before = compile_worker.Remembered(), compile_worker.held()
     most = 0
     for number in range(16):  # a megabyte each
         piece = "".join(f"({letter}{number}|x)" for letter in "abcdefghijklmnopqrstuvwxyz" * 40)
         patterns.read(f"^{piece}$")
         remembered.trim()
-        most = max(most, worker.held() - before)
-    assert worker.MOST_REMEMBERED // 2 < most < 2 * worker.MOST_REMEMBERED
+        most = max(most, compile_worker.held() - before)
+    assert compile_worker.MOST_REMEMBERED // 2 < most < 2 * compile_worker.MOST_REMEMBERED
 
 
 def test_what_stays_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns are remembered from one compilation to the next as long as they are small, whatever else has grown."""
-    held = iter([0, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 1, worker.MOST_REMEMBERED + 2])
-    monkeypatch.setattr(worker, "held", lambda: next(held))
+    most = compile_worker.MOST_REMEMBERED
+    held = iter([0, most + 1, most + 1, most + 2])
+    monkeypatch.setattr(compile_worker, "held", lambda: next(held))
     forgotten: list[bool] = []
-    monkeypatch.setattr(worker.automata, "forget", lambda: forgotten.append(True))
-    remembered = worker.Remembered()
+    monkeypatch.setattr(compile_worker.automata, "forget", lambda: forgotten.append(True))
+    remembered = compile_worker.Remembered()
     remembered.trim()
     remembered.trim()
     assert forgotten == [True]

@@ -21,10 +21,9 @@ from penstock.engine_core.embedded import demo_folder
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Grammar
-from penstock.services.tokenizer import grammar_compiler as module
-from penstock.services.tokenizer import worker_pool as stock
-from penstock.services.tokenizer.compile_process import NICE, last_line
+from penstock.services.tokenizer import grammar_compiler, worker_pool
 from penstock.services.tokenizer.grammar_compiler import Compiler, content_key
+from penstock.services.tokenizer.worker_pool import NICE, last_line
 
 BOMB = Grammar(
     kind="grammar", source="root ::= " + " ".join([f'"x{number}"' for number in range(90_000)]), param="guided_grammar"
@@ -37,7 +36,7 @@ async def compiling(folder: Path | None = None, **options: float) -> AsyncIterat
     try:
         yield compiler
     finally:
-        workers, starting = list(compiler._stock.workers), list(compiler._stock._starting)
+        workers, starting = list(compiler._pool.workers), list(compiler._pool._starting)
         compiler.close()
         await asyncio.gather(*starting, return_exceptions=True)
         for worker in workers:
@@ -63,7 +62,7 @@ async def test_workers_leave_the_cores_to_streams() -> None:
     async with compiling() as compiler:
         await compiler.compile(regex("[a-z]+"))
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        for worker in compiler._stock.workers:
+        for worker in compiler._pool.workers:
             assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, own + NICE)
 
 
@@ -108,7 +107,7 @@ async def test_what_takes_too_much_memory_is_refused() -> None:
 async def test_a_worker_that_is_killed_costs_time_only() -> None:
     async with compiling() as compiler:
         await compiler.compile(regex("a"))
-        (worker,) = compiler._stock._idle
+        (worker,) = compiler._pool.idle
         os.kill(worker._process.pid, signal.SIGKILL)
         assert (await compiler.compile(regex("b"))).source
         assert compiler.statistics().replaced == 1
@@ -123,7 +122,7 @@ def test_a_worker_is_begun_past_the_loop_that_streams_run_on(monkeypatch: pytest
         before = pipes()
         async with compiling(grammar_compile_timeout=60.0) as compiler:
             first = await compiler.compile(long)
-            (worker,) = compiler._stock._idle
+            (worker,) = compiler._pool.idle
             os.kill(worker._process.pid, signal.SIGKILL)
             assert (await compiler.compile(regex("b"))).source
             assert compiler.statistics().replaced == 1
@@ -149,7 +148,7 @@ async def refuse_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: object) -> object:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(stock, "begin", begin)
+    monkeypatch.setattr(worker_pool, "begin", begin)
 
 
 async def test_a_worker_that_the_system_refuses_is_our_failure_and_tried_again(
@@ -175,7 +174,7 @@ async def test_one_worker_is_warm_before_anybody_asks(monkeypatch: pytest.Monkey
         found = await asyncio.gather(*(compiler.compile(regex(f"a{{{number}}}")) for number in range(1, 6)))
         assert len(found) == 5, "a burst does not wait for workers that have yet to start"
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        (worker,) = compiler._stock.workers
+        (worker,) = compiler._pool.workers
         assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(19, own + NICE)
 
 
@@ -184,8 +183,8 @@ async def test_after_a_worker_was_ended_the_next_is_there(monkeypatch: pytest.Mo
         compiler.start()
         await compiler.warm()
         bomb = asyncio.create_task(compiler.compile(BOMB))
-        await until(lambda: compiler.statistics().waiting == 0 and not compiler._stock._idle)  # it is at work
-        await until(lambda: bool(compiler._stock._idle))  # the spare is there, without anybody's asking
+        await until(lambda: compiler.statistics().waiting == 0 and not compiler._pool.idle)  # it is at work
+        await until(lambda: bool(compiler._pool.idle))  # the spare is there, without anybody's asking
         await refuse_to_begin(monkeypatch)
         with pytest.raises(InvalidRequest):
             await bomb
@@ -199,12 +198,12 @@ def test_a_hard_limit_on_address_space(gigabytes: float, told: str) -> None:
     script = f"""if True:
         import asyncio, resource
         from tests.services.tokenizer.test_grammar_compiler import compiling, regex
-        from penstock.services.tokenizer import compile_process
+        from penstock.services.tokenizer import worker_pool
         from penstock.protocol.errors import EngineFailure
-        begin = compile_process.subprocess.Popen
+        begin = worker_pool.subprocess.Popen
         def limited(*words, **more):
             return begin(["bash", "-c", "ulimit -v {limit >> 10}; exec \\"$@\\"", "x", *words[0]], **more)
-        compile_process.subprocess.Popen = limited
+        worker_pool.subprocess.Popen = limited
         async def main():
             async with compiling() as compiler:
                 try:
@@ -236,8 +235,8 @@ async def test_memory_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.Monk
         for letter in "abcdef":
             await compiler.compile(regex(letter))
         assert compiler.statistics().remembered == 3
-        assert 3 * module.KEPT < compiler.statistics().bytes < 6 * module.KEPT
-        monkeypatch.setattr(module, "MOST_BYTES", 1)
+        assert 3 * grammar_compiler.KEPT < compiler.statistics().bytes < 6 * grammar_compiler.KEPT
+        monkeypatch.setattr(grammar_compiler, "MOST_BYTES", 1)
         await compiler.compile(regex("g"))
         assert compiler.statistics().remembered == 0
         assert compiler._bytes == 0
@@ -246,7 +245,7 @@ async def test_memory_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.Monk
 async def test_a_queue_that_is_full_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     async with compiling() as compiler:
         found = await compiler.compile(regex("a"))
-        monkeypatch.setattr(module, "MOST_WAITING", 0)
+        monkeypatch.setattr(grammar_compiler, "MOST_WAITING", 0)
         with pytest.raises(Overloaded):
             await compiler.compile(regex("b"))
         assert await compiler.compile(regex("a")) is found
@@ -255,10 +254,10 @@ async def test_a_queue_that_is_full_refuses(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_closing_ends_the_workers() -> None:
     async with compiling() as compiler:
         await compiler.compile(regex("a"))
-        (worker,) = compiler._stock._idle
+        (worker,) = compiler._pool.idle
         process = worker._process
         waiting = asyncio.create_task(compiler.compile(BOMB))
-        await until(lambda: worker not in compiler._stock._idle)
+        await until(lambda: worker not in compiler._pool.idle)
         compiler.close()
         await asyncio.wait([waiting])
         assert process.wait(60) == -signal.SIGKILL
@@ -301,9 +300,9 @@ async def test_a_long_source_is_hashed_beside_the_loop(monkeypatch: pytest.Monke
         hashed.append(threading.current_thread().name)
         return content_key(grammar)
 
-    monkeypatch.setattr(module, "content_key", noted)
+    monkeypatch.setattr(grammar_compiler, "content_key", noted)
     async with compiling() as compiler:
-        for size in (module.LONG, module.LONG + 1):
+        for size in (grammar_compiler.LONG, grammar_compiler.LONG + 1):
             with pytest.raises(InvalidRequest):
                 await compiler.compile(Grammar(kind="regex", unread=b"[" * size, param="x"))
     assert hashed[0] == threading.main_thread().name

@@ -23,9 +23,9 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 from penstock.services.links.link import Joined
-from penstock.services.tokenizer.compile_protocol import Done
 from penstock.services.tokenizer.server_loop import Relay
 from penstock.services.tokenizer.structure import Structure
+from penstock.services.tokenizer.worker_protocol import Done
 from tests.engine_core.text.streams import batch, make_frontend
 from tests.services.tokenizer.test_server_loop import Neighbour, Wire, until
 

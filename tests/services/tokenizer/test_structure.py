@@ -7,8 +7,8 @@ from penstock.engine_core.text.rendering import Rendered
 from penstock.protocol.columns import pack
 from penstock.protocol.errors import InvalidRequest, Overloaded
 from penstock.protocol.messages import Automaton, Grammar, Rejected, Sampling, SubmitText, SubmitTokens
-from penstock.services.tokenizer.compile_protocol import Done
 from penstock.services.tokenizer.structure import Structure
+from penstock.services.tokenizer.worker_protocol import Done
 
 GRAMMAR = Grammar(kind="regex", source="a", param="regex")
 

@@ -24,11 +24,10 @@ from penstock.protocol.columns import pack
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest
 from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
-from penstock.services.tokenizer import template_worker
-from penstock.services.tokenizer import templates as module
-from penstock.services.tokenizer.template_protocol import Complaint, Order, Setting
-from penstock.services.tokenizer.template_worker import TemplateWorker, environment
+from penstock.services.tokenizer import template_worker, worker_pool
+from penstock.services.tokenizer.template_worker import Render, Setting, TemplateWorker, environment
 from penstock.services.tokenizer.templates import Templates
+from penstock.services.tokenizer.worker_protocol import Refusal
 
 NAMES = {"bos_token": "<s>"}
 DIALECT = Dialect(calls=CallFormat.HERMES, reasoning=THINK, reasoning_marks=frozenset({7}))
@@ -95,7 +94,7 @@ async def rendering(model: Any = MODEL, **options: Any) -> AsyncIterator[Templat
     try:
         yield templates
     finally:
-        workers = list(templates._remembered)
+        workers = list(templates._pool.workers)
         templates.close()
         for worker in workers:
             await worker.end()
@@ -190,7 +189,7 @@ async def test_nobody_waits_for_anothers_bomb() -> None:
 async def test_a_worker_that_is_killed_costs_time_only() -> None:
     async with rendering() as templates:
         await templates.render(chat("a"), 0.0)
-        (worker,) = templates._remembered
+        (worker,) = templates._pool.workers
         os.kill(worker._process.pid, signal.SIGKILL)
         assert (await templates.render(chat("b"), 0.0)).text == "b"
 
@@ -198,12 +197,12 @@ async def test_a_worker_that_is_killed_costs_time_only() -> None:
 async def test_a_worker_that_the_system_refuses_is_our_failure_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def exhausted() -> object:
+    def exhausted(*_: object) -> object:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async with rendering() as templates:
         with monkeypatch.context() as patched:
-            patched.setattr(module, "begin", exhausted)
+            patched.setattr(worker_pool, "begin", exhausted)
             with pytest.raises(EngineFailure, match=r"does not start.*log says why"):
                 await templates.render(chat("a"), 0.0)
         (said,) = [record for record in caplog.records if record.message == "worker_failed"]
@@ -218,7 +217,7 @@ async def test_memory_of_worker_and_owner_stays_flat() -> None:
         for number in range(60):
             big = "{{ (messages[0].role * 5000000) | length }}{# " + str(number) + "y" * 60_000 + " #}"
             assert (await templates.render(chat(big), 0.0)).text == "20000000"
-            (worker,) = templates._remembered
+            (worker,) = templates._pool.workers
             sizes.append((resident(worker._process.pid), resident(os.getpid())))
         assert 0 < templates.statistics().remembered <= template_worker.MOST_SOURCE
         assert max(worker for worker, _ in sizes) < 96 << 20
@@ -231,7 +230,7 @@ def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatc
     worker = TemplateWorker(Setting(*MODEL, NAMES, DIALECT, None, 5.0, 1 << 30))
     sources = [letter * 100 for letter in "abcd"]
     for source in (*sources[:3], sources[0], sources[3]):
-        worker.answer(Order(chat(source), 0.0))
+        worker.answer(Render(chat(source), 0.0))
     assert list(worker._known) == [sources[2], sources[0], sources[3]]
 
 
@@ -265,11 +264,11 @@ async def test_what_a_tokenizer_may_have_died_of_is_tried_apart(tmp_path: Path) 
 
 
 async def test_what_cannot_be_tried_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails() -> None:
+    async def fails(*_: object) -> None:
         raise EngineFailure("no worker")
 
     async with rendering() as templates:
-        monkeypatch.setattr(templates, "_start", fails)
+        monkeypatch.setattr(templates._pool, "ask", fails)
         assert await templates.fatal(chat("x"), 0.0, None) == ""
 
 
@@ -323,7 +322,7 @@ def test_how_a_child_ended_is_told() -> None:
         (os.EX_SOFTWARE, "cannot be rendered"),
     ):
         found = template_worker.limit_passed(code, setting)
-        assert isinstance(found, Complaint)
+        assert isinstance(found, Refusal)
         assert text in found.message
 
 

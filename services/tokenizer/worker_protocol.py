@@ -1,12 +1,56 @@
-"""What workers of every kind share: frames over their standard streams, and how much of the machine they take."""
+"""How a worker process and its owner talk, and how much of the machine a worker takes.
+
+Both ends send frames, a length and msgpack, over the worker's standard streams. An empty frame says that the worker is
+ready; from then on it answers one frame at a time until its input ends. This module is the worker's end; the owner's is
+`worker_pool`.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator
 from typing import BinaryIO
 
-from penstock.services.tokenizer.compile_protocol import LENGTH
+import msgspec
+
+LENGTH = struct.Struct("<I")  # before each frame
+TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, by which a worker limits its CPU seconds; it ends the process
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """Why a worker refuses a request: what `InvalidRequest` tells."""
+
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """A compiled grammar: as `engine_core.grammar.compilation.Compiled`."""
+
+    source: str
+    approximations: tuple[str, ...]
+    seconds: float
+    slowest: float
+    memory: int = 0
+
+
+COMPILED: msgspec.msgpack.Decoder[Done | Refusal] = msgspec.msgpack.Decoder(Done | Refusal)
+
+
+def requests() -> Iterator[bytes]:
+    """Say that this worker is ready, then yield the frames that its owner sends."""
+    reply(b"")
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        yield frame
+
+
+def reply(body: bytes) -> None:
+    write_frame(sys.stdout.buffer, body)
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
