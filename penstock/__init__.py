@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.protocol.config import Config
@@ -19,7 +20,7 @@ __all__ = [
     "RequestError", "RequestOutput", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams",
 ]  # fmt: skip
 
-PYTHON_API = {
+PYTHON_API: Mapping[str, str] = {
     "LLM": "llm", "AsyncLLM": "async_llm",
     **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "ToolCall"), "outputs"),
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "params"),

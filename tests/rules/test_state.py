@@ -101,7 +101,7 @@ def assignment(source: Source, name: str, annotation: str, value: ast.expr, know
             yield "looks like a type alias and is none"
         elif isinstance(value, ast.Call) and not immutable(source, value, known):
             yield "is no type alias"
-    else:
+    elif not (isinstance(value, ast.Call) and source.resolve(value.func) == "functools.partial"):  # a function
         yield "is module state"
 
 
