@@ -1,4 +1,7 @@
-"""The run directory: where the processes of one server keep their socket files, closed to every other user."""
+"""The run directory of one server: made, locked, and cleared of leftovers. No other user can enter it.
+
+The table of its files: protocol/run_directory.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import LINKS
+from penstock.protocol.run_directory import RUN_FILES
 
 PREFIX = "penstock-"
 TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone
@@ -23,8 +27,7 @@ SHARED = "PENSTOCK_SHARED_DIR"  # a process of a role sets it for itself: the di
 LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
-# Of processes that could not remove them.
-LEFTOVERS = ("*.sock", "*.store", "*.metrics", "*.starts", "*.starts.new", "*.silent", "failures.*")
+LEFTOVERS = tuple([row.pattern for row in RUN_FILES if not row.kept])  # of processes that could not remove them
 LOCK_SECONDS = 10.0  # that a launcher which was killed may take to let go of its lock, on a machine that is overloaded
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
@@ -50,30 +53,30 @@ class RunDirectory:
         return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)), temporary=True)
 
     def environment(self) -> dict[str, str]:
-        """What the children are told, so that they can remove the directory if the launcher cannot."""
+        """Variables by which the children can remove the directory if the launcher cannot."""
         return {TEMPORARY: str(self.path)} if self.temporary else {}
 
     def close(self) -> None:
-        """Remove the socket files, the directory too if it is temporary, and give up the lock."""
+        """Remove the files, and the directory if it is temporary; release the lock."""
         clear(self.path, temporary=self.temporary)
         os.close(self._lock)
 
 
 class SocketFile:
-    """The file of a socket that this process has bound. What has come into its place since is somebody else's."""
+    """The file of a socket that this process has bound. A file that has replaced it belongs to another process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found = identity(path)
 
     def remove(self) -> None:
-        """To be called before the socket is closed: as long as it is open nobody's file is given the same number."""
+        """Called before the socket is closed: while it is open, no other file can get the same inode number."""
         if self._found is not None and identity(self._path) == self._found:
             self._path.unlink(missing_ok=True)
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from all others that are there; None where none is."""
+    """Device and inode of a file; None without one."""
     try:
         found = path.lstat()
     except OSError:
@@ -82,12 +85,12 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` for files that their owner alone may read."""
+    """An `opener` for files that only their owner may read."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def taken(lock: int) -> bool:
-    """Take the lock of an open file; False when another process has it."""
+    """Lock an open file; False if another process holds the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,7 +164,7 @@ def clear(path: Path, *, temporary: bool) -> None:
 
 
 def await_end(pid: int, seconds: float) -> None:
-    """Wait until a process has ended, its last thread included. Source: pidfd_open(2)."""
+    """Wait until a process and all its threads have ended. Source: pidfd_open(2)."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
