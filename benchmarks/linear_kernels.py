@@ -240,7 +240,7 @@ class Layers:
 def without_overlap() -> Iterator[None]:
     """Every kernel as it would be launched on a GPU before Hopper."""
     with ExitStack() as patches:
-        for name in ("activation", "linear", "norm", "qkv", "rope"):
+        for name in ("activation", "linear", "norm", "rope"):
             patches.enter_context(mock.patch(f"penstock.kernels.{name}_triton.overlaps", return_value=False))
         yield
 

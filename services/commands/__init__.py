@@ -1,1 +1,1 @@
-"""What the command line does beside serving. services/cli.py calls `add_arguments` and `command` of each."""
+"""The commands other than serving. services/cli.py calls `add_arguments` and `command` of each."""

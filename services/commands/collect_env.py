@@ -1,4 +1,4 @@
-"""`penstock collect-env`: what a report of a problem should say about the machine. No keys, passwords or tokens."""
+"""`penstock collect-env`: the environment, for a bug report. No keys, passwords or tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GPU_QUERY = "index,name,driver_version,memory.total,memory.used,compute_cap,mig.
 VARIABLES = re.compile(r"(PENSTOCK|CUDA|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|NCCL|HF|TRANSFORMERS|XDG_CACHE)(_|\Z)")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CREDENTIAL|COOKIE")
 ADDRESS = re.compile(r"://[^/@\s]*@")  # a user and a password in a URL
-LIMIT = 60.0  # seconds that a question to another program may take
+LIMIT = 60.0  # seconds that another program may take
 TORCH = """
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "available": torch.cuda.is_available(),
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Print what can be found out; what cannot is said to be missing."""
+    """Print the environment; unavailable entries say so."""
     found = environment(effective, os.environ)
     if namespace.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
@@ -95,7 +95,7 @@ def release() -> str:
 
 
 def words_of(path: Path, *names: str) -> dict[str, str]:
-    """The first `name: value` lines of a file of the kernel's."""
+    """The first `name: value` lines of a file in /proc."""
     found: dict[str, str] = {}
     try:
         lines = path.read_text(errors="replace").splitlines()
@@ -109,26 +109,26 @@ def words_of(path: Path, *names: str) -> dict[str, str]:
 
 
 def gpus() -> dict[str, str]:
-    """What the driver says of each GPU."""
-    said = told("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader")
-    if not said:
+    """The driver's figures for each GPU."""
+    printed = output_of("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader")
+    if not printed:
         return {"gpus": "none: nvidia-smi is missing or found none"}
-    found = dict(enumerate(said.splitlines()))
-    topology = told("nvidia-smi", "topo", "-m") if len(found) > 1 else ""
+    found = dict(enumerate(printed.splitlines()))
+    topology = output_of("nvidia-smi", "topo", "-m") if len(found) > 1 else ""
     return {f"gpu {index}": line for index, line in found.items()} | ({"topology": topology} if topology else {})
 
 
 def torch() -> dict[str, str]:
-    """What torch says of itself, in a process of its own: it may fail, and must not hold a GPU here."""
-    said = told(sys.executable, "-c", TORCH)
-    if not said:
+    """torch's version and build, from a process of its own: the import may fail, and must not hold a GPU here."""
+    printed = output_of(sys.executable, "-c", TORCH)
+    if not printed:
         return {"torch": "it cannot be imported"}
-    answer: dict[str, object] = msgspec.json.decode(said.splitlines()[-1])
+    answer: dict[str, object] = msgspec.json.decode(printed.splitlines()[-1])
     return {name: str(value) for name, value in answer.items()}
 
 
 def packages() -> dict[str, str]:
-    """The releases of what Penstock depends on."""
+    """The versions of Penstock's dependencies."""
     try:
         lines = requires("penstock") or []
     except PackageNotFoundError:
@@ -144,7 +144,7 @@ def packages() -> dict[str, str]:
 
 
 def options(effective: Effective) -> dict[str, str]:
-    """Options that were given, and where; secret ones without their value."""
+    """The options that were given and their origin; secret ones without their value."""
     found = {}
     for field in fields():
         origin = effective.origins.get(field.name)
@@ -156,7 +156,7 @@ def options(effective: Effective) -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that change how Penstock or its libraries run."""
+    """Variables that affect Penstock or its libraries."""
     found = {}
     for name in sorted(environ):
         if VARIABLES.match(name):
@@ -164,8 +164,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     return found or {"variables": "none that matter"}
 
 
-def told(*words: str) -> str:
-    """What another program prints; empty when it cannot be run or fails."""
+def output_of(*words: str) -> str:
+    """The output of another program; empty if it cannot be run or fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=True)
     except (OSError, subprocess.SubprocessError):

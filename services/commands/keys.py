@@ -1,4 +1,4 @@
-"""`penstock keys`: a file of keys for the links between hosts."""
+"""`penstock keys`: make the file of keys for links between hosts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Make keys, and say what to do with them; they are shown nowhere. Raises ConfigError for a file that is there or
-    cannot be written."""
+    """Write keys, and print the next steps but never a key. Raises ConfigError for a file that exists or cannot be
+    written."""
     del effective
     path = Path(namespace.file).absolute()
     write_keys(path, new_keys(), force=namespace.force)

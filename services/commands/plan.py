@@ -1,9 +1,9 @@
-"""`penstock plan`: what of a GPU's memory a model takes, and how many requests of which length run at once.
+"""`penstock plan`: the GPU memory that a model needs, and how many requests of each length run at once.
 
-Weights, bytes per token and blocks come from the formulas with which an executor makes its cache; see
-`engine_core.models.memory_estimate` for the rest, which an executor measures. Of several GPUs that share a model each
-has its share of weights and cache, and all of the logits; of several stages the one with the least room is told. What
-drafts stands on the last stage, as a whole on each GPU.
+Weights, bytes per token and blocks come from the formulas that an executor uses for its cache; for the rest, which an
+executor measures, see `engine_core.models.memory_estimate`. With tensor parallelism each GPU has its share of weights
+and cache, and all of the logits; with pipeline parallelism the figures are those of the stage with the fewest blocks.
+A draft model is on the last stage, whole on each GPU.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
 GIB = 1 << 30
-# Bytes that the driver lets programs have. The H200's was read on one; the others are rounded down from what their
-# makers state.
+# Bytes that the driver leaves to programs. The H200's was measured; the others are rounded down from data sheets.
 GPUS: Mapping[str, int] = {
     "h200": 150_109_880_320,
     "b200": 178 * GIB,
@@ -55,13 +54,13 @@ GPUS: Mapping[str, int] = {
     "rtx-4090": 23 * GIB,
 }
 SIZE = re.compile(r"(\d+(?:\.\d+)?)(GB|GiB)", re.IGNORECASE)
-STEP_TOKENS = 8192  # of a GPU without --max-num-batched-tokens
+STEP_TOKENS = 8192  # per step on a GPU without --max-num-batched-tokens
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-SHORTEST = 512  # tokens; lengths are told from here on, doubled
+SHORTEST = 512  # tokens of a request in the first row; each row doubles it
 
 
 class Concurrency(msgspec.Struct, frozen=True):
-    """How many requests of a length, prompt and output together, run at once, and whether blocks or slots say so."""
+    """How many requests of a length (prompt and output) run at once, and whether blocks or slots limit them."""
 
     tokens: int
     requests: int
@@ -69,19 +68,19 @@ class Concurrency(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes. Bytes are of each GPU; a request is of prompt and output together."""
+    """The memory of a model. Bytes are per GPU."""
 
     model: str
     dtype: str
     gpu: str
-    gpus: int  # that share the model
+    gpus: int  # sharing the model
     gpu_bytes: int
     usable_bytes: int
     parameters: int
-    active_parameters: int  # those that a token is multiplied with: of a mixture of experts not all
+    active_parameters: int  # used for each token: in a mixture of experts, not all
     weight_bytes: int
-    step_bytes: int  # reckoned: the largest step and the slots' tables
-    other_bytes: int  # reckoned: context, kernels, rotary tables
+    step_bytes: int  # estimate: the largest step and the tables of slots
+    other_bytes: int  # estimate: CUDA context, kernels, rotary tables
     kv_bytes_per_token: int
     block_size: int
     blocks: int
@@ -98,17 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Print the plan. Raises ConfigError, as an executor would, where not even one request of full length fits."""
+    """Print the plan. Raises ConfigError, as an executor would, if not even one request of full length fits."""
     found = plan(effective.config, namespace.gpu)
     print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() if namespace.json else text(found))
     return ExitCode.ORDERLY
 
 
 def plan(config: Config, gpu: str) -> Plan:
-    """What the model of `config` takes of a GPU.
+    """The memory of the model of `config` on a GPU.
 
-    Raises ModelError for its folder and that of a draft model; ConfigError for a GPU that is not known, and what cannot
-    fit.
+    Raises ModelError for its folder and that of a draft model; ConfigError for an unknown GPU or too little memory.
     """
     total = gpu_bytes(gpu)
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
@@ -146,7 +144,7 @@ def plan(config: Config, gpu: str) -> Plan:
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What each GPU of one stage has of the model. Bytes."""
+    """The part of the model on each GPU of one stage. Bytes."""
 
     shape: CacheShape
     blocks: int
@@ -156,7 +154,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def planned_draft(config: Config, spec: ModelSpec) -> DraftSpec | None:
-    """What --speculative-config drafts with, by its config.json."""
+    """The draft model of --speculative-config, by its config.json."""
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
         return None
@@ -166,7 +164,7 @@ def planned_draft(config: Config, spec: ModelSpec) -> DraftSpec | None:
 def stage_share(
     config: Config, spec: ModelSpec, draft: DraftSpec | None, stage: int, step: StepShape, total: int
 ) -> Share:
-    """Raises ConfigError where it does not fit."""
+    """Raises ConfigError if it does not fit."""
     model, stages = config.model, config.model.pipeline_parallel_size
     ranks, ends = model.tensor_parallel_size, stage == stages - 1
     part = part_spec(stage_spec(spec, stages, stage, draft, ranks), ranks)
@@ -183,7 +181,7 @@ def stage_share(
     head = drafting is not None and drafting.head is not None
     held = held_weights(part, begins=stage == 0, ends=ends, head=head) * step.item_bytes
     other = taken_bytes(part, step) - weights(part) * step.item_bytes
-    needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each has all logits
+    needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each GPU has all logits
     if drafting is not None:
         held += drafting.weights * step.item_bytes
         needed += step_bytes(drafting.layers, dataclasses.replace(step, max_model_len=0))  # over the same tables
@@ -202,8 +200,8 @@ def gpu_bytes(name: str) -> int:
 def planned_blocks(
     config: Config, shape: CacheShape, total: int, held: int, other: int, peak: int, tokens: int
 ) -> int:
-    """KV blocks as an executor counts them. Raises ConfigError with the numbers when no request of full length fits,
-    or the weights do not."""
+    """KV blocks as an executor counts them. Raises ConfigError with the numbers if the weights, or a request of full
+    length, do not fit."""
     taken = held + other
     given, utilization = config.executor.kv_cache_memory, config.executor.gpu_memory_utilization
     if taken + peak + given > int(total * utilization if not given else total):
@@ -221,7 +219,7 @@ def planned_blocks(
 
 
 def lengths(longest: int) -> list[int]:
-    """512 tokens, twice that, and so on; the longest in any case."""
+    """Powers of two from SHORTEST up to the longest, which is always included."""
     found = []
     tokens = SHORTEST
     while tokens < longest:
@@ -240,7 +238,7 @@ def gib(count: int) -> str:
 
 
 def text(found: Plan) -> str:
-    """The plan for people."""
+    """The plan as text."""
     active = "" if found.active_parameters == found.parameters else f", {found.active_parameters:,} for each token"
     free = found.usable_bytes - found.weight_bytes - found.step_bytes - found.other_bytes
     lines = [

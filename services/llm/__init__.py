@@ -1,1 +1,1 @@
-"""The Python API: an engine of processes that follows the program that started it, and the classes that speak to it."""
+"""The Python API: `LLM`, `AsyncLLM`, and the engine of processes behind them."""

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.openai.chat import REQUEST as CHAT
-from penstock.services.openai.completions import REQUEST as COMPLETION
+from penstock.services.openai import chat, completions
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.validation import decode
 
@@ -115,7 +114,7 @@ def body(params: SamplingParams | None) -> dict[str, Any]:
 def as_completion(params: SamplingParams | None, prompt: str | list[int] = "") -> CompletionRequest:
     """The parameters as the body of a completion. Raises InvalidRequest naming the parameter."""
     logprobs = None if params is None else params.logprobs
-    return decode(encoded({**body(params), "prompt": prompt or "", "logprobs": logprobs}), COMPLETION)
+    return decode(encoded({**body(params), "prompt": prompt or "", "logprobs": logprobs}), completions.REQUEST)
 
 
 def as_chat(params: SamplingParams | None, messages: object, **more: Any) -> ChatRequest:
@@ -123,7 +122,7 @@ def as_chat(params: SamplingParams | None, messages: object, **more: Any) -> Cha
     fields = {**body(params), "messages": messages, **more}
     if params is not None and params.logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": params.logprobs}
-    return decode(encoded(fields), CHAT)
+    return decode(encoded(fields), chat.REQUEST)
 
 
 def encoded(fields: Mapping[str, Any]) -> bytes:

@@ -16,8 +16,7 @@ from benchmarks.server import Server
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.services.bench.serve import Result, summarize
-from penstock.services.bench.workload import Record as Sent
-from penstock.services.bench.workload import Workload
+from penstock.services.bench.workload import Record, Workload
 
 
 def run(tmp_path: Path, *arguments: str) -> Run:
@@ -25,7 +24,7 @@ def run(tmp_path: Path, *arguments: str) -> Run:
 
 
 def result(workload: Workload) -> Result:
-    sent = [Sent(0, 0, start=0.0, first=0.1, last=1.1, end=1.1, events=11, tokens=11, prompt_tokens=4)]
+    sent = [Record(0, 0, start=0.0, first=0.1, last=1.1, end=1.1, events=11, tokens=11, prompt_tokens=4)]
     return Result(workload=workload, summary=summarize(sent), variants={}, processes=1, client_cpu_seconds=0.1)
 
 

@@ -11,7 +11,7 @@ from benchmarks import offline
 from benchmarks.load.workload import ROWS
 from penstock import CompletionOutput, RequestOutput
 from penstock.engine_core.embedded import demo_folder
-from penstock.services.bench import offline as measured
+from penstock.services.bench.offline import arguments, record
 from penstock.services.bench.workload import Workload, requests
 from penstock.services.llm.outputs import RequestMetrics
 
@@ -34,7 +34,7 @@ def test_the_row_is_mixed_256_with_sampling_and_prompts_of_its_own() -> None:
 
 def test_what_is_asked_for_is_the_load() -> None:
     load = list(requests(TINY))
-    prompts, params = measured.arguments(load)
+    prompts, params = arguments(load)
     assert [len(prompt) for prompt in prompts] == [request.prompt_tokens for request in load]
     assert [one.max_tokens for one in params] == [request.output_tokens for request in load]
     assert all(one.temperature == 0.6 and one.ignore_eos for one in params)
@@ -43,7 +43,7 @@ def test_what_is_asked_for_is_the_load() -> None:
 @pytest.mark.parametrize(("tokens", "error"), [(2, ""), (1, "token count")])
 def test_an_output_of_the_wrong_length_has_failed(tokens: int, error: str) -> None:
     request = msgspec.structs.replace(next(requests(TINY)), output_tokens=2)
-    found = measured.record(request, output(tokens), 1.0, 3.0)
+    found = record(request, output(tokens), 1.0, 3.0)
     assert (found.tokens, found.prompt_tokens, found.cached_tokens, found.error) == (tokens, 2, 1, error)
 
 

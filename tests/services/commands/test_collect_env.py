@@ -56,7 +56,7 @@ def test_text_and_json(found: dict[str, dict[str, str]], capsys: pytest.CaptureF
 
 
 def test_what_cannot_be_asked_is_missing(tmp_path: Path) -> None:
-    assert collect_env.told("no-such-program-here") == ""
+    assert collect_env.output_of("no-such-program-here") == ""
     assert collect_env.words_of(tmp_path / "none", "x") == {}
 
 

@@ -15,8 +15,7 @@ from penstock.engine_core.models.sharding import held_weights, stage_layers
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
-from penstock.services.commands import plan as planning
-from penstock.services.commands.plan import GPUS, gpu_bytes, lengths, plan, stage_share
+from penstock.services.commands.plan import GPUS, Plan, gpu_bytes, lengths, plan, stage_share, text
 from penstock.services.supervisor.options import effective, parse
 from tests.engine_core.models.eagle_heads import head_config, write_head
 from tests.engine_core.models.test_memory_estimate import LLAMA_8B, QWEN_06B
@@ -30,7 +29,7 @@ def folder_of(path: Path, config: dict[str, object]) -> Path:
     return path
 
 
-def planned(model: Path, *words: str, gpu: str = "h200") -> planning.Plan:
+def planned(model: Path, *words: str, gpu: str = "h200") -> Plan:
     parsed = parse(cli.parser_of("plan"), [str(model), *words])
     return plan(effective(parsed, {}).config, gpu)
 
@@ -133,9 +132,9 @@ def test_lengths_end_with_the_longest() -> None:
 def test_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path, LLAMA_8B)
     assert cli.main(["plan", str(folder), "--gpu", "h200", "--max-model-len", "8192"]) == 0
-    text = capsys.readouterr().out
-    assert "131,072 bytes per token" in text
-    assert "weights                14.96 GiB, 8,030,261,248 parameters" in text
+    out = capsys.readouterr().out
+    assert "131,072 bytes per token" in out
+    assert "weights                14.96 GiB, 8,030,261,248 parameters" in out
     assert cli.main(["plan", str(folder), "--gpu", "h200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 8_030_261_248
     assert cli.main(["plan", str(folder), "--gpu", "16GB"]) == 2
@@ -158,7 +157,7 @@ def test_gpus_share_weights_and_cache(tmp_path: Path, size: int) -> None:
     assert found.weight_bytes == pytest.approx(one.weight_bytes / size, rel=0.001)  # norms are everybody's
     assert found.kv_bytes_per_token == one.kv_bytes_per_token // size
     assert found.blocks > size * one.blocks
-    assert f"each of {size}" in planning.text(found)
+    assert f"each of {size}" in text(found)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
