@@ -1,7 +1,8 @@
 """The block pool: blocks 1..total, reference counts, and the order in which content is given up.
 
 A block is free (no content worth keeping), idle (unreferenced, content still findable), held (referenced), or
-quarantined after a failed check. Block 0 is the executor's scratch and never appears here.
+quarantined after a failed check. Block 0 is the executor's scratch and never appears here. The fence holds blocks and
+slots that a planned step still touches: they are reusable only after that step is applied.
 """
 
 from __future__ import annotations

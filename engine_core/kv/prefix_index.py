@@ -1,4 +1,9 @@
-"""The prefix index: identity → block. An entry outlives its holders until the pool gives the block to someone else."""
+"""The prefix index: block identity → block. An entry outlives its holders until the block is given to another sequence.
+
+A full block's identity is a chained hash, H(parent, token ids), whose root holds the extras (cache salt, adapter id).
+It covers everything that determines the block's KV. BLAKE2b with 128 bits (RFC 7693) is cryptographic, so that no
+tenant can make a block that passes for another's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""How a choice leaves its slot and how it ends. Whoever still has a step in flight leaves through the fence."""
+"""How a sequence is queued, leaves its slot, is preempted and ends; what is still in flight leaves through the fence.
+
+When executors die, every sequence with a row in an unanswered step is a suspect. One that was there SUSPICIOUS times
+without making progress is quarantined: it runs alone until it makes progress, or until the executors die once more.
+Then its request ends, and requests like it are refused for a while.
+"""
 
 from __future__ import annotations
 
@@ -10,166 +15,168 @@ from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.outbox import end_row
 from penstock.engine_core.scheduling.poison_requests import signature
-from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.state import State
 from penstock.engine_core.scheduling.statistics import FINISHED
 from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED
 from penstock.protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
-SUSPICIOUS = 2  # deaths without progress before a choice is tried
-AHEAD = 2  # tokens that were in flight at a death: as many more, and the choice has got past what killed
+SUSPICIOUS = 2  # deaths without progress before a sequence is tried
+AHEAD = 2  # tokens that were in flight at a death: as many more, and the sequence has got past what killed
 KILLER = f"the engine's executor died {SUSPICIOUS + 1} times while it ran this request, the last time with nothing else"
 
 
-def seal(state: State, choice: Choice) -> None:
+def seal(state: State, sequence: Sequence) -> None:
     """Name the full blocks whose tokens are known and whose positions are planned."""
-    if choice.request.root is not None:
-        full = min(int(state.slots.planned[choice.slot]), len(choice.tokens)) // state.options.block_size
-        if full > choice.sealed:
-            seal_to(state, choice, full)
+    if sequence.request.root is not None:
+        full = (
+            min(int(state.slots.num_computed_tokens[sequence.slot]), len(sequence.tokens)) // state.options.block_size
+        )
+        if full > sequence.cached:
+            cache_blocks_to(state, sequence, full)
 
 
-def seal_to(state: State, choice: Choice, full: int) -> None:
-    """Name the choice's blocks up to the first `full`, which are full. Owner of `choice.sealed`."""
+def cache_blocks_to(state: State, sequence: Sequence, full: int) -> None:
+    """Name the sequence's blocks up to the first `full`, which are full. Owner of `sequence.sealed`."""
     size = state.options.block_size
-    assert choice.request.root is not None
-    extend(choice.chain, choice.request.root, choice.tokens, full, size)
-    state.prefix.seal(choice.chain[choice.sealed : full], choice.blocks[choice.sealed : full])
-    choice.sealed = full
-    state.slots.sealed[choice.slot] = full
+    assert sequence.request.root is not None
+    extend(sequence.chain, sequence.request.root, sequence.tokens, full, size)
+    state.kv.prefix.seal(sequence.chain[sequence.cached : full], sequence.blocks[sequence.cached : full])
+    sequence.cached = full
+    state.slots.blocks.cached[sequence.slot] = full
 
 
-def announce(state: State, choice: Choice) -> None:
+def announce_prefix(state: State, sequence: Sequence) -> None:
     """Tell newcomers with the same prefix that the next block of it is being computed: they wait for it."""
-    if choice.request.root is not None and choice.sealed < len(choice.chain):
-        state.coming.setdefault(choice.chain[choice.sealed], choice)
+    if sequence.request.root is not None and sequence.cached < len(sequence.chain):
+        state.kv.in_flight_prefixes.setdefault(sequence.chain[sequence.cached], sequence)
 
 
-def retract(state: State, choice: Choice) -> None:
-    """Take back what `announce` told. Called before `seal` moves on and when the choice leaves."""
-    if choice.sealed < len(choice.chain):
-        identity = choice.chain[choice.sealed]
-        if state.coming.get(identity) is choice:
-            del state.coming[identity]
+def retract_prefix(state: State, sequence: Sequence) -> None:
+    """Take back what `announce` told. Called before `seal` moves on and when the sequence leaves."""
+    if sequence.cached < len(sequence.chain):
+        identity = sequence.chain[sequence.cached]
+        if state.kv.in_flight_prefixes.get(identity) is sequence:
+            del state.kv.in_flight_prefixes[identity]
 
 
-def vacate(state: State, choice: Choice, *, trusted: bool = True) -> None:
-    """Take a choice out of its slot; slot and blocks are reusable once its last planned step is applied."""
-    retract(state, choice)
+def vacate(state: State, sequence: Sequence, *, trusted: bool = True) -> None:
+    """Take a sequence out of its slot; slot and blocks are reusable once its last planned step is applied."""
+    retract_prefix(state, sequence)
     if trusted:
-        seal(state, choice)
+        seal(state, sequence)
     else:
-        state.pool.distrust(choice.blocks[choice.borrowed :])
-    if choice in state.prefilling:
-        state.prefilling.remove(choice)
-    slot = state.slots.leave(choice, state.options.block_size)
-    state.queue.leave(choice, state.durations.now)
-    blocks, choice.blocks = choice.blocks, []
-    choice.sealed = choice.borrowed = 0
-    if choice.last_step <= state.applied:
+        state.kv.pool.distrust(sequence.blocks[sequence.borrowed :])
+    if sequence in state.prefilling:
+        state.prefilling.remove(sequence)
+    slot = state.slots.leave(sequence, state.options.block_size)
+    state.queue.leave(sequence, state.stats.durations.now)
+    blocks, sequence.blocks = sequence.blocks, []
+    sequence.cached = sequence.borrowed = 0
+    if sequence.last_step <= state.steps.applied:
         release(state, Fenced(blocks, slot))
     else:
-        state.fence.hold(choice.last_step, Fenced(blocks, slot))
+        state.kv.fence.hold(sequence.last_step, Fenced(blocks, slot))
 
 
 def release(state: State, fenced: Fenced) -> None:
     """Nothing in flight touches these any more."""
-    state.pool.release(fenced.blocks)
+    state.kv.pool.release(fenced.blocks)
     state.slots.give(fenced.slot)
     state.refused = None
 
 
-def preempt(state: State, choice: Choice, reason: str = PREEMPTED) -> None:
+def preempt(state: State, sequence: Sequence, reason: str = PREEMPTED) -> None:
     """Back to the queue, to be recomputed. Tokens in flight are still taken. One that gave its slot up for another
     client waits for its own client's turn."""
-    state.traces.leave(choice, reason, state.durations.now, state.slots)
-    vacate(state, choice)
-    state.queue.put(choice, state.durations.now, preempted=reason != YIELDED)
-    state.traces.queue(choice, state.durations.now)
+    state.traces.leave(sequence, reason, state.stats.durations.now)
+    vacate(state, sequence)
+    state.queue.put(sequence, state.stats.durations.now, preempted=reason != YIELDED)
+    state.traces.queue(sequence, state.stats.durations.now)
     if reason == YIELDED:
-        state.totals.yielded += 1
+        state.stats.totals.yielded += 1
     else:
-        state.totals.preemptions += 1
+        state.stats.totals.preemptions += 1
 
 
-def end(state: State, choice: Choice, finish: Finish) -> None:
-    """The choice is over, wherever it stands. The terminal row is the caller's."""
-    assert not choice.ended
-    request = choice.request
-    state.traces.leave(choice, finish, state.durations.now, state.slots)
-    state.queue.settle(choice)
-    if choice.slot >= 0:
-        vacate(state, choice, trusted=finish != Finish.ERROR)
+def end(state: State, sequence: Sequence, finish: Finish) -> None:
+    """The sequence is over, wherever it stands. The terminal row is the caller's."""
+    assert not sequence.ended
+    request = sequence.request
+    state.traces.leave(sequence, finish, state.stats.durations.now)
+    state.queue.settle(sequence)
+    if sequence.slot >= 0:
+        vacate(state, sequence, trusted=finish != Finish.ERROR)
     else:
-        state.queue.remove(choice)
-        if state.refused is choice:
+        state.queue.remove(sequence)
+        if state.refused is sequence:
             state.refused = None
-    choice.ended = True
-    choice.behind = None
-    state.accused.pop(choice, None)
-    state.totals.finishes[finish] += 1
-    state.durations.end(choice, finish)
-    state.lengths.end(choice, finish)
+    sequence.ended = True
+    sequence.waits_for = None
+    state.quarantine.pop(sequence, None)
+    state.stats.totals.finishes[finish] += 1
+    state.stats.durations.end(sequence, finish)
+    state.stats.lengths.end(sequence, finish)
     if finish in FINISHED and not request.pools:
-        state.forecast.ended(choice.outputs, request.limit - request.prompt_tokens)
-    state.suspects.remove(request.ending)
-    state.queue.forget(choice)
-    del request.choices[choice.index]
-    if not request.choices:
+        state.forecast.ended(sequence.outputs, request.limit - request.prompt_tokens)
+    state.stop_tokens.remove(request.ending)
+    state.queue.forget(sequence)
+    del request.sequences[sequence.index]
+    if not request.sequences:
         assert request.spawned == request.message.n
         del state.requests[request.message.id]
 
 
-def end_aside(state: State, choice: Choice, finish: Finish, error: str | None = None) -> None:
-    """End a choice outside a step's columns: its terminal row stands alone."""
-    row = end_row(choice.request.message.id, choice.index, finish, error, choice.drafted)
-    state.outboxes[choice.request.source].put(row)
-    end(state, choice, finish)
+def end_aside(state: State, sequence: Sequence, finish: Finish, error: str | None = None) -> None:
+    """End a sequence outside a step's columns: its terminal row stands alone."""
+    row = end_row(sequence.request.message.id, sequence.index, finish, error, sequence.drafted)
+    state.outboxes[sequence.request.source].put(row)
+    end(state, sequence, finish)
 
 
 def cancel(state: State, request: Request, finish: Finish, error: str | None = None) -> None:
-    """End every choice of a request, those not begun included."""
+    """End every sequence of a request, those not begun included."""
     outbox = state.outboxes[request.source]
     while request.spawned < request.message.n:
         outbox.put(end_row(request.message.id, request.spawned, finish, error))
         request.spawned += 1
-        state.totals.finishes[finish] += 1
-    for choice in tuple(request.choices.values()):
-        end_aside(state, choice, finish, error)
+        state.stats.totals.finishes[finish] += 1
+    for sequence in tuple(request.sequences.values()):
+        end_aside(state, sequence, finish, error)
 
 
-def add(state: State, request: Request) -> Choice:
-    """Queue the request's next choice."""
+def add(state: State, request: Request) -> Sequence:
+    """Queue the request's next sequence."""
     index = request.spawned
-    first = request.choices.get(0)
+    first = request.sequences.get(0)
     tokens = array("i")
     tokens.frombytes(request.message.token_ids)
     if written := request.message.written:
         tokens.frombytes(written[index].token_ids)
     chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
-    choice = Choice(request, index, rank, tokens, chain)
-    if choice.outputs:  # what comes with a first token was told by the scheduler before this one
-        choice.began = choice.told = True
-        choice.scored = request.prompt_tokens
-    equip(state, choice)
-    request.choices[index] = choice
+    sequence = Sequence(request, index, rank, tokens, chain)
+    if sequence.outputs:  # what comes with a first token was told by the scheduler before this one
+        sequence.began = sequence.prompt_logprobs.delivered = True
+        sequence.prompt_logprobs.positions = request.prompt_tokens
+    equip(state, sequence)
+    request.sequences[index] = sequence
     request.spawned += 1
-    state.suspects.add(request.ending)
-    state.queue.put(choice, state.durations.now)
-    state.traces.queue(choice, state.durations.now)
-    return choice
+    state.stop_tokens.add(request.ending)
+    state.queue.put(sequence, state.stats.durations.now)
+    state.traces.queue(sequence, state.stats.durations.now)
+    return sequence
 
 
 def add_others(state: State, request: Request) -> None:
-    """Queue the choices that waited for choice 0's prompt: it is planned and sealed, so they find its full blocks."""
+    """Queue the sequences that waited for sequence 0's prompt: its full blocks are planned and in the prefix index."""
     while request.spawned < request.message.n:
         add(state, request)
 
 
 def resume(state: State, request: Request) -> None:
-    """Queue the choices of a request that goes on, all at once; those that have ended are over."""
+    """Queue the sequences of a request that goes on, all at once; those that have ended are over."""
     for written in request.message.written:
         if written.ended:
             request.spawned += 1
@@ -177,36 +184,36 @@ def resume(state: State, request: Request) -> None:
             add(state, request)
 
 
-def flown(state: State) -> list[Choice]:
-    """Choices with work in a step that has not been answered."""
-    found: dict[Choice, None] = {}
-    for flight in state.flights:
-        found.update(dict.fromkeys(flight.lane.choices))
-        found.update((chunk.choice, None) for chunk in flight.chunks)
-    return [choice for choice in found if not choice.ended]
+def in_flight_sequences(state: State) -> list[Sequence]:
+    """Sequences with work in a step that has not been answered."""
+    found: dict[Sequence, None] = {}
+    for inflight in state.steps.in_flight:
+        found.update(dict.fromkeys(inflight.batch.sequences))
+        found.update((chunk.sequence, None) for chunk in inflight.chunks)
+    return [sequence for sequence in found if not sequence.ended]
 
 
-def charge(state: State, suspects: Iterable[Choice], now: float) -> None:
-    """The executor died with these choices in flight, all of which are back in the queue."""
-    for choice in suspects:
-        if choice.ended:
+def suspect(state: State, suspects: Iterable[Sequence], now: float) -> None:
+    """The executor died with these sequences in flight, all of which are back in the queue."""
+    for sequence in suspects:
+        if sequence.ended:
             continue  # with a sibling
-        stuck = choice.deaths > 0 and len(choice.tokens) <= choice.mark + AHEAD
-        choice.deaths = choice.deaths + 1 if stuck else 1
-        choice.mark = len(choice.tokens)
-        state.accused.pop(choice, None)
-        if choice.deaths > SUSPICIOUS:
-            state.condemned.add(signature(choice.request.message), now)
-            state.totals.condemned += 1
-            cancel(state, choice.request, Finish.ERROR, KILLER)
-        elif choice.deaths == SUSPICIOUS:
-            state.accused[choice] = None
+        deaths, tokens = sequence.deaths
+        deaths = deaths + 1 if deaths and len(sequence.tokens) <= tokens + AHEAD else 1
+        sequence.deaths = deaths, len(sequence.tokens)
+        state.quarantine.pop(sequence, None)
+        if deaths > SUSPICIOUS:
+            state.poison_requests.add(signature(sequence.request.message), now)
+            state.stats.totals.condemned += 1
+            cancel(state, sequence.request, Finish.ERROR, KILLER)
+        elif deaths == SUSPICIOUS:
+            state.quarantine[sequence] = None
 
 
-def acquit(state: State) -> None:
+def clear_suspects(state: State) -> None:
     """Whoever has got past the place of the deaths is one of many again; it makes room for the next to be tried."""
-    for choice in list(state.accused):
-        if len(choice.tokens) > choice.mark + AHEAD:
-            del state.accused[choice]
-            if choice.slot >= 0 and state.accused:
-                preempt(state, choice)
+    for sequence in list(state.quarantine):
+        if len(sequence.tokens) > sequence.deaths[1] + AHEAD:
+            del state.quarantine[sequence]
+            if sequence.slot >= 0 and state.quarantine:
+                preempt(state, sequence)

@@ -20,7 +20,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     prefix_caching: bool = True
     policy: str = "fcfs"  # or "priority": larger first, then arrival
-    fairness: bool = True  # clients take turns; without it choices go as they come
+    fairness: bool = True  # clients take turns; without it sequences go as they come
     expected_share: float = 1.0  # of a request's max_tokens that it is expected to use, until ends teach better
     speculation: SpeculationOptions = SpeculationOptions()
     max_queued_tokens: int = 0  # of prompts that wait; 0: any number

@@ -1,8 +1,8 @@
-"""Whether one more choice fits: the exact future peak of KV blocks, given how long each is expected to go on.
+"""Whether one more sequence fits: the exact future peak of KV blocks, given how long each is expected to go on.
 
 The peak is that of LightLLM's past-future scheduler (Gong et al., ASPLOS 2025): memory only grows between two ends, so
 its maximum stands at some end. Sorted by remaining length, the sum over those still running at each end is a running
-sum. Here it counts blocks, not tokens: with c = a*size - b positions now, t = u*size + v positions later a choice
+sum. Here it counts blocks, not tokens: with c = a*size - b positions now, t = u*size + v positions later a sequence
 holds a + u + (1 if v > b) blocks, so the exact count is one running sum and one running histogram of b.
 """
 
@@ -22,22 +22,22 @@ FORGET = 0.98  # what one end leaves of the margin that preemptions added
 
 
 class ForecastStatistics(msgspec.Struct, frozen=True):
-    share: float  # expected share of a choice's remaining allowance that it will use
+    share: float  # expected share of a sequence's remaining allowance that it will use
     refused: int  # admissions put off
     peaks: int  # exact peaks computed
 
 
-class Outlook(msgspec.Struct, frozen=True):
-    """Newcomers and running choices at one moment. Arrays are [choices]."""
+class PeakEstimate(msgspec.Struct, frozen=True):
+    """Newcomers and running sequences at one moment. Arrays are [sequences]."""
 
     positions: Ints  # KV positions after the next step
     further: Ints  # positions to come after those, as expected
-    spare: Ints  # blocks held for others' account: not given back at this choice's end
+    spare: Ints  # blocks held for others' account: not given back at this sequence's end
     base: int  # blocks held for nobody's account: never given back
 
 
-def peak_blocks(outlook: Outlook, block_size: int) -> int:
-    """The largest number of blocks held at any time from the next step on. O(choices * block_size), vectorised."""
+def peak_blocks(outlook: PeakEstimate, block_size: int) -> int:
+    """The largest number of blocks held at any time from the next step on. O(sequences * block_size), vectorised."""
     if not len(outlook.positions):
         return outlook.base
     order = np.argsort(-outlook.further, kind="stable")
@@ -47,7 +47,7 @@ def peak_blocks(outlook: Outlook, block_size: int) -> int:
     whole, rest = np.divmod(further, block_size)
     counts = np.zeros((len(order), block_size + 1), np.int64)
     counts[np.arange(len(order)), slack + 1] = 1
-    smaller = counts.cumsum(axis=1).cumsum(axis=0)  # [i, v]: choices up to i whose slack is below v
+    smaller = counts.cumsum(axis=1).cumsum(axis=0)  # [i, v]: sequences up to i whose slack is below v
     rank = np.arange(len(order))
     held = np.cumsum(blocks - spare) + (rank + 1) * whole + smaller[rank, rest]
     return outlook.base + int(held.max())
@@ -65,12 +65,12 @@ class Forecast:
         self._peaks = 0
 
     def share(self, running: int) -> float:
-        """Of its remaining allowance, what each of so many choices is expected to use. What one uses beyond the mean
+        """Of its remaining allowance, what each of so many sequences is expected to use. What one uses beyond the mean
         another leaves, so the deviation of their sum grows with the root of their number."""
         return min(1.0, self._mean + 2.0 * self._deviation / math.sqrt(running or 1) + self._margin)
 
     def ended(self, outputs: int, allowance: int) -> None:
-        """A choice ended by itself after this many of the tokens it was allowed."""
+        """A sequence ended by itself after this many of the tokens it was allowed."""
         error = outputs / allowance - self._mean
         self._mean += MEMORY * error
         self._deviation += MEMORY * (abs(error) - self._deviation)
@@ -84,25 +84,29 @@ class Forecast:
         self._refused += 1
 
     def further(self, tokens: Ints, limits: Ints, running: int) -> Ints:
-        """Positions beyond the next step's. A choice with `tokens` tokens has all but the last one's KV at its end."""
+        """Positions beyond the next step's. The last of a sequence's `tokens` tokens needs no KV at its end."""
         expected: Ints = np.ceil((limits - tokens) * self.share(running)).astype(np.int64)
         return np.maximum(expected - 1, 0)
 
-    def outlook(self, slots: Slots, held: int, leaving: int, block_size: int) -> Outlook:
-        """The running choices. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
+    def outlook(self, slots: Slots, held: int, leaving: int, block_size: int) -> PeakEstimate:
+        """The running sequences. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
         rows = slots.occupied()
         limits = slots.limit[rows]
-        tokens = np.minimum(np.maximum(slots.known[rows], slots.planned[rows] + 1), limits)
-        spare = slots.lent[rows]
-        base = held - leaving - int((slots.held[rows] - spare).sum())
+        tokens = np.minimum(np.maximum(slots.num_tokens[rows], slots.num_computed_tokens[rows] + 1), limits)
+        spare = slots.blocks.borrowed[rows]
+        base = held - leaving - int((slots.blocks.held[rows] - spare).sum())
         further = self.further(tokens, limits, len(rows))
         positions = np.minimum(tokens, limits - 1)
-        ahead = np.maximum(slots.room[rows] - block_size + 1 - positions, 0)  # blocks that rejected drafts were given
-        return Outlook(positions + ahead, np.maximum(further - ahead, 0), spare, base)
+        ahead = np.maximum(
+            slots.blocks.capacity[rows] - block_size + 1 - positions, 0
+        )  # blocks that rejected drafts were given
+        return PeakEstimate(positions + ahead, np.maximum(further - ahead, 0), spare, base)
 
-    def fits(self, outlook: Outlook, newcomer: Outlook, capacity: int, block_size: int) -> Outlook | None:
-        """The outlook with the newcomer (one choice; its base is added), or None when the peak passes the capacity."""
-        both = Outlook(
+    def fits(
+        self, outlook: PeakEstimate, newcomer: PeakEstimate, capacity: int, block_size: int
+    ) -> PeakEstimate | None:
+        """The estimate with the newcomer (one sequence; its base is added), or None if its peak is too high."""
+        both = PeakEstimate(
             np.concatenate((outlook.positions, newcomer.positions)),
             np.concatenate((outlook.further, newcomer.further)),
             np.concatenate((outlook.spare, newcomer.spare)),

@@ -1,4 +1,4 @@
-"""Signatures of requests that executors or tokenizers died of. The like of them is refused for a while."""
+"""Signatures of requests that executors or tokenizers died of. Requests like them are refused for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFUSED_SECONDS = 600.0
 MOST = 256  # remembered signatures
 
 
-class Condemned:
+class PoisonRequests:
     """Signatures of requests that killed processes. Bounded: the oldest is forgotten first."""
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
-"""Too few blocks for everybody who runs: the senior rows get theirs, the junior ones are preempted for them.
+"""Preemption policy: which sequences give up blocks or slots, and to which.
 
-A row that must wait for blocks behind the fence stands still for this step. The most senior choice is never preempted
-and everybody else is, before it goes short, so a pool that holds one longest request always makes progress.
+Under KV pressure the senior rows get their blocks and the junior ones are preempted. A row that must wait for blocks
+behind the fence skips this step. The most senior sequence is never preempted and every other one is before it goes
+short, so a pool that holds one request of full length always makes progress. A starved client gets a slot of whichever
+client has most.
 """
 
 from __future__ import annotations
@@ -9,80 +11,80 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, preempt
-from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
-from penstock.engine_core.scheduling.running_batch import Ints, Lane
+from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch
 from penstock.engine_core.scheduling.state import State
 from penstock.engine_core.scheduling.tracing import YIELDED
 from penstock.protocol.messages import Finish
 
 
-def ration(
-    state: State, lane: Lane, short: Ints, chunks: list[tuple[Choice, int]], needs: list[int]
-) -> tuple[Lane, list[tuple[Choice, int]]]:
-    """Decide who of the claimants gets blocks: `short` slots of `lane` want one each, each of `chunks` its number of
+def preempt_for_blocks(
+    state: State, batch: RunningBatch, short: Ints, chunks: list[tuple[Sequence, int]], needs: list[int]
+) -> tuple[RunningBatch, list[tuple[Sequence, int]]]:
+    """Decide who of the claimants gets blocks: `short` slots of `batch` want one each, each of `chunks` its number of
     `needs`.
 
-    Returns the rows of the lane that decode in this step, and those of the chunks (choice, positions) that run.
+    Returns the rows of the batch that decode in this step, and those of the chunks (sequence, positions) that run.
     """
-    pool, slots = state.pool, state.slots
-    wanted = dict.fromkeys(slots.lane(short).choices, 1)
-    wanted.update({choice: need for (choice, _), need in zip(chunks, needs, strict=True)})
+    pool, slots = state.kv.pool, state.slots
+    wanted = dict.fromkeys(slots.batch(short).sequences, 1)
+    wanted.update({sequence: need for (sequence, _), need in zip(chunks, needs, strict=True)})
     running, expected = [], leaving_blocks(state)
     prefilling = set(state.prefilling)
-    for choice in slots.lane(slots.occupied()).choices:
-        if slots.ready[choice.slot] or choice in prefilling:
-            running.append(choice)
+    for sequence in slots.batch(slots.occupied()).sequences:
+        if slots.ready[sequence.slot] or sequence in prefilling:
+            running.append(sequence)
         else:
-            expected += pool.lone_among(choice.blocks)  # planned to its end: its result gives them back
+            expected += pool.lone_among(sequence.blocks)  # planned to its end: its result gives them back
     running.sort(key=rank)
     granted, still = 0, set()
-    for choice in sorted(wanted, key=rank):
-        if choice.slot < 0:
+    for sequence in sorted(wanted, key=rank):
+        if sequence.slot < 0:
             continue
-        need = wanted[choice]
-        while pool.available - granted + expected < need and running[-1] is not choice:
+        need = wanted[sequence]
+        while pool.available - granted + expected < need and running[-1] is not sequence:
             victim = running.pop()
             alone = pool.lone_among(victim.blocks)
             preempt(state, victim)
             state.forecast.preempted()
-            if victim.last_step > state.applied:
+            if victim.last_step > state.steps.applied:
                 expected += alone
         left = pool.available - granted
         if left >= need:
             granted += need
-        elif running[0] is choice and len(running) == 1 and not state.flights:
-            cancel(state, choice.request, Finish.ERROR, TOO_SMALL)
+        elif running[0] is sequence and len(running) == 1 and not state.steps.in_flight:
+            cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
         else:
-            still.add(choice)
+            still.add(sequence)
             granted += left  # what is left and what comes is spoken for: no junior row gets past
             expected = max(0, expected - (need - left))
-    rows = lane.slots[slots.ready[lane.slots]]
-    standing = [choice.slot for choice in still if slots.ready[choice.slot]]
+    rows = batch.slots[slots.ready[batch.slots]]
+    standing = [sequence.slot for sequence in still if slots.ready[sequence.slot]]
     if standing:
         rows = np.setdiff1d(rows, np.array(standing))
-    if len(rows) < len(lane.slots):
-        lane = slots.lane(rows)
-    return lane, [(choice, count) for choice, count in chunks if choice.slot >= 0 and choice not in still]
+    if len(rows) < len(batch.slots):
+        batch = slots.batch(rows)
+    return batch, [(sequence, count) for sequence, count in chunks if sequence.slot >= 0 and sequence not in still]
 
 
 def make_way(state: State) -> None:
-    """Have starved clients go next, and running choices give their slots up to them. Called before the rows of a step
+    """Have starved clients go next, and running sequences give their slots up to them. Called before the rows of a step
     are chosen. What waits behind the fence is given to them first, so nothing more is taken meanwhile."""
-    while (choice := state.queue.starved(state.durations.now)) is not None:
-        state.queue.promise(choice)
+    while (sequence := state.queue.starved(state.stats.durations.now)) is not None:
+        state.queue.promise(sequence)
     promised = state.queue.promised()
-    if not promised or len(state.fence):
+    if not promised or len(state.kv.fence):
         return
     short = len(promised) - state.slots.free
     if short <= 0 and state.refused is promised[0]:
         short = 1  # there are slots, and too few blocks for it
-    for choice in promised[: max(0, short)]:
-        victim = state.queue.victim(choice)
+    for sequence in promised[: max(0, short)]:
+        victim = state.queue.victim(sequence)
         if victim is not None:
             preempt(state, victim, YIELDED)
 
 
 def leaving_blocks(state: State) -> int:
     """Blocks that come back when the fence opens."""
-    return sum(state.pool.lone_among(table) for table in state.fence.tables())
+    return sum(state.kv.pool.lone_among(table) for table in state.kv.fence.tables())

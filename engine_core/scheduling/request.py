@@ -1,4 +1,4 @@
-"""A request as the scheduler keeps it, and its choices. The scheduler is the one owner of every token."""
+"""A request as the scheduler keeps it, and its sequences. The scheduler is the one owner of every token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.speculation.drafter import Drafter
 from penstock.protocol.messages import Finish, Logprobs, Sampling, SubmitTokens
 
-Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, choice: smaller goes first
+Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, sequence: smaller goes first
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class PromptLogprobs:
+    """Log-probabilities of a sequence's prompt, collected chunk by chunk."""
+
+    positions: int = 0  # whose logprobs have come
+    delivered: bool = False
+    parts: list[Logprobs] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
     """One sequence of a request. It has a slot while it runs; `life` changes with every stay in a slot."""
 
     request: Request
@@ -25,22 +34,17 @@ class Choice:
     slot: int = -1
     life: int = 0
     borrowed: int = 0  # leading blocks that the prefix index gave at the start of this life
-    sealed: int = 0  # leading blocks whose identity the prefix index knows
+    cached: int = 0  # leading blocks whose identity the prefix index knows
     last_step: int = 0  # last planned step of its former lives
     began: bool = False  # its first token was delivered
-    entered: float | None = None  # when it had a slot for the first time, on the caller's clock
-    spoke: float | None = None  # when its first token came here
     ended: bool = False
-    scored: int = 0  # prompt positions whose logprobs have come
-    told: bool = False  # they were delivered
-    scores: list[Logprobs] = field(default_factory=list)
-    behind: tuple[Choice, int, int] | None = None  # (choice, its life, blocks): a prefix that is being computed
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
+    waits_for: tuple[Sequence, int, int] | None = None  # (sequence, its life, blocks): a prefix that is being computed
     guide: Guide | None = None  # has taken every token of the output
     drafter: Drafter | None = None
-    guesses: list[int] | None = None  # the drafts that stand behind its tokens, where their ids are told
+    device_drafts: list[int] | None = None  # the drafts that stand behind its tokens, where their ids are told
     drafted: tuple[int, int] | None = None  # drafts accepted and rejected; None: it never had any
-    deaths: int = 0  # of executors that had it in flight, since it last got further
-    mark: int = 0  # its tokens at the last of them
+    deaths: tuple[int, int] = 0, 0  # of executors while it made no progress, and its tokens at the last one
 
     @property
     def outputs(self) -> int:
@@ -50,7 +54,7 @@ class Choice:
     def wants_scores(self) -> bool:
         """Whether the logprobs of its prompt are still to be computed; then no position may come from the cache."""
         request = self.request
-        return self.index == 0 and request.wants_scores and self.scored < request.prompt_tokens - 1
+        return self.index == 0 and request.wants_scores and self.prompt_logprobs.positions < request.prompt_tokens - 1
 
     @property
     def fresh(self) -> bool:
@@ -61,25 +65,25 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What all choices have in common."""
+    """What all sequences have in common."""
 
     message: SubmitTokens
     source: int
     order: int  # of arrival
     prompt_tokens: int
-    limit: int  # most tokens of a choice, prompt included; one more than the prompt's where it pools
+    limit: int  # most tokens of a sequence, prompt included; one more than the prompt's where it pools
     root: bytes | None  # parent of the identity chain; None: its blocks have no identity
-    ending: frozenset[int]  # token ids that end a choice
-    guide: Guide | None = None  # before any output; each choice has a copy
+    ending: frozenset[int]  # token ids that end a sequence
+    guide: Guide | None = None  # before any output; each sequence has a copy
     since: float = 0.0  # when it came, on the caller's clock
-    choices: dict[int, Choice] = field(default_factory=dict)  # those alive and begun
-    spawned: int = 0  # choices 0..spawned-1 exist or have ended; the others wait for choice 0's prompt
+    sequences: dict[int, Sequence] = field(default_factory=dict)  # those alive and begun
+    spawned: int = 0  # sequences 0..spawned-1 exist or have ended; the others wait for sequence 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache
     traced: bool = False  # its history is told
 
     @property
     def pools(self) -> bool:
-        """Whether it wants a vector: its one choice ends with its prompt."""
+        """Whether it wants a vector: its one sequence ends with its prompt."""
         return self.message.pooling is not None
 
     @property
@@ -88,13 +92,13 @@ class Request:
 
 
 def ending_tokens(sampling: Sampling, vocab_size: int) -> frozenset[int]:
-    """Ids that end a choice; those outside the vocabulary can never be sampled and are left out."""
+    """Ids that end a sequence; those outside the vocabulary can never be sampled and are left out."""
     ids = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + sampling.eos_token_ids
     return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
 def verdict(request: Request, token: int, length: int) -> Finish:
-    """Whether `token` ends a choice that has `length` tokens with it. An ending token beats the length."""
+    """Whether `token` ends a sequence that has `length` tokens with it. An ending token beats the length."""
     if token in request.ending and length - request.prompt_tokens >= request.message.sampling.min_tokens:
         return Finish.STOP
     if length >= request.limit:

@@ -1,14 +1,21 @@
-"""Deficit round robin in tokens: whose turn it is among those that share the engine.
+"""The waiting sequences in admission order: priorities, then fair shares, then arrival.
 
-Source: Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995; counted in tokens, as
-in Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
+A smaller first number of the rank (a higher priority) goes strictly first. Among equals tenants take turns, and below
+each tenant its clients, so a tenant that invents clients gains nothing over another one. A client's own sequences go by
+rank; with a single client that is the whole order.
 
-A turn is worth QUANTUM tokens. A share is served while its balance is positive and pays afterwards, because what a
-sequence costs is known only when it has ended; one in debt sits out as many rounds as it takes to pay. Rounds have
-numbers, so a share that sits out is not visited, and time spent without anything waiting pays a debt, too.
+Turns are deficit round robin in tokens. Source: Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round
+Robin", SIGCOMM 1995; counted in tokens as in Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A
+turn is worth QUANTUM tokens. A share is served while its balance is positive and pays afterwards, because a sequence's
+cost is known only when it has ended; a share in debt sits out as many rounds as it takes to pay. Rounds have numbers,
+so a share that sits out is not visited, and time spent with nothing waiting pays a debt too. Between two shares that
+both wait, service differs by at most the most expensive sequence and three quanta. Newcomers join the next round, so a
+waiting share is passed only by those before it: endless newcomers starve nothing.
 
-Between two shares that both wait, service differs by at most the most expensive sequence and three quanta. Newcomers
-join the next round, so a share that waits is passed only by what stood before it: endless newcomers starve nobody.
+Preempted sequences have been paid for and go before all turns, by rank. Before them goes the first sequence of a
+starved client: one that has had nothing running for PATIENCE seconds while another tenant holds at least two slots more
+than its own, or a sibling at least two. The most junior sequence of the largest holder gives up its slot (`victim`).
+Each exchange makes the shares more even, so exchanges come to an end.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from penstock.engine_core.scheduling.request import Choice, Rank
+from penstock.engine_core.scheduling.request import Rank, Sequence
 
 QUANTUM = 64  # tokens: a short turn costs nothing, and what is cheap waits for less
 MOST = 2 * QUANTUM  # that refunds leave of a turn
@@ -107,20 +114,20 @@ class Ring(Generic[S]):
 class Client(Share):
     """What one client has waiting and running at one priority."""
 
-    __slots__ = ("choices", "name", "ranks", "running", "tenant")
+    __slots__ = ("name", "ranks", "running", "sequences", "tenant")
 
     def __init__(self, name: str, tenant: Tenant) -> None:
         super().__init__()
         self.name = name
         self.tenant = tenant
         self.ranks: list[Rank] = []
-        self.choices: list[Choice] = []  # waiting, by rank
-        self.running: dict[Choice, None] = {}  # have a slot, or are promised the next one
+        self.sequences: list[Sequence] = []  # waiting, by rank
+        self.running: dict[Sequence, None] = {}  # have a slot, or are promised the next one
 
-    def place_of(self, choice: Choice) -> int:
+    def place_of(self, sequence: Sequence) -> int:
         """Where it stands among those that wait."""
-        index = bisect_left(self.ranks, choice.rank)
-        assert self.choices[index] is choice
+        index = bisect_left(self.ranks, sequence.rank)
+        assert self.sequences[index] is sequence
         return index
 
 
@@ -149,8 +156,8 @@ class Level:
         self.number = number
         self.ring: Ring[Tenant] = Ring()
         self.tenants: dict[str, Tenant] = {}
-        self.promised: dict[Choice, None] = {}  # of starved clients, in order of the promise
-        self.preempted: list[Choice] = []  # by rank
+        self.promised: dict[Sequence, None] = {}  # of starved clients, in order of the promise
+        self.preempted: list[Sequence] = []  # by rank
 
 
 class Queue:
@@ -161,21 +168,21 @@ class Queue:
         self._fair = fair
         self._levels: dict[int, Level] = {}
         self._numbers: list[int] = []  # of the levels, the one that goes first first
-        self.waiting = 0  # choices
-        self._clients: dict[Choice, Client] = {}  # from a choice's first wait to its end
-        self._paid: dict[Choice, int] = {}  # tokens that a choice was expected to reach when its client paid for it
+        self.waiting = 0  # sequences
+        self._clients: dict[Sequence, Client] = {}  # from a sequence's first wait to its end
+        self._paid: dict[Sequence, int] = {}  # tokens that a sequence was expected to reach when its client paid for it
         self._typical = float(TYPICAL)
         self._look_at = 0.0
 
     def __len__(self) -> int:
         return self.waiting
 
-    def __iter__(self) -> Iterator[Choice]:
+    def __iter__(self) -> Iterator[Sequence]:
         """All that wait, in no particular order between clients."""
         for number in self._numbers:
             for tenant in self._levels[number].tenants.values():
                 for client in tenant.clients.values():
-                    yield from client.choices
+                    yield from client.sequences
 
     @property
     def empty(self) -> bool:
@@ -187,17 +194,17 @@ class Queue:
         """Clients with anything waiting."""
         return sum(len(tenant.ring) for level in self._levels.values() for tenant in level.tenants.values())
 
-    def put(self, choice: Choice, now: float, *, preempted: bool = False) -> None:
+    def put(self, sequence: Sequence, now: float, *, preempted: bool = False) -> None:
         """It waits from now on."""
-        client = self._clients[choice] = self._client(choice)
+        client = self._clients[sequence] = self._client(sequence)
         tenant = client.tenant
-        index = bisect_left(client.ranks, choice.rank)
-        client.ranks.insert(index, choice.rank)
-        client.choices.insert(index, choice)
-        self.tokens += choice.request.prompt_tokens
+        index = bisect_left(client.ranks, sequence.rank)
+        client.ranks.insert(index, sequence.rank)
+        client.sequences.insert(index, sequence)
+        self.tokens += sequence.request.prompt_tokens
         self.waiting += 1
         if preempted:
-            insort(tenant.level.preempted, choice, key=rank)
+            insort(tenant.level.preempted, sequence, key=rank)
         if not client.waits:
             tenant.ring.join(client)
         if not tenant.waits:
@@ -205,55 +212,55 @@ class Queue:
         if not client.running:
             tenant.starving.setdefault(client, now)
 
-    def remove(self, choice: Choice) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """It ends while it waits."""
-        assert choice in self._clients, "it has been in the queue"
-        client = self._clients[choice]
-        self._take(choice, client)
-        if choice in client.running:
-            self._stop(choice, client)
+        assert sequence in self._clients, "it has been in the queue"
+        client = self._clients[sequence]
+        self._take(sequence, client)
+        if sequence in client.running:
+            self._stop(sequence, client)
         self._tidy(client)
 
-    def enter(self, choice: Choice, computed: int) -> None:
+    def enter(self, sequence: Sequence, computed: int) -> None:
         """It has a slot: it pays for the positions that it has computed and for the output that it may be expected to
         have, once, however often it is preempted."""
-        client = self._clients[choice]
+        client = self._clients[sequence]
         tenant = client.tenant
-        if choice not in self._paid:
-            expected = min(choice.request.limit - len(choice.tokens), int(self._typical))
-            self._paid[choice] = len(choice.tokens) + expected
+        if sequence not in self._paid:
+            expected = min(sequence.request.limit - len(sequence.tokens), int(self._typical))
+            self._paid[sequence] = len(sequence.tokens) + expected
             tenant.level.ring.serve(tenant, computed + expected)
             tenant.ring.serve(client, computed + expected)
-        self._take(choice, client)
-        self._run(choice, client)
+        self._take(sequence, client)
+        self._run(sequence, client)
 
-    def leave(self, choice: Choice, now: float) -> None:
+    def leave(self, sequence: Sequence, now: float) -> None:
         """It has its slot no longer. It waits again, or ends."""
-        client = self._clients[choice]
-        self._stop(choice, client)
-        if client.choices and not client.running:
+        client = self._clients[sequence]
+        self._stop(sequence, client)
+        if client.sequences and not client.running:
             client.tenant.starving[client] = now
         self._tidy(client)
 
-    def settle(self, choice: Choice) -> None:
+    def settle(self, sequence: Sequence) -> None:
         """It ends: what it has paid is made what it has cost. Called before it leaves."""
-        if choice in self._paid:
-            client = self._clients[choice]
-            more = len(choice.tokens) - self._paid[choice]
+        if sequence in self._paid:
+            client = self._clients[sequence]
+            more = len(sequence.tokens) - self._paid[sequence]
             client.tenant.ring.charge(client, more)
             client.tenant.level.ring.charge(client.tenant, more)
-            self._typical += MEMORY * (choice.outputs - self._typical)
+            self._typical += MEMORY * (sequence.outputs - self._typical)
 
-    def forget(self, choice: Choice) -> None:
-        """The choice has ended: nothing of it comes here again."""
-        self._clients.pop(choice, None)
-        self._paid.pop(choice, None)
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended: nothing of it comes here again."""
+        self._clients.pop(sequence, None)
+        self._paid.pop(sequence, None)
 
     def walk(self) -> Walk:
         return Walk([self._levels[number] for number in self._numbers], self._clients)
 
-    def starved(self, now: float) -> Choice | None:
-        """The first choice of a client that starves, if anybody is to give a slot up for it."""
+    def starved(self, now: float) -> Sequence | None:
+        """The first sequence of a client that starves, if anybody is to give a slot up for it."""
         if now < self._look_at:
             return None
         for number in self._numbers:
@@ -264,24 +271,24 @@ class Queue:
                 if client is None or since + PATIENCE > now:
                     continue
                 if below is not None or tenant.crowded or most.running >= tenant.running + 2:
-                    return client.choices[0]
+                    return client.sequences[0]
         self._look_at = now + LOOK
         return None
 
-    def promise(self, choice: Choice) -> None:
+    def promise(self, sequence: Sequence) -> None:
         """It goes before all others of its priority, and counts as running from now on."""
-        client = self._clients[choice]
-        client.tenant.level.promised[choice] = None
-        self._run(choice, client)
+        client = self._clients[sequence]
+        client.tenant.level.promised[sequence] = None
+        self._run(sequence, client)
 
-    def promised(self) -> list[Choice]:
-        """The choices that were promised a slot and wait for it, in order."""
-        return [choice for number in self._numbers for choice in self._levels[number].promised]
+    def promised(self) -> list[Sequence]:
+        """The sequences that were promised a slot and wait for it, in order."""
+        return [sequence for number in self._numbers for sequence in self._levels[number].promised]
 
-    def victim(self, choice: Choice) -> Choice | None:
-        """Which running choice gives its slot up for one that was promised it: the most junior one of the client that
+    def victim(self, sequence: Sequence) -> Sequence | None:
+        """Which running sequence gives its slot up for one that was promised it: the most junior one of the client that
         has most, of the tenant that has most. None where that would not make shares more even."""
-        own = self._clients[choice].tenant
+        own = self._clients[sequence].tenant
         tenant = self._below(own.level)
         if tenant is None:
             most = busiest(own.level)
@@ -301,13 +308,13 @@ class Queue:
                 return most
         return None
 
-    def _client(self, choice: Choice) -> Client:
-        """The account of the choice's client at its priority, opened if there is none."""
-        message = choice.request.message
+    def _client(self, sequence: Sequence) -> Client:
+        """The account of the sequence's client at its priority, opened if there is none."""
+        message = sequence.request.message
         tenant_name, name = (message.client.tenant, message.client.name) if self._fair else ("", "")
-        level = self._levels.get(choice.rank[0])
+        level = self._levels.get(sequence.rank[0])
         if level is None:
-            level = self._levels[choice.rank[0]] = Level(choice.rank[0])
+            level = self._levels[sequence.rank[0]] = Level(sequence.rank[0])
             insort(self._numbers, level.number)
         tenant = level.tenants.get(tenant_name)
         if tenant is None:
@@ -317,41 +324,41 @@ class Queue:
             client = tenant.clients[name] = Client(name, tenant)
         return client
 
-    def _take(self, choice: Choice, client: Client) -> None:
+    def _take(self, sequence: Sequence, client: Client) -> None:
         """Out of every list of those that wait."""
-        tenant, index = client.tenant, client.place_of(choice)
-        del client.ranks[index], client.choices[index]
-        self.tokens -= choice.request.prompt_tokens
+        tenant, index = client.tenant, client.place_of(sequence)
+        del client.ranks[index], client.sequences[index]
+        self.tokens -= sequence.request.prompt_tokens
         self.waiting -= 1
         level = tenant.level
-        level.promised.pop(choice, None)
-        index = bisect_left(level.preempted, choice.rank, key=rank)
-        if index < len(level.preempted) and level.preempted[index] is choice:
+        level.promised.pop(sequence, None)
+        index = bisect_left(level.preempted, sequence.rank, key=rank)
+        if index < len(level.preempted) and level.preempted[index] is sequence:
             del level.preempted[index]
-        if not client.choices:
+        if not client.sequences:
             tenant.starving.pop(client, None)
             tenant.ring.leave(client)
             if not tenant.ring:
                 level.ring.leave(tenant)
 
-    def _run(self, choice: Choice, client: Client) -> None:
+    def _run(self, sequence: Sequence, client: Client) -> None:
         """It counts as running, if it does not yet."""
-        if choice in client.running:
+        if sequence in client.running:
             return
-        client.running[choice] = None
+        client.running[sequence] = None
         client.tenant.running += 1
         client.tenant.crowded += len(client.running) == 2
         client.tenant.starving.pop(client, None)
 
-    def _stop(self, choice: Choice, client: Client) -> None:
+    def _stop(self, sequence: Sequence, client: Client) -> None:
         client.tenant.crowded -= len(client.running) == 2
         client.tenant.running -= 1
-        del client.running[choice]
+        del client.running[sequence]
 
     def _tidy(self, client: Client) -> None:
         """An account of nothing is closed: who comes again is new."""
         tenant = client.tenant
-        if client.choices or client.running:
+        if client.sequences or client.running:
             return
         del tenant.clients[client.name]
         if not tenant.clients:
@@ -362,56 +369,56 @@ class Queue:
 
 
 class Walk:
-    """One pass over the waiting choices in order. What is admitted meanwhile moves its client back, so the order is
+    """One pass over the waiting sequences in order. What is admitted meanwhile moves its client back, so the order is
     looked up anew for each; what is passed over is not given again."""
 
-    def __init__(self, levels: list[Level], clients: Mapping[Choice, Client]) -> None:
+    def __init__(self, levels: list[Level], clients: Mapping[Sequence, Client]) -> None:
         self._levels = levels
         self._client_of = clients
-        self._passed: dict[Client, int] = {}  # its choices from the first on
+        self._passed: dict[Client, int] = {}  # its sequences from the first on
         self._preempted: dict[Level, int] = {}  # of the preempted ones
         self._tenants: dict[Level, Place] = {}  # everything before is passed over
         self._clients: dict[Tenant, Place] = {}
         self.passed = 0
 
-    def next(self) -> Choice | None:
-        """The first choice that was not passed over."""
+    def next(self) -> Sequence | None:
+        """The first sequence that was not passed over."""
         for level in self._levels:
             found = self._ahead(level) or self._in_turn(level)
             if found is not None:
                 return found
         return None
 
-    def skip(self, choice: Choice) -> None:
-        """Pass over the choice that `next` gave."""
-        client = self._client_of[choice]
+    def skip(self, sequence: Sequence) -> None:
+        """Pass over the sequence that `next` gave."""
+        client = self._client_of[sequence]
         self._passed[client] = self._passed.get(client, 0) + 1
         self.passed += 1
 
-    def _ahead(self, level: Level) -> Choice | None:
+    def _ahead(self, level: Level) -> Sequence | None:
         """Of those that go before all turns."""
-        for choice in level.promised:
-            client = self._client_of[choice]
+        for sequence in level.promised:
+            client = self._client_of[sequence]
             passed = self._passed.get(client, 0)
-            if client.place_of(choice) >= passed:
-                return client.choices[passed]
+            if client.place_of(sequence) >= passed:
+                return client.sequences[passed]
         index = self._preempted.get(level, 0)
         while index < len(level.preempted):
-            choice = level.preempted[index]
-            client = self._client_of[choice]
+            sequence = level.preempted[index]
+            client = self._client_of[sequence]
             passed = self._passed.get(client, 0)
-            if client.place_of(choice) >= passed:
-                return client.choices[passed]  # an older one of the client's first: they are never out of order
+            if client.place_of(sequence) >= passed:
+                return client.sequences[passed]  # an older one of the client's first: they are never out of order
             index = self._preempted[level] = index + 1
         return None
 
-    def _in_turn(self, level: Level) -> Choice | None:
+    def _in_turn(self, level: Level) -> Sequence | None:
         """Of the first tenant's first client in turn."""
         while (tenant := level.ring.next(self._tenants.get(level, (0, 0)))) is not None:
             while (client := tenant.ring.next(self._clients.get(tenant, (0, 0)))) is not None:
                 passed = self._passed.get(client, 0)
-                if passed < len(client.choices):
-                    return client.choices[passed]
+                if passed < len(client.sequences):
+                    return client.sequences[passed]
                 self._clients[tenant] = behind(client)
             self._tenants[level] = behind(tenant)
         return None
@@ -426,5 +433,5 @@ def behind(share: Share) -> Place:
     return share.place[0], share.place[1] + 1
 
 
-def rank(choice: Choice) -> Rank:
-    return choice.rank
+def rank(sequence: Sequence) -> Rank:
+    return sequence.rank

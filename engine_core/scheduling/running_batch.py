@@ -1,4 +1,4 @@
-"""The running choices as columns: what a step changes for every row is one array operation, not a loop."""
+"""The running sequences as columns by slot: a step changes every row by one array operation, not by a loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.request import Sequence
 
 Ints = npt.NDArray[np.int64]
 NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lane:
+class RunningBatch:
     """Rows of a step that sample, with what their results are addressed to. Shared by plans with the same rows."""
 
     slots: Ints
@@ -23,28 +23,49 @@ class Lane:
     ids: Ints
     numbers: npt.NDArray[np.uint16]
     sources: Ints
-    choices: list[Choice]
+    sequences: list[Sequence]
     source: int  # the one source of all rows, -1 when they differ
 
 
-def blocks_at_end(choice: Choice, block_size: int) -> int:
-    """Blocks of the choice at its limit: its last token needs no KV."""
-    return -(-(choice.request.limit - 1) // block_size)
+def blocks_at_end(sequence: Sequence, block_size: int) -> int:
+    """Blocks of the sequence at its limit: its last token needs no KV."""
+    return -(-(sequence.request.limit - 1) // block_size)
 
 
-def joined(first: Lane, second: Lane) -> Lane:
-    """The rows of one lane, then those of another."""
+def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
+    """The rows of one batch, then those of another."""
     if not len(first.slots):
         return second
-    return Lane(
+    return RunningBatch(
         np.concatenate((first.slots, second.slots)),
         np.concatenate((first.lives, second.lives)),
         np.concatenate((first.ids, second.ids)),
         np.concatenate((first.numbers, second.numbers)),
         np.concatenate((first.sources, second.sources)),
-        first.choices + second.choices,
+        first.sequences + second.sequences,
         first.source if first.source == second.source else -1,
     )
+
+
+class BlockTables:
+    """The blocks of each slot."""
+
+    def __init__(self, count: int) -> None:
+        self.tables: list[list[int]] = [[] for _ in range(count)]
+        self.capacity = np.zeros(count, np.int64)  # positions that the table can hold
+        self.held = np.zeros(count, np.int64)  # blocks in the table
+        self.borrowed = np.zeros(count, np.int64)  # of those, blocks accounted to another sharer
+        self.cached = np.zeros(count, np.int64)  # leading blocks with an identity; NEVER: none wanted
+        self.committed = 0  # blocks that all occupants would hold at their limits if they shared none
+
+
+class Addresses:
+    """What each slot's results are addressed to."""
+
+    def __init__(self, count: int) -> None:
+        self.ids = np.zeros(count, np.int64)
+        self.numbers = np.zeros(count, np.uint16)
+        self.sources = np.zeros(count, np.int64)
 
 
 class Slots:
@@ -56,31 +77,23 @@ class Slots:
     def __init__(self, count: int, microbatches: int = 1) -> None:
         self.count = count
         self.microbatches = microbatches
-        self.choices: list[Choice | None] = [None] * count
-        self.tables: list[list[int]] = [[] for _ in range(count)]
+        self.sequences: list[Sequence | None] = [None] * count
+        self.blocks = BlockTables(count)
+        self.addresses = Addresses(count)
         self.life = np.zeros(count, np.int64)  # 0: nobody
-        self.known = np.zeros(count, np.int64)  # tokens that the host knows
-        self.planned = np.zeros(count, np.int64)  # positions computed once all planned steps ran, at most
+        self.num_tokens = np.zeros(count, np.int64)  # tokens that the host knows
+        self.num_computed_tokens = np.zeros(count, np.int64)  # positions computed once all planned steps ran, at most
         self.limit = np.zeros(count, np.int64)  # most tokens, prompt included
-        self.room = np.zeros(count, np.int64)  # positions that the table can hold
-        self.held = np.zeros(count, np.int64)  # blocks in the table
-        self.lent = np.zeros(count, np.int64)  # of those, blocks accounted to another sharer
-        self.sealed = np.zeros(count, np.int64)  # leading blocks with an identity; NEVER: none wanted
         self.last = np.zeros(count, np.int64)  # last planned step
-        self.ids = np.zeros(count, np.int64)
-        self.numbers = np.zeros(count, np.uint16)
-        self.sources = np.zeros(count, np.int64)
-        self.mark = np.full(count, NEVER, np.int64)  # tokens at which the choice's trace has its next event
         self.ready = np.zeros(count, bool)
         self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in
         self.sizes = [0] * microbatches  # ready slots of each
-        self.guided = np.zeros(count, bool)  # the choice follows a grammar
-        self.drafting = np.zeros(count, bool)  # the choice may have drafts
+        self.guided = np.zeros(count, bool)  # the sequence follows a grammar
+        self.drafting = np.zeros(count, bool)  # the sequence may have drafts
         self.guides = self.drafters = 0  # how many are set
-        self.committed = 0  # blocks that all occupants would hold at their limits if they shared none
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
-        self._lanes: list[Lane | None] = [None] * microbatches
+        self._batches: list[RunningBatch | None] = [None] * microbatches
 
     @property
     def free(self) -> int:
@@ -89,45 +102,45 @@ class Slots:
     def occupied(self) -> Ints:
         return self.life.nonzero()[0]
 
-    def enter(self, choice: Choice, block_size: int, seals: bool) -> int:
-        """Give the choice a slot and a new life; its table is `choice.blocks`, all of them computed already."""
+    def enter(self, sequence: Sequence, block_size: int, seals: bool) -> int:
+        """Give the sequence a slot and a new life; its table is `sequence.blocks`, all of them computed already."""
         slot = self._free.pop()
         self._lives += 1
-        self.committed += blocks_at_end(choice, block_size)
-        choice.slot = slot
-        choice.life = self._lives * self.count + slot  # the slot can be read off a life
-        self.choices[slot] = choice
-        self.tables[slot] = choice.blocks
-        self.life[slot] = choice.life
-        self.known[slot] = len(choice.tokens)
-        self.held[slot] = len(choice.blocks)
-        self.room[slot] = self.planned[slot] = len(choice.blocks) * block_size
-        self.limit[slot] = choice.request.limit
-        self.lent[slot] = 0
-        self.sealed[slot] = choice.sealed if seals else NEVER
+        self.blocks.committed += blocks_at_end(sequence, block_size)
+        sequence.slot = slot
+        sequence.life = self._lives * self.count + slot  # the slot can be read off a life
+        self.sequences[slot] = sequence
+        self.blocks.tables[slot] = sequence.blocks
+        self.life[slot] = sequence.life
+        self.num_tokens[slot] = len(sequence.tokens)
+        self.blocks.held[slot] = len(sequence.blocks)
+        self.blocks.capacity[slot] = self.num_computed_tokens[slot] = len(sequence.blocks) * block_size
+        self.limit[slot] = sequence.request.limit
+        self.blocks.borrowed[slot] = 0
+        self.blocks.cached[slot] = sequence.cached if seals else NEVER
         self.last[slot] = 0
-        self.ids[slot] = choice.request.message.id
-        self.numbers[slot] = choice.index
-        self.sources[slot] = choice.request.source
-        self.guided[slot] = choice.guide is not None
-        self.drafting[slot] = choice.drafter is not None
-        self.guides += choice.guide is not None
-        self.drafters += choice.drafter is not None
+        self.addresses.ids[slot] = sequence.request.message.id
+        self.addresses.numbers[slot] = sequence.index
+        self.addresses.sources[slot] = sequence.request.source
+        self.guided[slot] = sequence.guide is not None
+        self.drafting[slot] = sequence.drafter is not None
+        self.guides += sequence.guide is not None
+        self.drafters += sequence.drafter is not None
         return slot
 
-    def leave(self, choice: Choice, block_size: int) -> int:
-        """The choice gives its slot up; `give` makes it free for others, at once or when the fence opens."""
-        slot = choice.slot
-        self.committed -= blocks_at_end(choice, block_size)
-        assert self.choices[slot] is choice
+    def leave(self, sequence: Sequence, block_size: int) -> int:
+        """The sequence gives its slot up; `give` makes it free for others, at once or when the fence opens."""
+        slot = sequence.slot
+        self.blocks.committed -= blocks_at_end(sequence, block_size)
+        assert self.sequences[slot] is sequence
         self.set_ready(slot, False)
-        self.choices[slot] = None
-        self.tables[slot] = []
+        self.sequences[slot] = None
+        self.blocks.tables[slot] = []
         self.life[slot] = 0
-        self.guides -= choice.guide is not None
-        self.drafters -= choice.drafter is not None
-        choice.last_step = int(self.last[slot])
-        choice.slot, choice.life = -1, 0
+        self.guides -= sequence.guide is not None
+        self.drafters -= sequence.drafter is not None
+        sequence.last_step = int(self.last[slot])
+        sequence.slot, sequence.life = -1, 0
         return slot
 
     def give(self, slot: int) -> None:
@@ -138,7 +151,7 @@ class Slots:
             self.ready[slot] = ready
             number = int(self.microbatch[slot])
             self.sizes[number] += 1 if ready else -1
-            self._lanes[number] = None
+            self._batches[number] = None
 
     def pause(self, rows: Ints) -> None:
         """These slots have had their last position planned."""
@@ -152,26 +165,26 @@ class Slots:
         self.microbatch[slot] = number
         self.set_ready(slot, ready)
 
-    def decoding(self, number: int = 0) -> Lane:
+    def decoding(self, number: int = 0) -> RunningBatch:
         """The ready slots of a micro-batch in ascending order; the same object as long as they are the same."""
-        lane = self._lanes[number]
-        if lane is None:
-            lane = self._lanes[number] = self.lane((self.ready & (self.microbatch == number)).nonzero()[0])
-        return lane
+        batch = self._batches[number]
+        if batch is None:
+            batch = self._batches[number] = self.batch((self.ready & (self.microbatch == number)).nonzero()[0])
+        return batch
 
-    def lane(self, rows: Ints) -> Lane:
+    def batch(self, rows: Ints) -> RunningBatch:
         """These slots as rows of a step, in this order."""
-        choices = [choice for choice in map(self.choices.__getitem__, rows.tolist()) if choice is not None]
-        assert len(choices) == len(rows)
-        sources = self.sources[rows]
+        sequences = [sequence for sequence in map(self.sequences.__getitem__, rows.tolist()) if sequence is not None]
+        assert len(sequences) == len(rows)
+        sources = self.addresses.sources[rows]
         single = len(rows) == 0 or bool((sources == sources[0]).all())
-        return Lane(
+        return RunningBatch(
             rows,
             self.life[rows],
-            self.ids[rows],
-            self.numbers[rows],
+            self.addresses.ids[rows],
+            self.addresses.numbers[rows],
             sources,
-            choices,
+            sequences,
             int(sources[0]) if single and len(rows) else -1,
         )
 
@@ -179,10 +192,10 @@ class Slots:
         """Everybody has left and nothing is in flight."""
         assert not self.life.any()
         self._free = list(range(self.count - 1, -1, -1))
-        self._lanes = [None] * self.microbatches
+        self._batches = [None] * self.microbatches
 
 
-class Suspects:
+class StopTokenCounts:
     """Token ids that may end somebody, as a count per vocabulary entry: one gather finds the rows worth a look."""
 
     def __init__(self, vocab_size: int) -> None:

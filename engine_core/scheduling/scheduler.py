@@ -11,7 +11,14 @@ import numpy as np
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling.admission import reasons
-from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, charge, end_aside, flown, preempt
+from penstock.engine_core.scheduling.lifecycle import (
+    TOO_SMALL,
+    cancel,
+    end_aside,
+    in_flight_sequences,
+    preempt,
+    suspect,
+)
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.plan_builder import MaskWork, mask_work, plan
 from penstock.engine_core.scheduling.state import new_state
@@ -34,26 +41,26 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Steps planned but not applied."""
-        return len(self._state.flights)
+        return len(self._state.steps.in_flight)
 
     @property
     def unfinished(self) -> int:
-        """Requests with a choice that has not ended."""
+        """Requests with a sequence that has not ended."""
         return len(self._state.requests)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Choices that run and choices that wait, as the statistics have them."""
+        """Sequences that run and sequences that wait, as the statistics have them."""
         return len(self._state.slots.occupied()), len(self._state.queue)
 
     @property
     def idle(self) -> bool:
         """Nothing is left anywhere: no request, no step in flight, nobody behind the fence or in the queue."""
         state = self._state
-        maps = len(state.requests) + len(state.prefilling) + len(state.coming) + len(state.accused)
-        moving = len(state.queue) + len(state.flights) + len(state.fence)
-        empty = state.slots.free == state.slots.count and state.slots.committed == 0
-        return maps + moving == 0 and empty and state.suspects.clean and state.queue.empty
+        maps = len(state.requests) + len(state.prefilling) + len(state.kv.in_flight_prefixes) + len(state.quarantine)
+        moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
+        empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
+        return maps + moving == 0 and empty and state.stop_tokens.clean and state.queue.empty
 
     @property
     def epoch(self) -> int:
@@ -61,40 +68,40 @@ class Scheduler:
 
     @property
     def traced(self) -> bool:
-        """Whether any choice in a slot is traced."""
+        """Whether any sequence in a slot is traced."""
         return bool(self._state.traces.running)
 
     def submit(self, request: SubmitTokens, source: int, now: float, guide: Guide | None = None) -> None:
         """Queue a request that came from `source`. One that can never be served is answered with `Rejected`.
 
-        `guide` walks the request's automaton and has taken nothing yet; each choice gets a copy of it.
+        `guide` walks the request's automaton and has taken nothing yet; each sequence gets a copy of it.
         """
         assert source >= 0
         assert (guide is None) == (request.automaton is None)
-        if now >= self._state.totals.tick_at:
-            self._state.totals.tick(now)
-        self._state.durations.now = now
+        if now >= self._state.stats.totals.tick_at:
+            self._state.stats.totals.tick(now)
+        self._state.stats.durations.now = now
         submit(self._state, request, source, guide, now)
 
     def tick(self, now: float) -> None:
         """It is `now`: that is when what has no time of its own happens, an abort or a stop."""
-        self._state.durations.now = now
+        self._state.stats.durations.now = now
 
     def abort(self, request: int) -> None:
-        """End every choice of the request; its blocks are free within one step. Unknown ids are ignored."""
+        """End every sequence of the request; its blocks are free within one step. Unknown ids are ignored."""
         found = self._state.requests.get(request)
         if found is not None:
             cancel(self._state, found, Finish.ABORT)
 
     def stop_hit(self, message: StopHit) -> None:
-        """A stop string was found: the choice ends as stopped.
+        """A stop string was found: the sequence ends as stopped.
 
         Ignored if it has ended already, or if it has not given the tokens in which the stop was found.
         """
         request = self._state.requests.get(message.id)
-        choice = None if request is None else request.choices.get(message.choice)
-        if choice is not None and 0 < message.tokens <= choice.outputs:
-            end_aside(self._state, choice, Finish.STOP)
+        sequence = None if request is None else request.sequences.get(message.choice)
+        if sequence is not None and 0 < message.tokens <= sequence.outputs:
+            end_aside(self._state, sequence, Finish.STOP)
 
     def forget(self, source: int) -> None:
         """The source is gone: abort its requests and drop what was not delivered to it."""
@@ -104,15 +111,15 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End what has waited in the queue for too long with `Rejected`. Called several times a second."""
-        self._state.durations.now = now
+        self._state.stats.durations.now = now
         expire(self._state, now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
         means that nobody waits."""
-        if now >= self._state.totals.tick_at:
-            self._state.totals.tick(now)
-        self._state.durations.now = now
+        if now >= self._state.stats.totals.tick_at:
+            self._state.stats.totals.tick(now)
+        self._state.stats.durations.now = now
         return plan(self._state)
 
     def follow(self, result: StepResult) -> None:
@@ -122,10 +129,10 @@ class Scheduler:
 
     def apply(self, result: StepResult, now: float) -> None:
         """Take the result of the oldest step in flight; results of another epoch are discarded."""
-        self._state.durations.now = now
+        self._state.stats.durations.now = now
         apply(self._state, result)
-        if now >= self._state.totals.tick_at:
-            self._state.totals.tick(now)
+        if now >= self._state.stats.totals.tick_at:
+            self._state.stats.totals.tick(now)
 
     def mask_work(self) -> MaskWork | None:
         """What the masks of the next step that waits for some are made from, as soon as every token before it is known:
@@ -140,7 +147,7 @@ class Scheduler:
     def outputs(self, source: int, limit: int = UNLIMITED) -> list[TokenBatch | Rejected]:
         """At most `limit` messages for the source, which count as delivered. Called late, it gives merged rows."""
         outbox = self._state.outboxes.get(source)
-        return [] if outbox is None else outbox.take(self._state.applied, limit)
+        return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
 
     def restart(self, epoch: int, now: float, blocks: int | None = None) -> None:
         """A new executor group with empty pages (`blocks` of them, if their number changed): everything that ran is
@@ -148,33 +155,33 @@ class Scheduler:
         be what the last group died of: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
-        if now >= state.totals.tick_at:
-            state.totals.tick(now)
-        state.durations.now = now
+        if now >= state.stats.totals.tick_at:
+            state.stats.totals.tick(now)
+        state.stats.durations.now = now
         state.epoch = epoch
-        suspects = flown(state)
-        state.flights.clear()
-        state.unmasked.clear()
+        suspects = in_flight_sequences(state)
+        state.steps.in_flight.clear()
+        state.steps.unmasked.clear()
         for request in state.requests.values():
-            for choice in request.choices.values():
-                if choice.drafter is not None:
-                    choice.drafter.flying.clear()
-        state.followed = state.applied = state.planned
-        state.judged.clear()
-        for choice in [choice for choice in state.slots.choices if choice is not None]:
-            preempt(state, choice, RESTARTED)
-        state.fence.clear()
+            for sequence in request.sequences.values():
+                if sequence.drafter is not None:
+                    sequence.drafter.flying.clear()
+        state.steps.followed = state.steps.applied = state.steps.planned
+        state.steps.judged.clear()
+        for sequence in [sequence for sequence in state.slots.sequences if sequence is not None]:
+            preempt(state, sequence, RESTARTED)
+        state.kv.fence.clear()
         state.slots.clear()
-        state.pool.clear(state.pool.total if blocks is None else blocks)
-        state.owners = np.zeros(state.pool.total + 1, np.int64)
-        state.decoding[:] = False
-        state.sent = [None] * state.options.stages
+        state.kv.pool.clear(state.kv.pool.total if blocks is None else blocks)
+        state.kv.owners = np.zeros(state.kv.pool.total + 1, np.int64)
+        state.microbatches.decoding[:] = False
+        state.microbatches.sent = [None] * state.options.stages
         state.refused = None
-        size, room = state.options.block_size, state.pool.capacity
+        size, room = state.options.block_size, state.kv.pool.capacity
         for request in list(state.requests.values()):
             if -(-(longest(request.message, state.options) - 1) // size) > room:
                 cancel(state, request, Finish.ERROR, TOO_SMALL)
-        charge(state, suspects, now)
+        suspect(state, suspects, now)
 
     def stays(self) -> list[Stay]:
         """What traced requests have been through since the last call."""
@@ -183,23 +190,23 @@ class Scheduler:
     def last_step(self) -> StepFacts:
         """The step that was planned last, which is in flight."""
         state = self._state
-        flight, chunks = state.flights[-1], state.flights[-1].chunks
-        choices = [*flight.lane.choices, *(chunk.choice for chunk in chunks)]
-        traced = {choice.request: None for choice in choices if state.traces.traced(choice)}
-        drafts = 0 if flight.drafts is None else flight.drafts.total
-        decoding = len(flight.lane.choices) - sum([chunk.sample for chunk in chunks])
+        inflight, chunks = state.steps.in_flight[-1], state.steps.in_flight[-1].chunks
+        sequences = [*inflight.batch.sequences, *(chunk.sequence for chunk in chunks)]
+        traced = {sequence.request: None for sequence in sequences if state.traces.traced(sequence)}
+        drafts = 0 if inflight.drafts is None else inflight.drafts.total
+        decoding = len(inflight.batch.sequences) - sum([chunk.sample for chunk in chunks])
         return StepFacts(
-            step=flight.step,
+            step=inflight.step,
             epoch=state.epoch,
-            rows=len(flight.lane.choices),
+            rows=len(inflight.batch.sequences),
             chunks=len(chunks),
             tokens=decoding + drafts + sum([chunk.count for chunk in chunks]),
             drafts=drafts,
-            masked=len(flight.guided),
+            masked=len(inflight.guided),
             running=len(state.slots.occupied()),
             waiting=len(state.queue),
-            blocks=state.pool.total,
-            blocks_used=state.pool.held,
+            blocks=state.kv.pool.total,
+            blocks_used=state.kv.pool.held,
             traced=tuple([request.message.trace for request in traced]),
         )
 
@@ -212,22 +219,22 @@ class Scheduler:
         """Compare the pool's books with every table: sums alone, or (when idle, when a sum is wrong) block by block.
         What contradicts is quarantined and told, never raised."""
         state = self._state
-        tables = [choice.blocks for choice in state.slots.choices if choice is not None]
-        return state.pool.check([*tables, *state.fence.tables()], thorough=thorough)
+        tables = [sequence.blocks for sequence in state.slots.sequences if sequence is not None]
+        return state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
 
     def statistics(self) -> SchedulerStatistics:
         """Counters as of now; what EngineStatus and the metrics read."""
-        state, totals = self._state, self._state.totals
+        state, totals = self._state, self._state.stats.totals
         return SchedulerStatistics(
             epoch=state.epoch,
-            step=state.applied,
-            in_flight=len(state.flights),
+            step=state.steps.applied,
+            in_flight=len(state.steps.in_flight),
             running=len(state.slots.occupied()),
             waiting=len(state.queue),
             reasons=reasons(state),
             slots=state.slots.count,
-            pool=state.pool.statistics(),
-            prefix=state.prefix.statistics(),
+            pool=state.kv.pool.statistics(),
+            prefix=state.kv.prefix.statistics(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),
             prompt_tokens=totals.prompt_tokens,
@@ -252,12 +259,12 @@ class Scheduler:
             draft_tokens=totals.draft_tokens,
             accepted_tokens=sum(totals.accepted_at),
             accepted_at=tuple(totals.accepted_at),
-            acceptance=state.acceptance.statistics(),
-            looks=state.looks.statistics(),
-            cost=state.cost.statistics(),
-            guesses=state.guesses.statistics(),
-            draft_cost=state.guesses.cost.statistics(),
+            acceptance=state.spec.acceptance.statistics(),
+            jump_forward=state.spec.jump_forward.statistics(),
+            cost=state.spec.cost.statistics(),
+            device_drafts=state.spec.device_drafts.statistics(),
+            draft_cost=state.spec.device_drafts.cost.statistics(),
             drain_rate=totals.drain_rate,
-            durations=state.durations.statistics(),
-            lengths=state.lengths.statistics(),
+            durations=state.stats.durations.statistics(),
+            lengths=state.stats.lengths.statistics(),
         )

@@ -15,15 +15,15 @@ from penstock.engine_core.kv.prefix_index import Prefix
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
-from penstock.engine_core.scheduling.poison_requests import Condemned
-from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.poison_requests import PoisonRequests
+from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.request_queue import Queue
-from penstock.engine_core.scheduling.running_batch import Ints, Lane, Slots, Suspects
+from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, Slots, StopTokenCounts
 from penstock.engine_core.scheduling.statistics import Durations, Lengths, Totals
 from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
-from penstock.engine_core.speculation.draft_model import Guesses
-from penstock.engine_core.speculation.jump_forward import Looks
+from penstock.engine_core.speculation.draft_model import DeviceDrafts
+from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.messages import Finish
 
@@ -32,16 +32,16 @@ from penstock.protocol.messages import Finish
 class Chunk:
     """One row of a plan's chunks."""
 
-    choice: Choice
+    sequence: Sequence
     start: int
     count: int
     sample: bool
-    pool: bool = False  # its choice's vector comes with the step's result
+    pool: bool = False  # its sequence's vector comes with the step's result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """The drafts of one step. Rows are counted in its lane, where decoding slots come first."""
+    """The drafts of one step. Rows are counted in its batch, where decoding slots come first."""
 
     rows: Ints  # ascending
     counts: Ints  # at least 1
@@ -60,7 +60,7 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Told:
+class AwaitedDrafts:
     """Drafts whose ids come with a step's result: as many as are still wanted of those that were asked for."""
 
     ids: list[int]
@@ -68,7 +68,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class DraftingWork:
     """What executors draft behind a step, where they do nothing else there."""
 
     rows: int
@@ -76,17 +76,17 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class InFlightStep:
     """A planned step whose result has not come: its rows in the order of the result."""
 
     step: int
-    lane: Lane
+    batch: RunningBatch
     chunks: tuple[Chunk, ...]
     drafts: Drafts | None = None
-    drafting: tuple[Choice, ...] = ()  # those of its rows that have a drafter
+    drafting: tuple[Sequence, ...] = ()  # those of its rows that have a drafter
     guided: tuple[GuidedRow, ...] = ()
-    told: tuple[Told, ...] = ()
-    made: Made | None = None  # the drafting behind the step before
+    told: tuple[AwaitedDrafts, ...] = ()
+    made: DraftingWork | None = None  # the drafting behind the step before
     microbatch: int = 0  # whose decoding rows it runs
     behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
     planned: float = 0.0  # when
@@ -95,17 +95,17 @@ class Flight:
 class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A row that samples under a mask. There is one for each such row of each step, so it must cost little to make."""
 
-    choice: Choice
-    row: int  # in the step's lane
+    sequence: Sequence
+    row: int  # in the step's batch
     entry: int  # its first
     drafts: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """A row whose choice ends: how many of its tokens count, and why it does."""
+    """A row whose sequence ends: how many of its tokens count, and why it does."""
 
-    choice: Choice
+    sequence: Sequence
     tokens: int
     finish: Finish
     stop_token: int | None = None
@@ -113,69 +113,99 @@ class Judged:
 
 
 @dataclass(slots=True, eq=False)
+class KVState:
+    """The KV blocks: who holds them, what they contain, and which are about to."""
+
+    pool: Pool
+    prefix: Prefix
+    fence: Fence
+    owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
+    in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)  # next block to be cached → its prefill
+
+
+@dataclass(slots=True, eq=False)
+class SpeculationState:
+    """What drafts have taught, and what they cost."""
+
+    device_drafts: DeviceDrafts
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of all sequences' drafts
+    cost: StepCost = field(default_factory=StepCost)
+    jump_forward: JumpForward = field(default_factory=JumpForward)
+    habits: Habits = field(default_factory=Habits)  # where outputs put whitespace between JSON tokens
+    drafted: DraftingWork | None = None  # the drafting behind the last planned step
+
+
+@dataclass(slots=True, eq=False)
+class StepState:
+    """Steps between their plan and their result."""
+
+    in_flight: deque[InFlightStep] = field(default_factory=deque)
+    unmasked: deque[InFlightStep] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
+    judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
+    planned: int = 0  # last planned step
+    followed: int = 0  # last step whose tokens the guides have taken
+    applied: int = 0  # last applied step
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatchState:
+    """Whose turn it is, and what the executors know of it."""
+
+    decoding: npt.NDArray[np.bool_]  # [micro-batches, slots], the executors' decode sets as of the last plan
+    sent: list[RunningBatch | None]  # [micro-batches], the batch of the last plan of each
+    turns: list[int]  # the micro-batches, the one that has waited longest first
+
+
+@dataclass(slots=True, eq=False)
+class StatisticsState:
+    """What the statistics are made from."""
+
+    totals: Totals = field(default_factory=Totals)
+    durations: Durations = field(default_factory=Durations)
+    lengths: Lengths = field(default_factory=Lengths)
+
+
+@dataclass(slots=True, eq=False)
 class State:
     """Owner of nothing by itself: it names the parts that own."""
 
     options: SchedulingOptions
-    pool: Pool
-    prefix: Prefix
-    fence: Fence
+    epoch: int
+    kv: KVState
     slots: Slots
     queue: Queue
     forecast: Forecast
-    suspects: Suspects
-    acceptance: Acceptance  # of all choices' drafts
-    cost: StepCost
-    guesses: Guesses
-    owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
-    decoding: npt.NDArray[np.bool_]  # [micro-batches, slots], the executors' decode sets as of the last plan
-    epoch: int
-    condemned: Condemned
+    stop_tokens: StopTokenCounts
+    spec: SpeculationState
+    microbatches: MicroBatchState
+    poison_requests: PoisonRequests
     traces: RequestTraces
-    sent: list[Lane | None]  # [micro-batches], the lane of the last plan of each
-    turns: list[int]  # the micro-batches, the one that has waited longest first
+    steps: StepState = field(default_factory=StepState)
+    stats: StatisticsState = field(default_factory=StatisticsState)
     requests: dict[int, Request] = field(default_factory=dict)
     outboxes: Outboxes = field(default_factory=Outboxes)
-    prefilling: list[Choice] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
-    coming: dict[bytes, Choice] = field(default_factory=dict)  # next block to be sealed → the prefilling choice
-    flights: deque[Flight] = field(default_factory=deque)
-    unmasked: deque[Flight] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
-    accused: dict[Choice, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
-    judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
-    totals: Totals = field(default_factory=Totals)
-    durations: Durations = field(default_factory=Durations)
-    lengths: Lengths = field(default_factory=Lengths)
-    looks: Looks = field(default_factory=Looks)
-    habits: Habits = field(default_factory=Habits)  # where outputs put whitespace between JSON tokens
-    made: Made | None = None  # the drafting behind the last planned step
-    planned: int = 0  # last planned step
-    followed: int = 0  # last step whose tokens the guides have taken
-    applied: int = 0  # last applied step
-    orders: int = 0  # requests so far
-    refused: Choice | None = None  # head of the queue that did not fit, until memory is given back
-    tight: bool = False  # the last plan lacked blocks for what runs
+    prefilling: list[Sequence] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
+    quarantine: dict[Sequence, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
+    arrivals: int = 0  # requests so far
+    refused: Sequence | None = None  # head of the queue that did not fit, until memory is given back
+    kv_pressure: bool = False  # the last plan lacked blocks for what runs
 
 
 def new_state(options: SchedulingOptions) -> State:
-    """Nobody waits, nothing runs, every block is free."""
+    """Nothing waits, nothing runs, every block is free."""
     prefix = Prefix(options.blocks)
     return State(
         options=options,
-        pool=Pool(options.blocks, prefix),
-        prefix=prefix,
-        fence=Fence(),
+        epoch=options.epoch,
+        kv=KVState(Pool(options.blocks, prefix), prefix, Fence(), np.zeros(options.blocks + 1, np.int64)),
         slots=Slots(options.max_num_seqs, options.stages),
         queue=Queue(fair=options.fairness),
         forecast=Forecast(options.expected_share),
-        suspects=Suspects(options.vocab_size),
-        acceptance=Acceptance(),
-        cost=StepCost(measured=options.speculation.adaptive),
-        guesses=Guesses(options.max_num_seqs, options.speculation.own_drafts),
-        owners=np.zeros(options.blocks + 1, np.int64),
-        decoding=np.zeros((options.stages, options.max_num_seqs), bool),
-        epoch=options.epoch,
-        condemned=Condemned(),
-        traces=RequestTraces(options.trace_tokens),
-        sent=[None] * options.stages,
-        turns=list(range(options.stages)),
+        stop_tokens=StopTokenCounts(options.vocab_size),
+        spec=SpeculationState(DeviceDrafts(options.max_num_seqs, options.speculation.own_drafts)),
+        microbatches=MicroBatchState(
+            np.zeros((options.stages, options.max_num_seqs), bool), [None] * options.stages, list(range(options.stages))
+        ),
+        poison_requests=PoisonRequests(),
+        traces=RequestTraces(options.max_num_seqs, options.trace_tokens),
     )

@@ -1,4 +1,4 @@
-"""Counters of the scheduler, and the record that others read."""
+"""Counters and histograms of the scheduler, and the records that metrics read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
-from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
-from penstock.engine_core.speculation.draft_model import GuessStatistics
-from penstock.engine_core.speculation.jump_forward import LookStatistics
+from penstock.engine_core.speculation.draft_model import DeviceDraftStatistics
+from penstock.engine_core.speculation.jump_forward import JumpForwardStatistics
 from penstock.engine_core.speculation.step_cost import CostStatistics, DraftCostStatistics
 from penstock.protocol.messages import Finish
 
@@ -47,30 +47,30 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int  # prompt tokens of first admissions that were not computed
     prefix_lookups: int  # first admissions
     prefix_hits: int  # those of them that found something
-    reused_tokens: int  # all positions that were not computed, also after preemption and among choices
+    reused_tokens: int  # all positions that were not computed, also after preemption and among sequences
     output_tokens: int
     surplus_tokens: int  # sampled and thrown away
     scheduled_tokens: int  # positions planned
-    finished: int  # choices, by stop or length
+    finished: int  # sequences, by stop or length
     aborted: int
     failed: int
-    finishes: dict[Finish, int]  # choices by how they ended
+    finishes: dict[Finish, int]  # sequences by how they ended
     rejected: int
     preemptions: int
-    yielded: int  # choices whose slot went to a client that had none; these are no preemptions
+    yielded: int  # sequences whose slot went to a client that had none; these are no preemptions
     waiting_clients: int  # that have anything in the queue
     stale_results: int  # of another epoch
-    condemned: int  # choices that ended because executors died of them
+    condemned: int  # sequences that ended because executors died of them
     drafts: int  # rows that carried any
     draft_tokens: int
     accepted_tokens: int  # of those, the ones that stand in an output
     accepted_at: tuple[int, ...]  # the same by place in the draft, from 0
     acceptance: AcceptanceStatistics
-    looks: LookStatistics
+    jump_forward: JumpForwardStatistics
     cost: CostStatistics
-    guesses: GuessStatistics  # of the executors' own drafts
+    device_drafts: DeviceDraftStatistics  # of the executors' own drafts
     draft_cost: DraftCostStatistics
-    drain_rate: float  # choices ended per second, recent
+    drain_rate: float  # sequences ended per second, recent
     durations: DurationStatistics
     lengths: LengthStatistics
 
@@ -87,7 +87,7 @@ class Totals:
     output_tokens: int = 0
     surplus_tokens: int = 0
     scheduled_tokens: int = 0
-    finishes: Counter[Finish] = field(default_factory=Counter)  # choices by how they ended
+    finishes: Counter[Finish] = field(default_factory=Counter)  # sequences by how they ended
     rejected: int = 0
     preemptions: int = 0
     yielded: int = 0
@@ -97,7 +97,9 @@ class Totals:
     draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
     tick_at: float = -math.inf  # when the next sample is due
-    ends: deque[tuple[float, int]] = field(default_factory=deque)  # (time, choices ended so far), every SAMPLE seconds
+    ends: deque[tuple[float, int]] = field(
+        default_factory=deque
+    )  # (time, sequences ended so far), every SAMPLE seconds
 
     @property
     def ended(self) -> int:
@@ -130,7 +132,7 @@ class Totals:
             self.accepted_at[place] += 1
 
     def tick(self, now: float) -> None:
-        """Sample how many choices have ended. Called at `tick_at` or later."""
+        """Sample how many sequences have ended. Called at `tick_at` or later."""
         self.tick_at = now + SAMPLE
         self.ends.append((now, self.ended))
         while now - self.ends[0][0] > WINDOW:
@@ -145,7 +147,7 @@ class Totals:
 
 
 class DurationStatistics(msgspec.Struct, frozen=True):
-    """Seconds of the phases of choices that have been through them here, once each."""
+    """Seconds of the phases of sequences that have been through them here, once each."""
 
     queue: HistogramStatistics  # arrival to first step
     prefill: HistogramStatistics  # first step to first token, or to the vector
@@ -154,8 +156,8 @@ class DurationStatistics(msgspec.Struct, frozen=True):
 
 
 class Durations:
-    """A choice that goes on from elsewhere began elsewhere: its queue is counted and nothing else. Preempted ones keep
-    their beginnings, so what was lost is part of the phase that it was lost in."""
+    """How long sequences wait, prefill and decode. One resumed from elsewhere is counted in the queue alone. Preempted
+    ones keep their beginnings, so what was lost is part of the phase that it was lost in."""
 
     def __init__(self) -> None:
         self.now = 0.0  # as the caller said last
@@ -163,30 +165,33 @@ class Durations:
         self._prefill = Histogram(PHASE)
         self._decode = Histogram(PHASE)
         self._inference = Histogram(PHASE)
+        self._entered: dict[Sequence, float] = {}  # when a sequence first had a slot
+        self._began: dict[Sequence, float] = {}  # when its first token came
 
-    def enter(self, choice: Choice) -> None:
+    def enter(self, sequence: Sequence) -> None:
         """It has a slot; the first one counts."""
-        if choice.entered is None:
-            choice.entered = self.now
-            self._queue.observe(self.now - choice.request.since)
+        if sequence not in self._entered:
+            self._entered[sequence] = self.now
+            self._queue.observe(self.now - sequence.request.since)
 
-    def begin(self, choice: Choice) -> None:
+    def begin(self, sequence: Sequence) -> None:
         """Its first token is there."""
-        assert choice.entered is not None, "who samples has had a slot"
-        choice.spoke = self.now
-        self._prefill.observe(self.now - choice.entered)
+        assert sequence in self._entered, "what samples has had a slot"
+        self._began[sequence] = self.now
+        self._prefill.observe(self.now - self._entered[sequence])
 
-    def end(self, choice: Choice, finish: Finish) -> None:
+    def end(self, sequence: Sequence, finish: Finish) -> None:
         """It is over. Who was cut off says nothing of how long such a request takes."""
-        if choice.entered is None or finish not in (Finish.STOP, Finish.LENGTH):
+        entered, began = self._entered.pop(sequence, None), self._began.pop(sequence, None)
+        if entered is None or finish not in (Finish.STOP, Finish.LENGTH):
             return
-        if choice.request.pools:
-            self._prefill.observe(self.now - choice.entered)
-        elif choice.spoke is None:
+        if sequence.request.pools:
+            self._prefill.observe(self.now - entered)
+        elif began is None:
             return
         else:
-            self._decode.observe(self.now - choice.spoke)
-        self._inference.observe(self.now - choice.entered)
+            self._decode.observe(self.now - began)
+        self._inference.observe(self.now - entered)
 
     def statistics(self) -> DurationStatistics:
         phases = (self._queue, self._prefill, self._decode, self._inference)
@@ -194,7 +199,7 @@ class Durations:
 
 
 class LengthStatistics(msgspec.Struct, frozen=True):
-    """Tokens of choices that ended here, once each."""
+    """Tokens of sequences that ended here, once each."""
 
     prompt: HistogramStatistics
     output: HistogramStatistics  # what makes a vector has none
@@ -207,13 +212,13 @@ class Lengths:
         self._prompt = Histogram(TOKENS)
         self._output = Histogram(TOKENS)
 
-    def end(self, choice: Choice, finish: Finish) -> None:
+    def end(self, sequence: Sequence, finish: Finish) -> None:
         """It is over."""
         if finish not in (Finish.STOP, Finish.LENGTH):
             return
-        self._prompt.observe(choice.request.prompt_tokens)
-        if not choice.request.pools:
-            self._output.observe(choice.outputs)
+        self._prompt.observe(sequence.request.prompt_tokens)
+        if not sequence.request.pools:
+            self._output.observe(sequence.outputs)
 
     def statistics(self) -> LengthStatistics:
         return LengthStatistics(self._prompt.statistics(), self._output.statistics())

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
-from penstock.engine_core.scheduling.request import Choice
+from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import NEVER, Ints, Slots
 from penstock.protocol.messages import Finish, TraceContext
 
@@ -86,22 +87,23 @@ class OpenStay:
 class RequestTraces:
     """Owner of the stays of traced requests. `mark_tokens`: output tokens between two marks, 0 for none."""
 
-    def __init__(self, mark_tokens: int) -> None:
-        self.running: dict[int, Choice] = {}  # traced choices by slot
+    def __init__(self, slots: int, mark_tokens: int) -> None:
+        self.running: dict[int, Sequence] = {}  # traced choices by slot
         self._mark_tokens = mark_tokens
-        self._open: dict[Choice, OpenStay] = {}
+        self._next_mark = np.full(slots, NEVER, np.int64)  # tokens at which a slot's trace has its next mark
+        self._open: dict[Sequence, OpenStay] = {}
         self._ended: list[Stay] = []
 
-    def traced(self, choice: Choice) -> bool:
+    def traced(self, choice: Sequence) -> bool:
         """Whether a stay of the choice is being recorded."""
         return choice in self._open
 
-    def queue(self, choice: Choice, now: float) -> None:
+    def queue(self, choice: Sequence, now: float) -> None:
         """The choice is put into the queue."""
         if choice.request.traced and choice.index < MOST_CHOICES:
             self._open[choice] = OpenStay(now, choice.outputs, choice.drafted or (0, 0))
 
-    def enter(self, choice: Choice, now: float, reused: int) -> None:
+    def enter(self, choice: Sequence, now: float, reused: int) -> None:
         """The choice has a slot, and so many positions from the prefix cache."""
         stay = self._open.get(choice)
         if stay is not None:
@@ -109,7 +111,7 @@ class RequestTraces:
             stay.reused = reused
             self.running[choice.slot] = choice
 
-    def chunk(self, choice: Choice, chunk: PrefillChunk, slots: Slots, *, last: bool) -> None:
+    def chunk(self, choice: Sequence, chunk: PrefillChunk, *, last: bool) -> None:
         """A chunk's result has come; `last`: its step samples. Called before its tokens are taken, which may end the
         choice."""
         stay = self._open.get(choice)
@@ -119,16 +121,16 @@ class RequestTraces:
         if last:
             stay.decoding, stay.first = chunk.applied, not choice.began
             if self._mark_tokens:
-                slots.mark[choice.slot] = len(choice.tokens) + 1 + self._mark_tokens
+                self._next_mark[choice.slot] = len(choice.tokens) + 1 + self._mark_tokens
 
     def mark(self, settled: Ints, slots: Slots, now: float) -> None:
         """Tokens have come to these slots: record the time of those that have so many more again."""
-        for slot in settled[slots.known[settled] >= slots.mark[settled]].tolist():
+        for slot in settled[slots.num_tokens[settled] >= self._next_mark[settled]].tolist():
             choice = self.running[slot]
             self._open[choice].marks.append((now, choice.outputs))
-            slots.mark[slot] = len(choice.tokens) + self._mark_tokens
+            self._next_mark[slot] = len(choice.tokens) + self._mark_tokens
 
-    def leave(self, choice: Choice, end: Finish | str, now: float, slots: Slots) -> None:
+    def leave(self, choice: Sequence, end: Finish | str, now: float) -> None:
         """The choice leaves its slot, or the queue; called while it still has it."""
         stay = self._open.pop(choice, None)
         if stay is None:
@@ -136,7 +138,7 @@ class RequestTraces:
         request = choice.request
         if choice.slot >= 0:
             del self.running[choice.slot]
-            slots.mark[choice.slot] = NEVER
+            self._next_mark[choice.slot] = NEVER
         accepted, rejected = choice.drafted or (0, 0)
         self._ended.append(
             Stay(

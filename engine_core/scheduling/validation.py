@@ -1,4 +1,8 @@
-"""A request comes in: what can be served is queued, what cannot is told why."""
+"""New requests: what can be served is queued, what cannot is rejected with the reason.
+
+The queue is bounded in tokens and in time; rejections then say when to retry. Neither limit changes the order, and a
+request that has had a slot is no longer rejected.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ assert sys.byteorder == "little", "columns are little-endian arrays"
 
 
 def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
-    """Most tokens a choice can reach, prompt included."""
+    """Most tokens a sequence can reach, prompt included."""
     prompt = len(message.token_ids) // 4
     if message.pooling is not None:
         return prompt + 1  # as if its last position were followed by a token: blocks are counted that way
@@ -33,7 +37,7 @@ def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
 
 
 def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
-    """Raise InvalidRequest if its choices cannot go on from where they are said to have come."""
+    """Raise InvalidRequest if its sequences cannot go on from where they are said to have come."""
     if len(message.written) != message.n or all(written.ended for written in message.written):
         raise InvalidRequest("a request that goes on says of each choice how far it has come, and one goes on")
     room = longest(message, options) - len(message.token_ids) // 4
@@ -110,12 +114,12 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
     try:
         if message.id in state.requests:
             raise EngineFailure("a request with this id is already running")
-        validate(message, options, state.pool.capacity)
-        if state.condemned and state.condemned.holds(signature(message), now):
+        validate(message, options, state.kv.pool.capacity)
+        if state.poison_requests and state.poison_requests.holds(signature(message), now):
             raise InvalidRequest(CONDEMNED, code="condemned")
         check_room(state, message)
     except RequestError as error:
-        state.totals.rejected += 1
+        state.stats.totals.rejected += 1
         later = error.retry_after if isinstance(error, Overloaded) else None
         state.outboxes[source].reject(
             Rejected(
@@ -127,13 +131,13 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
     start: bytes | None = None
     if options.prefix_caching:
         start = root(message.cache_salt)
-    elif message.n > 1:  # its choices share the prompt through the index; nobody else can name its blocks
+    elif message.n > 1:  # its sequences share the prompt through the index; nobody else can name its blocks
         start = root(message.cache_salt, private=message.id)
-    state.orders += 1
+    state.arrivals += 1
     request = Request(
         message=message,
         source=source,
-        order=state.orders,
+        order=state.arrivals,
         prompt_tokens=len(message.token_ids) // 4,
         limit=longest(message, options),
         root=start,
@@ -143,7 +147,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         traced=options.traced and message.trace.sampled,
     )
     state.requests[message.id] = request
-    state.totals.prompt_tokens += request.prompt_tokens
+    state.stats.totals.prompt_tokens += request.prompt_tokens
     if message.written:
         resume(state, request)
     else:
@@ -166,7 +170,7 @@ def expire(state: State, now: float) -> None:
     most = state.options.max_queue_time
     if not most:
         return
-    late = {choice.request: None for choice in state.queue if now - choice.request.since >= most}
+    late = {sequence.request: None for sequence in state.queue if now - sequence.request.since >= most}
     for request in late:
         if not had_slot(request):
             refuse(state, request, most)
@@ -174,19 +178,19 @@ def expire(state: State, now: float) -> None:
 
 def had_slot(request: Request) -> bool:
     """Whether any of it has run, here or where it came from."""
-    if request.message.written or request.spawned > len(request.choices):
+    if request.message.written or request.spawned > len(request.sequences):
         return True
-    return any(choice.last_step or choice.slot >= 0 for choice in request.choices.values())
+    return any(sequence.last_step or sequence.slot >= 0 for sequence in request.sequences.values())
 
 
 def refuse(state: State, request: Request, seconds: float) -> None:
     """End a request of which nothing has run; its client is told after how many seconds it was given up."""
     told = f"the request has waited for {seconds:g} s without a free slot (--max-queue-time)"
     error = Overloaded(told, retry_after=retry_after(state))
-    request.spawned = request.message.n  # what waits for its first choice's prompt is refused with it
-    for choice in tuple(request.choices.values()):
-        end(state, choice, Finish.ABORT)
-    state.totals.rejected += 1
+    request.spawned = request.message.n  # what waits for its first sequence's prompt is refused with it
+    for sequence in tuple(request.sequences.values()):
+        end(state, sequence, Finish.ABORT)
+    state.stats.totals.rejected += 1
     state.outboxes[request.source].reject(
         Rejected(
             id=request.message.id, status=error.status, message=error.message, code=error.code,
@@ -197,5 +201,5 @@ def refuse(state: State, request: Request, seconds: float) -> None:
 
 def retry_after(state: State) -> float:
     """Seconds in which half of what waits has probably drained, at the rate of late."""
-    rate = state.totals.drain_rate
+    rate = state.stats.totals.drain_rate
     return len(state.queue) / 2 / rate if rate > 0 else UNKNOWN

@@ -31,7 +31,7 @@ TRIAL_ROWS = 8  # of a step
 TRIAL_STEPS = 16  # between trials, at least
 
 
-class GuessStatistics(msgspec.Struct, frozen=True):
+class DeviceDraftStatistics(msgspec.Struct, frozen=True):
     """Chances over all choices, and how many rows were given drafts to learn from."""
 
     first: float
@@ -39,7 +39,7 @@ class GuessStatistics(msgspec.Struct, frozen=True):
     trials: int
 
 
-class Guesses:
+class DeviceDrafts:
     """Owner of the columns. `most`: drafts that executors make for a row, 0 where they make none."""
 
     def __init__(self, slots: int, most: int) -> None:
@@ -146,9 +146,9 @@ class Guesses:
         self._all_hits = self._all_hits * kept + hits.sum(1)
         self._all_trials = self._all_trials * kept + trials.sum(1)
 
-    def statistics(self) -> GuessStatistics:
+    def statistics(self) -> DeviceDraftStatistics:
         first, following = self._of_all().tolist()
-        return GuessStatistics(first, following, self._tried)
+        return DeviceDraftStatistics(first, following, self._tried)
 
     def _of_all(self) -> Floats:
         """Chances over all choices: the prior of a new one. # [2]"""

@@ -20,7 +20,7 @@ REFRESHED = 32  # steps after which a step's cost is looked up again
 PROBED = 2039  # refusals of which one is let through; a prime, so that it meets other rows each time
 
 
-class LookStatistics(msgspec.Struct, frozen=True):
+class JumpForwardStatistics(msgspec.Struct, frozen=True):
     """Over all choices."""
 
     gain: float  # tokens of a run that come true
@@ -50,7 +50,7 @@ class Gain:
         self.mean = (self._tokens + WEIGHT * prior) / (self._trials + WEIGHT)
 
 
-class Looks:
+class JumpForward:
     """Owner of what a run must bring."""
 
     def __init__(self) -> None:
@@ -77,5 +77,5 @@ class Looks:
         self._refused += 1
         return self._refused % PROBED == 0
 
-    def statistics(self) -> LookStatistics:
-        return LookStatistics(self.gain.mean, self._least, self._refused)
+    def statistics(self) -> JumpForwardStatistics:
+        return JumpForwardStatistics(self.gain.mean, self._least, self._refused)

@@ -1,11 +1,14 @@
-"""What a step costs, measured: device seconds against the positions that it runs beyond its rows' own, for about so
-many rows.
+"""Measured cost of a step and of drafting, and the number of drafts that pays.
 
-A device's time is flat while it waits for memory and rises where its arithmetic is full; where that is depends on the
-model, the chip and how long the sequences are, so nothing is supposed. Medians of recent steps are kept per class of
-rows and class of further positions, half an octave each, with straight lines between them. A step without further
-positions is a class of its own: it runs other kernels, so the first draft of a step may cost more than all the others.
-Where nothing is known the cost is taken for the least it can be, so that the unknown is tried and thereby measured.
+A step's device seconds are kept against the positions that it runs beyond its rows' own. A device's time is flat while
+it waits for memory and rises where its arithmetic is full; where that is depends on the model, the chip and the length
+of the sequences, so nothing is assumed. Medians of recent steps are kept per class of rows and class of further
+positions, half an octave each, with straight lines between them. A step without further positions is a class of its
+own: it runs other kernels, so the first draft of a step may cost more than all the others. An unknown cost is taken for
+the least it can be, so that it is tried and thereby measured.
+
+A drafting turn runs the draft model once for all rows, so rows with fewer drafts cost as much as the row with most.
+Its medians are kept per class of rows and number of turns; beyond known numbers the cost grows with the turns.
 """
 
 from __future__ import annotations

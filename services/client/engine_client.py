@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.engine_core.scheduling.poison_requests import Condemned, text_signature
+from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
 from penstock.protocol.messages import (
     Abort,
@@ -169,7 +169,7 @@ class Pipeline:
         self._owed: dict[Peer, deque[Abort]] = {}  # by the tokenizer that lacks the credit for them
         self._served = False  # requests were taken once
         self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
-        self._condemned = Condemned()
+        self._condemned = PoisonRequests()
         self._submitted = self._refused = self._moved = 0
 
     @property

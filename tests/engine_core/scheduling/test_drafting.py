@@ -85,17 +85,17 @@ def test_planned_is_the_most_there_can_be_and_is_put_right() -> None:
     server.plan()
     server.plan()
     assert drafts_in_flight(server) == 4
-    assert slots.planned[0] == 3 + 1 + 4
+    assert slots.num_computed_tokens[0] == 3 + 1 + 4
     server.apply()
     server.apply()  # two drafts accepted, then another token
-    assert (slots.known[0], slots.planned[0]) == (3 + 1 + 3, 3 + 3)
+    assert (slots.num_tokens[0], slots.num_computed_tokens[0]) == (3 + 1 + 3, 3 + 3)
     assert server.scheduler.check(thorough=True).ok
     server.run(2)
     assert server.seen(1).tokens == said
 
 
 def drafts_in_flight(server: Server) -> int:
-    return sum(flight.drafts.total for flight in server.scheduler._state.flights if flight.drafts is not None)
+    return sum(flight.drafts.total for flight in server.scheduler._state.steps.in_flight if flight.drafts is not None)
 
 
 def test_rejected_entries_are_no_tokens_and_their_columns_stay_aligned() -> None:
@@ -148,7 +148,7 @@ def test_tokens_after_an_end_do_not_count_and_their_drafts_are_rejected() -> Non
     scheduler = server.scheduler
     scheduler.plan(0.0)
     scheduler.apply(accepted(1, [10]), 0.0)
-    choice = scheduler._state.requests[number].choices[0]
+    choice = scheduler._state.requests[number].sequences[0]
     assert choice.drafter is not None
     choice.drafter._ending = frozenset()  # as if the proposer did not know the stop id
     assert drafts(scheduler.plan(0.0)) == {0: [11, 12, 13, 14]}
@@ -214,7 +214,7 @@ def test_drafts_go_before_anybody_waits_for_a_block() -> None:
     server, number = predicting(replace(FOUR, block_size=2))
     other = server.submit([9], max_tokens=20)
     server.step()
-    pool = server.scheduler._state.pool
+    pool = server.scheduler._state.kv.pool
     lost = pool.take(pool.available - 1)
     plan = server.step()
     assert drafts(plan) == {}
@@ -245,9 +245,9 @@ def test_blocks_of_tokens_that_count_are_sealed_and_no_others() -> None:
     server.plan()
     server.apply()
     server.apply()
-    choice = server.scheduler._state.slots.choices[0]
+    choice = server.scheduler._state.slots.sequences[0]
     assert choice is not None
-    assert choice.sealed == (len(choice.tokens) - 1) // 2
+    assert choice.cached == (len(choice.tokens) - 1) // 2
     server.run(2)
     server.submit([*PROMPT, *said], max_tokens=1)
     server.run()
@@ -263,7 +263,7 @@ def test_a_preempted_choice_keeps_the_drafts_that_were_accepted_in_flight(applie
     for _ in range(applied):
         server.apply()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
     preempt(state, choice)
     while server.results:
         assert server.scheduler.plan(0.0) is None
@@ -379,7 +379,7 @@ def test_prompt_lookup_shortens_a_text_that_repeats_itself() -> None:
         server = Server(replace(FOUR, speculation=SpeculationOptions(method=method), max_model_len=200))
         number = server.submit(PROMPT, max_tokens=120, period=4)
         server.run(2)
-        steps[method] = server.scheduler._state.planned
+        steps[method] = server.scheduler._state.steps.planned
         server.record.verify(server.lives[number], server.world, aborted=False, stopped=False)
     assert steps["ngram"] < 0.75 * steps["none"]
 
@@ -401,7 +401,7 @@ def test_a_device_whose_arithmetic_is_full_gets_no_drafts() -> None:
         step += 1
         ids = drafts(plan).get(0, [])
         sent.append(len(ids))
-        said = truth(60)[len(scheduler._state.requests[1].choices[0].tokens) - 3 :]
+        said = truth(60)[len(scheduler._state.requests[1].sequences[0].tokens) - 3 :]
         good = 0
         while good < len(ids) and ids[good] == said[good]:
             good += 1

@@ -70,11 +70,11 @@ def test_what_the_draft_model_lacks_is_what_it_was_not_given() -> None:
     server.apply()
     server.apply()
     state = server.scheduler._state
-    state.guesses.ask = lambda slots, *_: np.zeros(len(slots), np.int64)  # type: ignore[method-assign]
+    state.spec.device_drafts.ask = lambda slots, *_: np.zeros(len(slots), np.int64)  # type: ignore[method-assign]
     for lacking in (2, 3, 4):
         assert asked(server.step()) == {}
-        assert state.guesses.lacking[0] == lacking
-    del state.guesses.ask
+        assert state.spec.device_drafts.lacking[0] == lacking
+    del state.spec.device_drafts.ask
     plan = server.step()
     assert asked(plan)[0][:2] == (-5, 5), "what it slept through"
     server.run(2)
@@ -132,7 +132,7 @@ def test_drafts_of_masked_rows_are_told_and_their_masks_follow_them() -> None:
     assert {slot: row[3] for slot, row in asked(plan).items()} == {0: 1, 1: 0}
     assert len(ints(server.results[0].drafts)) == 4
     server.plan()
-    flight = server.scheduler._state.flights[1]
+    flight = server.scheduler._state.steps.in_flight[1]
     (guided,) = flight.guided
     assert guided.drafts == [OWN_DRAFT] * 4, "not known yet"
     told = [token for (token,) in ints(server.results[0].drafts)]
@@ -165,7 +165,7 @@ def test_blocks_are_there_for_what_is_drafted() -> None:
 def test_without_blocks_there_are_no_drafts_and_nobody_waits() -> None:
     server, number = submitted(replace(FOUR, block_size=2))
     server.step()
-    pool = server.scheduler._state.pool
+    pool = server.scheduler._state.kv.pool
     lost = pool.take(pool.available)
     plan = server.plan()
     assert [row[2] for row in asked(plan).values()] in ([], [1], [2])
@@ -182,7 +182,7 @@ def test_a_preempted_choice_begins_anew_and_keeps_what_was_accepted() -> None:
     server.plan()
     server.plan()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
     preempt(state, choice)
     while server.results:
         assert server.scheduler.plan(0.0) is None
@@ -233,14 +233,15 @@ def test_the_time_of_drafting_is_the_drafts_own() -> None:
     server.executor._pace = 0.001
     server.plan()
     server.apply()
-    assert server.scheduler._state.guesses.cost.statistics().draftings == 0
+    assert server.scheduler._state.spec.device_drafts.cost.statistics().draftings == 0
     for _ in range(3):
         server.step()
     state = server.scheduler._state
-    assert state.guesses.cost.statistics().draftings >= 1, "behind a step with a chunk the prompt is kept up with, too"
-    assert state.guesses.cost.seconds(1, 4) == pytest.approx(0.004)
+    cost = state.spec.device_drafts.cost
+    assert cost.statistics().draftings >= 1, "behind a step with a chunk the prompt is kept up with, too"
+    assert state.spec.device_drafts.cost.seconds(1, 4) == pytest.approx(0.004)
     statistics = server.scheduler.statistics()
-    assert statistics.draft_cost.draftings == state.guesses.cost.statistics().draftings
+    assert statistics.draft_cost.draftings == state.spec.device_drafts.cost.statistics().draftings
     assert statistics.guesses.first > 0.5
     server.run(2)
 

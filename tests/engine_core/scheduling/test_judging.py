@@ -21,7 +21,7 @@ def result(step: int, tokens: list[int], epoch: int = 0) -> StepResult:
 
 
 def guide_of(server: Server) -> FakeGuide:
-    (choice,) = [choice for choice in server.scheduler._state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in server.scheduler._state.slots.sequences if choice is not None]
     assert isinstance(choice.guide, FakeGuide)
     return choice.guide
 

@@ -123,7 +123,7 @@ def test_a_preempted_choice_finds_its_own_blocks_again() -> None:
     for _ in range(6):
         server.step()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
     preempt(state, choice)
     assert server.scheduler.statistics().preemptions == 1
     assert chunks(server.step()) == [(0, 12, 2, 1)]
@@ -138,7 +138,7 @@ def test_a_preempted_choice_resumes_only_after_its_tokens_in_flight() -> None:
     for _ in range(3):
         server.plan()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
     preempt(state, choice)
     for _ in range(3):
         assert server.plan() is None, "its tokens are not all known"
@@ -154,7 +154,7 @@ def test_a_preempted_choice_that_ends_with_a_token_in_flight_never_runs_again() 
     server.plan()
     server.plan()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
     preempt(state, choice)
     server.apply()
     server.apply()

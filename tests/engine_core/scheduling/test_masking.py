@@ -227,7 +227,7 @@ def test_a_preempted_choice_goes_on_under_its_guide(applied: int) -> None:
     for _ in range(applied):
         server.apply()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
     preempt(state, choice)
     server.mask()
     while server.results:

@@ -129,7 +129,7 @@ def test_rows_move_where_others_have_ended() -> None:
     first, second = running(server)
     assert (len(first), len(second)) == (4, 4)
     for slot in first[:3]:
-        server.scheduler.abort(int(server.scheduler._state.slots.ids[slot]))
+        server.scheduler.abort(int(server.scheduler._state.slots.addresses.ids[slot]))
     for _ in range(8):
         turn(server)
     assert sorted(map(len, running(server))) == [2, 3]

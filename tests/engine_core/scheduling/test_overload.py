@@ -123,8 +123,8 @@ def test_when_to_come_again_is_what_half_of_the_queue_takes() -> None:
     scheduler.plan(1.0)
     for _ in range(4):
         server.submit([3] * 10)
-    scheduler._state.totals.ends.clear()
-    scheduler._state.totals.ends.extend([(0.0, 0), (1.0, 4)])
+    scheduler._state.stats.totals.ends.clear()
+    scheduler._state.stats.totals.ends.extend([(0.0, 0), (1.0, 4)])
     server.submit([3])
     assert refused(server)[5].retry_after == pytest.approx(4 / 2 / 4.0)
 

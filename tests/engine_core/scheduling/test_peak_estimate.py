@@ -8,21 +8,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.scheduling.peak_estimate import Forecast, Outlook, peak_blocks
-from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.peak_estimate import Forecast, PeakEstimate, peak_blocks
+from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import Slots
 from penstock.protocol.messages import Sampling, SubmitTokens
 
 RUNNING = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5)), max_size=12)
 
 
-def outlook(running: list[tuple[int, int, int]], base: int, size: int) -> Outlook:
+def outlook(running: list[tuple[int, int, int]], base: int, size: int) -> PeakEstimate:
     columns = np.array(running, np.int64).reshape(-1, 3)
     positions, further, spare = columns.T
-    return Outlook(positions, further, np.minimum(spare, -(-positions // size)), base)
+    return PeakEstimate(positions, further, np.minimum(spare, -(-positions // size)), base)
 
 
-def simulated(view: Outlook, size: int) -> int:
+def simulated(view: PeakEstimate, size: int) -> int:
     """Blocks held at every moment, one position at a time."""
     peak = view.base
     for moment in range(int(view.further.max(initial=0)) + 1):
@@ -96,14 +96,14 @@ def test_a_choice_at_its_limit_has_nothing_further() -> None:
 def test_blocks_that_rejected_drafts_left_behind_are_held_now_and_not_needed_again() -> None:
     slots, forecast = Slots(2), Forecast(1.0)
     message = SubmitTokens(id=1, token_ids=b"", sampling=Sampling())
-    choice = Choice(Request(message, 0, 1, 3, 20, None, frozenset()), 0, (0, 1, 0), array("i", [1] * 5), [])
+    choice = Sequence(Request(message, 0, 1, 3, 20, None, frozenset()), 0, (0, 1, 0), array("i", [1] * 5), [])
     slot = slots.enter(choice, 4, seals=False)
-    slots.planned[slot], slots.known[slot] = 4, 5
-    slots.held[slot], slots.room[slot] = 4, 16  # room for positions 0..15, of which 5 are used
+    slots.num_computed_tokens[slot], slots.num_tokens[slot] = 4, 5
+    slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16  # room for positions 0..15, of which 5 are used
     view = forecast.outlook(slots, 4, 0, 4)
     assert peak_blocks(view, 4) == 5  # 19 positions at its limit
-    slots.held[slot], slots.room[slot] = 2, 8
+    slots.blocks.held[slot], slots.blocks.capacity[slot] = 2, 8
     assert forecast.outlook(slots, 2, 0, 4).positions.tolist() == [5]
-    slots.held[slot], slots.room[slot] = 4, 16
+    slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16
     slots.limit[slot] = 8  # its end is near and needs no more than it holds
     assert peak_blocks(forecast.outlook(slots, 4, 0, 4), 4) == 4

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.poison_requests import MOST, REFUSED_SECONDS, Condemned, signature
+from penstock.engine_core.scheduling.poison_requests import MOST, REFUSED_SECONDS, PoisonRequests, signature
 from penstock.protocol.messages import Automaton, Sampling, SubmitTokens
 
 
@@ -36,7 +36,7 @@ def test_others_are_not(other: SubmitTokens) -> None:
 
 
 def test_it_is_refused_for_a_while() -> None:
-    condemned = Condemned()
+    condemned = PoisonRequests()
     assert not condemned.holds(signature(request()), 0.0)
     condemned.add(signature(request()), 100.0)
     assert condemned.holds(signature(request(2)), 100.0 + REFUSED_SECONDS - 1)
@@ -46,7 +46,7 @@ def test_it_is_refused_for_a_while() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    condemned = Condemned()
+    condemned = PoisonRequests()
     for number in range(MOST + 10):
         condemned.add(signature(request(prompt=(number,))), 100.0)
     assert len(condemned) == MOST

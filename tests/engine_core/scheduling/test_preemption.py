@@ -43,7 +43,7 @@ def test_of_many_rows_it_is_always_the_most_junior_that_is_preempted(depth: int)
         server.submit([token] * 3, max_tokens=11)
     state, preempted = server.scheduler._state, 0
     while server.scheduler.unfinished or server.results:
-        before = [choice for choice in state.slots.choices if choice is not None]
+        before = [choice for choice in state.slots.sequences if choice is not None]
         planned = server.scheduler.in_flight < depth and server.plan() is not None
         left = [choice for choice in before if choice.slot < 0]
         stayed = [choice for choice in before if choice.slot >= 0]
@@ -145,8 +145,8 @@ def test_what_no_longer_fits_a_smaller_pool_ends_with_an_error() -> None:
     number = server.submit([3] * 3, max_tokens=12)  # 14 positions, all 7 blocks
     other = server.submit([4] * 3, max_tokens=4)
     server.step()
-    tables = [choice.blocks for choice in server.scheduler._state.slots.choices if choice is not None]
-    pool = server.scheduler._state.pool
+    tables = [choice.blocks for choice in server.scheduler._state.slots.sequences if choice is not None]
+    pool = server.scheduler._state.kv.pool
     lost = pool.take(2)  # nobody holds them: leaked
     assert server.scheduler.check().blocks == tuple(lost)
     assert pool.check(tables, thorough=True).ok
@@ -163,7 +163,7 @@ def test_what_no_longer_fits_a_smaller_pool_ends_with_an_error() -> None:
 def test_a_queued_request_that_no_longer_fits_ends_with_an_error() -> None:
     server = Server(TIGHT)
     number = server.submit([3] * 10, max_tokens=5)
-    server.scheduler._state.pool.take(3)
+    server.scheduler._state.kv.pool.take(3)
     assert not server.scheduler.check().ok
     assert server.plan() is None
     assert server.seen(number).finish == Finish.ERROR

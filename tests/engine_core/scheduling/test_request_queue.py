@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.scheduling.request import Choice, Rank, Request
+from penstock.engine_core.scheduling.request import Rank, Request, Sequence
 from penstock.engine_core.scheduling.request_queue import LOOK, PATIENCE, QUANTUM, TYPICAL, Queue
 from penstock.protocol.messages import Client, Sampling, SubmitTokens
 
@@ -17,30 +17,30 @@ RANKS = st.tuples(st.integers(-2, 2), st.integers(1, 30), st.integers(0, 3))
 PROMPT = 10
 
 
-def waiting(rank: Rank, client: str = "", tenant: str = "", limit: int = PROMPT + 500) -> Choice:
+def waiting(rank: Rank, client: str = "", tenant: str = "", limit: int = PROMPT + 500) -> Sequence:
     message = SubmitTokens(id=rank[1], token_ids=b"", sampling=Sampling(), client=Client(tenant, client))
     request = Request(message, 0, rank[1], PROMPT, limit, None, frozenset())
-    return Choice(request, rank[2], rank, array("i", [0] * PROMPT), [])
+    return Sequence(request, rank[2], rank, array("i", [0] * PROMPT), [])
 
 
-def enter(queue: Queue, choice: Choice, slot: int = 0) -> None:
+def enter(queue: Queue, choice: Sequence, slot: int = 0) -> None:
     queue.enter(choice, PROMPT)
     choice.slot = slot
 
 
-def give_up(queue: Queue, choice: Choice, now: float = 0.0, *, preempted: bool = False) -> None:
+def give_up(queue: Queue, choice: Sequence, now: float = 0.0, *, preempted: bool = False) -> None:
     choice.slot = -1
     queue.leave(choice, now)
     queue.put(choice, now, preempted=preempted)
 
 
-def end(queue: Queue, choice: Choice) -> None:
+def end(queue: Queue, choice: Sequence) -> None:
     queue.settle(choice)
     choice.slot = -1
     queue.leave(choice, 0.0)
 
 
-def admitted(queue: Queue, count: int) -> list[Choice]:
+def admitted(queue: Queue, count: int) -> list[Sequence]:
     """The next so many that enter."""
     found = []
     for _ in range(count):
@@ -51,7 +51,7 @@ def admitted(queue: Queue, count: int) -> list[Choice]:
     return found
 
 
-def walked(queue: Queue) -> list[Choice]:
+def walked(queue: Queue) -> list[Sequence]:
     """All in order, as long as none enters."""
     walk, found = queue.walk(), []
     while (choice := walk.next()) is not None:
@@ -72,7 +72,7 @@ def test_with_one_client_the_order_is_that_of_ranks_whatever_came_and_went(
     for choice in choices:
         queue.put(choice, 0.0)
     left = sorted(choices, key=lambda choice: choice.rank)
-    running: list[Choice] = []
+    running: list[Sequence] = []
     for _ in range(data.draw(st.integers(0, 30))):
         assert walked(queue) == left
         assert queue.tokens == PROMPT * len(left)
@@ -208,7 +208,7 @@ def test_preempted_ones_go_before_all_turns_and_pay_once() -> None:
     assert [queue._paid[choice] for choice in running] == paid
 
 
-def full(queue: Queue, held: dict[tuple[str, str], int], level: int = 0) -> list[Choice]:
+def full(queue: Queue, held: dict[tuple[str, str], int], level: int = 0) -> list[Sequence]:
     """So many run of each (tenant, client)."""
     found = []
     for number, ((tenant, client), count) in enumerate(held.items()):
@@ -294,7 +294,7 @@ def test_a_higher_priority_takes_from_a_lower_one_and_never_the_other_way() -> N
 def test_giving_up_has_an_end_and_leaves_nobody_starved(who: list[tuple[str, str, int]], slots: int) -> None:
     """Nothing ever ends by itself, and nothing else comes: slots move until nobody is owed one."""
     queue, free, moves, now = Queue(), slots, 0, 0.0
-    running: list[Choice] = []
+    running: list[Sequence] = []
     for order, (tenant, client, level) in enumerate(who):
         queue.put(waiting((level, order, 0), client, tenant), now)
         while free and (choice := queue.walk().next()) is not None:

@@ -5,15 +5,15 @@ from array import array
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.request import Choice, Request
+from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import NEVER, Slots, blocks_at_end, joined
 from penstock.protocol.messages import Sampling, SubmitTokens
 
 
-def choice(number: int, source: int = 0, blocks: int = 0) -> Choice:
+def choice(number: int, source: int = 0, blocks: int = 0) -> Sequence:
     message = SubmitTokens(id=number, token_ids=b"", sampling=Sampling())
     request = Request(message, source, number, 3, 20, None, frozenset())
-    return Choice(request, 0, (0, number, 0), array("i", [1, 2, 3]), [], blocks=list(range(1, blocks + 1)))
+    return Sequence(request, 0, (0, number, 0), array("i", [1, 2, 3]), [], blocks=list(range(1, blocks + 1)))
 
 
 def test_a_life_names_its_slot_and_is_never_used_again() -> None:
@@ -25,11 +25,11 @@ def test_a_life_names_its_slot_and_is_never_used_again() -> None:
         assert one.life not in seen
         seen.add(one.life)
         assert slots.free == 2
-        assert slots.committed == 5
+        assert slots.blocks.committed == 5
         assert slots.leave(one, 4) == slot
         assert (one.slot, one.life, slots.life[slot]) == (-1, 0, 0)
         slots.give(slot)
-    assert slots.committed == 0
+    assert slots.blocks.committed == 0
 
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(19, 1), (20, 1), (18, 2), (1, 19)])
@@ -40,8 +40,9 @@ def test_the_last_token_needs_no_block(block_size: int, blocks: int) -> None:
 def test_a_life_begins_where_its_prefix_ends() -> None:
     slots = Slots(2)
     slot = slots.enter(choice(1, blocks=2), 4, seals=False)
-    assert (slots.planned[slot], slots.room[slot], slots.held[slot], slots.known[slot]) == (8, 8, 2, 3)
-    assert slots.sealed[slot] == NEVER
+    assert (slots.blocks.capacity[slot], slots.blocks.held[slot]) == (8, 2)
+    assert (slots.num_computed_tokens[slot], slots.num_tokens[slot]) == (8, 3)
+    assert slots.blocks.cached[slot] == NEVER
 
 
 def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
@@ -63,14 +64,14 @@ def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
 def test_a_lane_over_several_sources_says_so() -> None:
     slots = Slots(4)
     places = [slots.enter(choice(number, source=number % 2), 4, seals=True) for number in (1, 2, 4)]
-    assert slots.lane(np.array(places)).source == -1
-    even = slots.lane(np.array(places[1:]))
+    assert slots.batch(np.array(places)).source == -1
+    even = slots.batch(np.array(places[1:]))
     assert even.source == 0
-    assert joined(even, slots.lane(np.array(places[:1]))).source == -1
-    assert joined(slots.lane(np.array([], np.int64)), even) is even
-    both = joined(even, slots.lane(np.array(places[:1])))
+    assert joined(even, slots.batch(np.array(places[:1]))).source == -1
+    assert joined(slots.batch(np.array([], np.int64)), even) is even
+    both = joined(even, slots.batch(np.array(places[:1])))
     assert both.ids.tolist() == [2, 4, 1]
-    assert [one.request.message.id for one in both.choices] == [2, 4, 1]
+    assert [one.request.message.id for one in both.sequences] == [2, 4, 1]
 
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")

@@ -89,7 +89,7 @@ def test_the_drain_rate_is_that_of_the_last_seconds() -> None:
         server.scheduler.apply(server.executor.run(plan)[0], float(second))
         server.executor.applied(plan.step)
     assert server.scheduler.statistics().drain_rate == pytest.approx(1.0, rel=0.15)
-    assert len(server.scheduler._state.totals.ends) < 50
+    assert len(server.scheduler._state.stats.totals.ends) < 50
 
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")

@@ -116,7 +116,7 @@ def test_many_newcomers_share_what_one_held() -> None:
     probes = [server.submit([9, 8, k], max_tokens=30, client=f"guest-{k}") for k in range(20)]
     for _ in range(SOON):
         turn(server)
-    held = [choice.request.message.client.name for choice in server.scheduler._state.slots.choices if choice]
+    held = [choice.request.message.client.name for choice in server.scheduler._state.slots.sequences if choice]
     assert held.count("flood") == 1
     assert len(set(held)) == 8
     assert server.scheduler.statistics().yielded == 7
@@ -203,7 +203,7 @@ def test_clients_of_one_request_each_are_served_as_they_come(seed: int) -> None:
     entered: list[int] = []
     while server.scheduler.unfinished:
         turn(server)
-        choices = [choice for choice in server.scheduler._state.slots.choices if choice is not None]
+        choices = [choice for choice in server.scheduler._state.slots.sequences if choice is not None]
         entered += sorted({choice.request.order for choice in choices} - set(entered))
     assert entered == sorted(entered)
     assert server.scheduler.statistics().yielded == 0

@@ -13,15 +13,16 @@ OPTIONS = SchedulingOptions(
 def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
     state = new_state(OPTIONS)
     assert state.epoch == 5
-    assert state.pool.available == state.pool.total == 7
-    assert state.pool.prefix is state.prefix
+    assert state.kv.pool.available == state.kv.pool.total == 7
+    assert state.kv.pool.prefix is state.kv.prefix
     assert state.slots.free == 3
-    assert state.decoding.shape == (1, 3)
-    assert len(state.owners) == 8
-    maps = (state.requests, state.outboxes, state.coming)
-    assert [len(part) for part in (*maps, state.prefilling, state.flights, state.queue, state.fence)] == [0] * 7
-    assert state.suspects.clean
-    assert state.cost.statistics().steps == 0
+    assert state.microbatches.decoding.shape == (1, 3)
+    assert len(state.kv.owners) == 8
+    maps = (state.requests, state.outboxes, state.kv.in_flight_prefixes)
+    parts = (*maps, state.prefilling, state.steps.in_flight, state.queue, state.kv.fence)
+    assert [len(part) for part in parts] == [0] * 7
+    assert state.stop_tokens.clean
+    assert state.spec.cost.statistics().steps == 0
 
 
 def test_a_source_has_one_outbox() -> None:

@@ -5,17 +5,17 @@ from array import array
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.request import Choice, Request, ending_tokens, verdict
-from penstock.engine_core.scheduling.running_batch import Suspects
+from penstock.engine_core.scheduling.request import Request, Sequence, ending_tokens, verdict
+from penstock.engine_core.scheduling.running_batch import StopTokenCounts
 from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 
 
-def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Choice:
+def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Sequence:
     """A prompt of two tokens, then these."""
     options = Sampling(eos_token_ids=(1,), stop_token_ids=(2,), **sampling)  # type: ignore[arg-type]
     message = SubmitTokens(id=1, token_ids=b"", sampling=options)
     request = Request(message, 0, 1, 2, limit, None, ending_tokens(options, 10))
-    return Choice(request, 0, (0, 1, 0), array("i", [5, 5, *outputs]), [])
+    return Sequence(request, 0, (0, 1, 0), array("i", [5, 5, *outputs]), [])
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_ids_outside_the_vocabulary_end_nothing() -> None:
 
 
 def test_suspects_count_and_the_non_finite_token_is_always_one() -> None:
-    suspects = Suspects(10)
+    suspects = StopTokenCounts(10)
     suspects.add((3, 9))
     suspects.add((3,))
     assert suspects.among(np.array([0, 3, 9, -1], np.int32)).tolist() == [False, True, True, True]

@@ -132,7 +132,7 @@ def test_deaths_of_something_else_condemn_nobody() -> None:
     for _ in range(8):
         for _ in range(6):
             ward.turn()
-        assert not ward.server.scheduler._state.accused
+        assert not ward.server.scheduler._state.quarantine
         ward.die()
     ward.run()
     for number in numbers:
@@ -147,11 +147,11 @@ def test_the_innocent_are_acquitted_after_a_few_tokens() -> None:
         ward.turn()
         ward.die()
     state = ward.server.scheduler._state
-    assert len(state.accused) == 4
+    assert len(state.quarantine) == 4
     most = 0
-    while state.accused:
+    while state.quarantine:
         ward.turn()
-        most = max(most, ward.server.scheduler.statistics().running if state.accused else 0)
+        most = max(most, ward.server.scheduler.statistics().running if state.quarantine else 0)
     assert most == 1
     assert max(len(ward.server.seen(number).tokens) for number in numbers) < 8
     ward.run()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.outbox import Note, joined
-from penstock.engine_core.scheduling.state import Chunk, Drafts, Flight
+from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
 from penstock.engine_core.scheduling.update_from_output import keep_scores, score_rows
 from penstock.protocol.messages import Finish, Logprobs, TokenBatch
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
@@ -186,16 +186,16 @@ def test_positions_of_a_recomputed_prompt_that_were_scored_before_count_once(sta
     server.submit([*range(3, 23)], prompt_logprobs=1)
     server.plan()
     state = server.scheduler._state
-    (choice,) = [choice for choice in state.slots.choices if choice is not None]
-    choice.scores, choice.scored = [made_logprobs(0, 5)], 5
+    (choice,) = [choice for choice in state.slots.sequences if choice is not None]
+    choice.prompt_logprobs.parts, choice.prompt_logprobs.positions = [made_logprobs(0, 5)], 5
     chunk = Chunk(choice, start, 7, sample=False)
-    flight = Flight(9, state.slots.decoding(), (chunk,))
+    flight = InFlightStep(9, state.slots.decoding(), (chunk,))
     part = RowLogprobs(0, made_logprobs(start, 7))
     keep_scores(flight, StepResult(step=9, epoch=0, token_ids=b"", prompt_logprobs=(part,)))
-    scores = joined(choice.scores)
+    scores = joined(choice.prompt_logprobs.parts)
     assert scores is not None
     expected = max(5, start + 7) if start <= 5 else 5
-    assert choice.scored == expected
+    assert choice.prompt_logprobs.positions == expected
     assert scores == made_logprobs(0, expected)
 
 
@@ -206,6 +206,6 @@ def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
     parts = tuple(RowLogprobs(entry, made_logprobs(entry, 1)) for entry in range(5))
     notes: dict[int, Note] = {}
     result = StepResult(step=1, epoch=0, token_ids=b"", logprobs=parts)
-    score_rows(Flight(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
+    score_rows(InFlightStep(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
     assert notes[0].logprobs == made_logprobs(0, 2)
     assert notes[1].logprobs == made_logprobs(3, 1)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock.engine_core.speculation.draft_model import TRIAL_ROWS, TRIAL_STEPS, Guesses, Ints
+from penstock.engine_core.speculation.draft_model import TRIAL_ROWS, TRIAL_STEPS, DeviceDrafts, Ints
 from penstock.engine_core.speculation.step_cost import StepCost
 
 MOST = 4
@@ -20,8 +20,8 @@ def verified(rows: int, drafts: int) -> float:
     return STEP + ROW * (rows + drafts) + (VERIFY if drafts else 0.0)
 
 
-def guesses(rows: int, most: int = MOST) -> tuple[Guesses, Ints]:
-    found, slots = Guesses(max(rows, 8), most), np.arange(rows)
+def guesses(rows: int, most: int = MOST) -> tuple[DeviceDrafts, Ints]:
+    found, slots = DeviceDrafts(max(rows, 8), most), np.arange(rows)
     for slot in slots.tolist():
         found.enter(slot, wanted=True)
     return found, slots
@@ -35,7 +35,7 @@ def known_cost(rows: int) -> StepCost:
     return cost
 
 
-def taught(found: Guesses, slots: Ints, accepted: int, times: int = 40) -> None:
+def taught(found: DeviceDrafts, slots: Ints, accepted: int, times: int = 40) -> None:
     drafted = np.full(len(slots), MOST)
     for _ in range(times):
         found.tell(slots, drafted, np.full(len(slots), accepted))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.speculation.jump_forward import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, Looks
+from penstock.engine_core.speculation.jump_forward import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, JumpForward
 from penstock.engine_core.speculation.step_cost import KNOWN, StepCost
 
 
@@ -38,14 +38,14 @@ def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
         good.tell(3)
     poor.tell(1)
     for rows, seconds, allowed in ((1, 4e-3, (True, True)), (64, 5e-3, (False, True)), (512, 5e-3, (False, False))):
-        looks = Looks()
+        looks = JumpForward()
         looks.meet(rows, cost(rows, seconds))
         assert (looks.pays(poor), looks.pays(good)) == allowed
         assert looks.statistics().least == pytest.approx(SECONDS * rows / seconds)
 
 
 def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> None:
-    looks = Looks()
+    looks = JumpForward()
     costs = StepCost()
     looks.meet(64, costs)
     assert looks.statistics().least == pytest.approx(SECONDS * 64 / PRESUMED)
@@ -56,7 +56,7 @@ def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> 
 
 
 def test_a_refused_row_is_let_through_now_and_then() -> None:
-    looks, poor = Looks(), Gain()
+    looks, poor = JumpForward(), Gain()
     for _ in range(300):
         poor.tell(0)
     looks.meet(64, cost(64, 5e-3))
@@ -65,7 +65,7 @@ def test_a_refused_row_is_let_through_now_and_then() -> None:
 
 
 def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> None:
-    looks = Looks()
+    looks = JumpForward()
     costs = cost(64, 5e-3)
     looks.meet(64, costs)
     before = looks.statistics().least

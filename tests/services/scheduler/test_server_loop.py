@@ -491,7 +491,7 @@ def test_the_speculative_config_reaches_the_brain_and_drafts_the_heartbeat():
     options = bench.loop._brain._state.options.speculation
     assert (options.method, options.num_speculative_tokens) == ("ngram", 3)
     assert (options.prompt_lookup_max, options.prompt_lookup_min) == (5, 2)
-    totals = bench.loop._brain._state.totals
+    totals = bench.loop._brain._state.stats.totals
     totals.count_drafts(40, 36)
     totals.count_drafts(2, 0)
     status = bench.loop.status(0.0, 0.0)
