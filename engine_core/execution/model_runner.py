@@ -8,6 +8,7 @@ and eager where none does. On a CPU the same code runs to the end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -150,7 +151,7 @@ class Runner:
         self._pools = Pools()
         self._draft_rows: tuple[bytes, DraftRows] | None = None  # of the last drafting
         self._last: Launched | None = None  # that was collected
-        self._steps = self._tokens = self._sampled = self._rejected = self._failed = 0
+        self._totals: Counter[str] = Counter(dict.fromkeys(RunnerStatistics.__struct_fields__, 0))
 
     @property
     def mask_places(self) -> int:
@@ -218,8 +219,8 @@ class Runner:
         if plan.starts:
             self._pools.start(plan.starts)
         rows = self._slots.rows(plan)
-        self._steps += 1
-        self._tokens += rows.tokens
+        self._totals["steps"] += 1
+        self._totals["tokens"] += rows.tokens
         if not rows.rows:
             return Begun(plan, rows, None, None, (), began)
         if self._pipeline is not None:
@@ -251,7 +252,7 @@ class Runner:
         halves = None
         if begun.computed is not None and (went_on := self._mark()) is not None:
             halves = begun.computed, went_on
-        self._sampled += rows.entries
+        self._totals["sampled"] += rows.entries
         widths = None
         output = Output(None, None, begun.prompts, vectors=begun.vectors)
         if rows.entries and not self._ends:
@@ -315,8 +316,8 @@ class Runner:
         fetched = launched.fetched
         tokens = np.zeros(0, np.int32) if fetched.tokens is None else fetched.tokens.numpy()
         if len(tokens) and tokens.min() < 0:
-            self._failed += int((tokens == FAILED).sum())
-            self._rejected += int((tokens == REJECTED).sum())
+            self._totals["failed"] += int((tokens == FAILED).sum())
+            self._totals["rejected"] += int((tokens == REJECTED).sum())
         return StepResult(
             step=launched.step,
             epoch=launched.epoch,
@@ -331,7 +332,7 @@ class Runner:
         )
 
     def statistics(self) -> RunnerStatistics:
-        return RunnerStatistics(self._steps, self._tokens, self._sampled, self._rejected, self._failed)
+        return RunnerStatistics(**self._totals)
 
     def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
         """Those of a step and those of drafting, as far as there are any."""
