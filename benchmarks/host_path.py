@@ -53,10 +53,10 @@ from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
-from penstock.services.scheduler.bitmask_filler import Masker
-from penstock.services.scheduler.grammar_cache import Guides
+from penstock.services.scheduler.bitmask_filler import BitmaskFiller
+from penstock.services.scheduler.grammar_cache import GrammarQueue
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import Loop
+from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.supervisor.options import sized
 from penstock.services.tokenizer.main import read_frontend
 from penstock.services.tokenizer.server_loop import Relay
@@ -209,9 +209,9 @@ class Host:
         self.api_text, self.executor_steps = api_text, executor_steps
         frontend, _ = read_frontend(config, folder, read_vocabulary(folder))
         self.relay = Relay(frontend, self.text, [self.tokens], threads)
-        guides, masker = Guides(None, threads), Masker(None, threads, 1)
+        guides, masker = GrammarQueue(None, threads), BitmaskFiller(None, threads, 1)
         facts = ModelFacts(model.max_model_len, model.vocab_size)
-        self.loop = Loop(config, facts, self.scheduler_tokens, self.steps, guides, masker, time.monotonic())
+        self.loop = SchedulerLoop(config, facts, self.scheduler_tokens, self.steps, guides, masker, time.monotonic())
         ready = ExecutorReady(epoch=1, blocks=BLOCKS, block_size=config.model.block_size, step_tokens=STEP_TOKENS,
                               device="none", dtype="none", weight_bytes=0, cache_bytes=0, load_seconds=0.0)  # fmt: skip
         self.executor = Steps(cast(Any, executor_steps), cast(Any, Nowhere(model.vocab_size)), ready, Watchdog(),
@@ -239,7 +239,7 @@ class Host:
         self.relay.from_apis(self.text.receive())
 
     def scheduler(self) -> None:
-        self.loop.turn(time.monotonic(), time.time())
+        self.loop.iterate(time.monotonic(), time.time())
 
     def run_step(self) -> None:
         self.executor.take(self.executor_steps.receive())

@@ -43,11 +43,11 @@ from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
 from penstock.protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Peer
-from penstock.services.scheduler.bitmask_filler import Masker
-from penstock.services.scheduler.grammar_cache import Guides
+from penstock.services.scheduler.bitmask_filler import BitmaskFiller
+from penstock.services.scheduler.grammar_cache import GrammarQueue
 from penstock.services.scheduler.main import SWITCH
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import Loop
+from penstock.services.scheduler.server_loop import SchedulerLoop
 
 PROMPT, BLOCK, WINDOW, STEP = 128, 16, 1 << 30, 0.005
 ROW = {"id": {"type": "integer", "minimum": 0, "maximum": 99_999}, "name": {"type": "string", "maxLength": 12},
@@ -210,17 +210,17 @@ def run_loop(
     """`rows` requests from their prompts on; the first steps are not counted."""
     warm = 16
     config = Config(model=ModelConfig(max_num_seqs=rows, max_num_batched_tokens=rows * PROMPT, block_size=BLOCK))
-    guides = Guides(tokens, ThreadPoolExecutor(2), threads)
-    masker = Masker(tokens, ThreadPoolExecutor(1), threads)
+    guides = GrammarQueue(tokens, ThreadPoolExecutor(2), threads)
+    masker = BitmaskFiller(tokens, ThreadPoolExecutor(1), threads)
     make_popular(guides, automaton, threads)
     clients, steps_port = Wire(Role.TOKENIZER, watch), Wire(Role.EXECUTOR, watch)
-    loop = Loop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, masker, 0.0)
+    loop = SchedulerLoop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, masker, 0.0)
     places = 4 * rows + 1024
     sampler = Sampler(tokens.words, places, tokens.eos)
     steps_port.arrivals.append(Arrival(steps_port.peer, ExecutorReady(
         epoch=0, blocks=rows * 64, block_size=BLOCK, step_tokens=rows * PROMPT, mask_places=places, device="none",
         dtype="none", weight_bytes=1, cache_bytes=1, load_seconds=1.0)))  # fmt: skip
-    loop.turn(0.0, 0.0)
+    loop.iterate(0.0, 0.0)
     generator = np.random.default_rng(1)
     for number in range(1, rows + 1):
         prompt = generator.integers(3, 4000, PROMPT, np.int32).tobytes()
@@ -236,7 +236,7 @@ def run_loop(
     while done < warm + steps:
         now += STEP
         at = time.thread_time()
-        loop.turn(now, now)
+        loop.iterate(now, now)
         turn += time.thread_time() - at
         if not steps_port.plans or (steps_port.plans[0].masked and not steps_port.masks):
             poller.poll(100)
@@ -271,7 +271,7 @@ def run_loop(
     )
 
 
-def make_popular(guides: Guides, automaton: Automaton, families: int) -> None:
+def make_popular(guides: GrammarQueue, automaton: Automaton, families: int) -> None:
     """Have the automaton made as often as it is in a server where many requests name it."""
     peer = Wire(Role.TOKENIZER, Stopwatch()).peer
     while guides.statistics().built < families:

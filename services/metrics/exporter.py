@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.services.http.accept import Room
     from penstock.services.metrics.requests import Traffic
     from penstock.services.openai.responses.store import ResponseStore
-    from penstock.services.scheduler.server_loop import Loop
+    from penstock.services.scheduler.server_loop import SchedulerLoop
     from penstock.services.tokenizer.grammar_compiler import Compiler
     from penstock.services.tokenizer.server_loop import Relay
     from penstock.services.tokenizer.templates import Templates
@@ -126,7 +126,7 @@ def collect_executor(steps: Steps, port: End, ready: ExecutorReady, into: Snapsh
     into.collect(definitions.STEPS, found)
 
 
-def scheduler_collector(loop: Loop, tokens: End, steps: End, clock: Callable[[], float]) -> Collector:
+def scheduler_collector(loop: SchedulerLoop, tokens: End, steps: End, clock: Callable[[], float]) -> Collector:
     looked, busy = clock(), 0.0
 
     def collect(into: Snapshot) -> None:
@@ -139,8 +139,8 @@ def scheduler_collector(loop: Loop, tokens: End, steps: End, clock: Callable[[],
         into.collect(definitions.STATUS, loop.status(now, into.time))
         into.collect(definitions.DEVICE, min(1.0, max(0.0, 1.0 - worked / passed)) if passed > 0 else 1.0)
         into.collect(definitions.LOOP, found)
-        if found.brain is not None:
-            into.collect(definitions.SCHEDULING, found.brain)
+        if found.scheduler is not None:
+            into.collect(definitions.SCHEDULING, found.scheduler)
 
     return collect
 

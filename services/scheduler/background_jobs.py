@@ -17,7 +17,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Aside(Generic[K, T]):
+class BackgroundJobs(Generic[K, T]):
     """Jobs of one kind, each named by what it is for. Owned by the loop's thread; the jobs run in `threads`."""
 
     def __init__(self, threads: Executor) -> None:

@@ -14,14 +14,14 @@ from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.protocol.steps import StepMasks
 from penstock.services.metrics.definitions import PART
-from penstock.services.scheduler.background_jobs import Aside
+from penstock.services.scheduler.background_jobs import BackgroundJobs
 
 SLOW = 0.01  # seconds of a step's masks, and
 SLOW_ROW = 0.0001  # for each of its rows: after a step beyond it rows are filled and measured one by one
 NOTHING = MaskStatistics(0, 0, 0, 0, 0)
 
 
-class MaskerStatistics(msgspec.Struct, frozen=True):
+class BitmaskStatistics(msgspec.Struct, frozen=True):
     """Totals of this epoch's store, and of the time that filling it took since start."""
 
     store: MaskStatistics
@@ -36,11 +36,11 @@ class MaskerStatistics(msgspec.Struct, frozen=True):
         return self.seconds / self.rows if self.rows else 0.0
 
 
-class Masker:
+class BitmaskFiller:
     """Owner of the mask store of one epoch. `thread` runs one job at a time: masks come in the order of the steps."""
 
     def __init__(self, tokens: GrammarTokens | None, thread: Executor, fillers: int) -> None:
-        self.aside: Aside[MaskWork, tuple[FilledMasks, float]] = Aside(thread)
+        self.jobs: BackgroundJobs[MaskWork, tuple[FilledMasks, float]] = BackgroundJobs(thread)
         self._tokens = tokens
         self._fillers = fillers
         self._store: MaskStore | None = None
@@ -62,12 +62,12 @@ class Masker:
         """Fill a step's masks; steps up to `applied` are over."""
         assert self._store is not None
         clock = time.process_time if self._was_slow else None
-        self.aside.start(work, timed_fill, self._store, work, applied, clock)
+        self.jobs.start(work, timed_fill, self._store, work, applied, clock)
 
     def finished(self) -> list[StepMasks]:
         """Masks that are done. Raises what went wrong with a whole step: then the process is of no use."""
         found = []
-        for work, future in self.aside.collect():
+        for work, future in self.jobs.collect():
             filled, seconds = future.result()
             found.append(step_masks(work, filled))
             self._rows += len(work.rows)
@@ -77,10 +77,10 @@ class Masker:
             self._was_slow = seconds > SLOW + SLOW_ROW * len(work.rows)
         return found
 
-    def statistics(self) -> MaskerStatistics:
+    def statistics(self) -> BitmaskStatistics:
         """Counters for metrics and tests."""
         store = NOTHING if self._store is None else self._store.statistics()
-        return MaskerStatistics(store, self._rows, self._seconds, self._slowest, self._steps.statistics())
+        return BitmaskStatistics(store, self._rows, self._seconds, self._slowest, self._steps.statistics())
 
 
 def timed_fill(

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 MEMBERS_LIMIT = 30.0  # seconds between the first member of a group that is ready and the last
 
 
-class Executors:
+class ExecutorGroup:
     """One replica's executors. Each time the group becomes complete a new epoch begins."""
 
     def __init__(self, size: int, epoch: int, now: float, answering: int = 0) -> None:

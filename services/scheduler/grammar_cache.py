@@ -15,12 +15,12 @@ from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.protocol.errors import GrammarFailure, Overloaded, RequestError
 from penstock.protocol.messages import Automaton, Rejected, SubmitTokens
 from penstock.services.links.link import Peer
-from penstock.services.scheduler.background_jobs import Aside
+from penstock.services.scheduler.background_jobs import BackgroundJobs
 
 ANY = 1 << 62  # bytes
 
 
-class GuideStatistics(msgspec.Struct, frozen=True):
+class GrammarStatistics(msgspec.Struct, frozen=True):
     """Counters since start, and what stands now."""
 
     waiting: int  # now: requests
@@ -49,13 +49,13 @@ class Waiting:
         self.aborted = False
 
 
-class Guides:
+class GrammarQueue:
     """Owner of the automata that requests start from and of the requests that wait for one."""
 
     def __init__(
         self, tokens: GrammarTokens | None, threads: Executor, families: int = 1, limit: int = ANY
     ) -> None:
-        self.aside: Aside[tuple[Automaton, Charge], Guide] = Aside(threads)
+        self.jobs: BackgroundJobs[tuple[Automaton, Charge], Guide] = BackgroundJobs(threads)
         self._tokens = tokens
         self._cache = GrammarCache(limit, families)
         self._waiting: dict[Key, list[Waiting]] = {}
@@ -88,7 +88,7 @@ class Guides:
                 self._ready.append(Admitted(peer, without_source(request), refusal(error), False))
                 return
             self._waiting[key] = [Waiting(peer, without_source(request))]
-            self.aside.start((automaton, charge), prepared, self._tokens, automaton)
+            self.jobs.start((automaton, charge), prepared, self._tokens, automaton)
 
     def abort(self, request: int) -> bool:
         """Mark a request as aborted; whether it was here. It is given back all the same, so that it ends in order."""
@@ -111,7 +111,7 @@ class Guides:
 
     def admit(self) -> list[Admitted]:
         """Requests whose automaton stands or failed."""
-        for (automaton, charge), future in self.aside.collect():
+        for (automaton, charge), future in self.jobs.collect():
             key = (automaton.source, automaton.after)
             error = self._settle(key, charge, future.exception() or future.result())
             for each in self._waiting.pop(key, ()):
@@ -123,16 +123,16 @@ class Guides:
         ready, self._ready = self._ready, []
         return ready
 
-    def statistics(self) -> GuideStatistics:
+    def statistics(self) -> GrammarStatistics:
         """Counters for metrics and tests."""
         cache = self._cache
-        return GuideStatistics(self.waiting, cache.entries, cache.bytes, self._built, self._hits, self._failed)
+        return GrammarStatistics(self.waiting, cache.entries, cache.bytes, self._built, self._hits, self._failed)
 
     def _multiply(self, automaton: Automaton) -> None:
         """Have an automaton made again that many requests start from."""
         assert self._tokens is not None
         while (charge := self._cache.wants(automaton)) is not None:
-            self.aside.start((automaton, charge), prepared, self._tokens, automaton)
+            self.jobs.start((automaton, charge), prepared, self._tokens, automaton)
 
     def _settle(self, key: Key, charge: Charge, found: Guide | BaseException) -> RequestError | None:
         """Keep what a build gave; or why it gave nothing."""

@@ -25,10 +25,10 @@ from penstock.protocol.speculation import read_speculative
 from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.exporter import Exporter, scheduler_collector
-from penstock.services.scheduler.bitmask_filler import Masker
-from penstock.services.scheduler.grammar_cache import Guides, prepared
+from penstock.services.scheduler.bitmask_filler import BitmaskFiller
+from penstock.services.scheduler.grammar_cache import GrammarQueue, prepared
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import Loop
+from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import StartupPhases, Stop
 from penstock.services.supervisor.sd_notify import Heartbeat, notify
@@ -57,9 +57,9 @@ def run(config: Config, index: int) -> int:
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
     grammar_tokens = tokens_of(model)
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
-    guides = Guides(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,
+    guides = GrammarQueue(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,
                     config.scheduler.grammar_cache_bytes)  # fmt: skip
-    masker = Masker(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
+    masker = BitmaskFiller(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     tracer = tracer_of(config.trace, Role.SCHEDULER, index)
     me = Identity(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -69,20 +69,20 @@ def run(config: Config, index: int) -> int:
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:
-        loop = Loop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
+        loop = SchedulerLoop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
                     SchedulerTraces(tracer), time.monotonic)  # fmt: skip
-        descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.aside.fileno(), masker.aside.fileno())
+        descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.jobs.fileno(), masker.jobs.fileno())
         collector = scheduler_collector(loop, tokens, steps, time.monotonic)
         other_host = tokens if network is not None and network.reaches(TOKENS) else None
         exporter = Exporter(me, run_dir, loop.lag, collector, tracer, remote=loop.remote, other_host=other_host)
         start = Start(tracer, f"{Role.SCHEDULER}-{index}", stages)
         try:
-            turn_until_stopped(loop, descriptors, stop, config, exporter, start)
+            run_until_stopped(loop, descriptors, stop, config, exporter, start)
         finally:
             exporter.close()
     finally:
-        guides.aside.close()
-        masker.aside.close()
+        guides.jobs.close()
+        masker.jobs.close()
         tokens.close()
         steps.close()
         context.term()
@@ -102,8 +102,8 @@ def tokens_of(model: Path) -> GrammarTokens | None:
     return found
 
 
-def turn_until_stopped(
-    loop: Loop,
+def run_until_stopped(
+    loop: SchedulerLoop,
     descriptors: Iterable[zmq.Socket[bytes] | int],
     stop: Stop,
     config: Config,
@@ -128,7 +128,7 @@ def turn_until_stopped(
             stop.drain()
             notify("STOPPING=1", "STATUS=draining")
             logs.info(log, "draining", unfinished=loop.unfinished)
-        due = loop.turn(now, time.time())
+        due = loop.iterate(now, time.time())
         exporter.tick(now, time.time())
         if loop.ready != told:
             told = loop.ready
@@ -141,7 +141,7 @@ def turn_until_stopped(
         poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000)))
 
 
-def announce(loop: Loop, config: Config, heartbeat: Heartbeat, *, ready: bool) -> None:
+def announce(loop: SchedulerLoop, config: Config, heartbeat: Heartbeat, *, ready: bool) -> None:
     """Tell the supervisor that requests would run now, or no longer."""
     if not ready:
         notify(f"STATUS={WAITING}")

@@ -1,4 +1,4 @@
-"""What the brain is built with: the configuration, the model, and what the executors of the group agree to."""
+"""What the scheduler is built with: the configuration, the model, and what the executors of the group agree to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.config import ON, Config
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
-from penstock.services.scheduler.executor_group import Executors
+from penstock.services.scheduler.executor_group import ExecutorGroup
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocab_size: int
 
 
-def scheduling_options(config: Config, facts: ModelFacts, executors: Executors, masks: int) -> SchedulingOptions:
+def scheduling_options(config: Config, facts: ModelFacts, executors: ExecutorGroup, masks: int) -> SchedulingOptions:
     """For a group that is complete. `masks` is how many a step has room for."""
     model, options = config.model, config.scheduler
     return SchedulingOptions(
@@ -56,7 +56,7 @@ def depth(config: Config) -> int:
     return config.model.pipeline_parallel_size - 1 + ahead(config)
 
 
-def speculation_options(config: Config, executors: Executors, masks: int) -> SpeculationOptions:
+def speculation_options(config: Config, executors: ExecutorGroup, masks: int) -> SpeculationOptions:
     """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
     asked = read_speculative(config.scheduler.speculative_config)
     method, most = asked.method, asked.num_speculative_tokens

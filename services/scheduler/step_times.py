@@ -12,7 +12,7 @@ OWN = ("plan", "encode", "apply", "deliver")
 DEVICE = ("device", "draft", "wait")
 
 
-class TimesStatistics(msgspec.Struct, frozen=True):
+class StepTimeStatistics(msgspec.Struct, frozen=True):
     """Seconds since start."""
 
     parts: dict[str, HistogramStatistics]  # by part
@@ -20,7 +20,7 @@ class TimesStatistics(msgspec.Struct, frozen=True):
     stalled: float  # it had nothing to run although requests ran
 
 
-class Times:
+class StepTimes:
     """Clock of the steps. An observation costs well under a microsecond, and each part of a step has one.
 
     plan: deciding what it is. encode: the plan on its way to the executors. apply: what its result means. deliver: its
@@ -55,6 +55,6 @@ class Times:
         """Tokens have gone out."""
         self._parts["deliver"].observe(seconds)
 
-    def statistics(self) -> TimesStatistics:
+    def statistics(self) -> StepTimeStatistics:
         parts = {part: histogram.statistics() for part, histogram in self._parts.items()}
-        return TimesStatistics(parts, self._busy, self._stalled)
+        return StepTimeStatistics(parts, self._busy, self._stalled)

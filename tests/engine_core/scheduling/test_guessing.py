@@ -242,7 +242,7 @@ def test_the_time_of_drafting_is_the_drafts_own() -> None:
     assert state.spec.device_drafts.cost.seconds(1, 4) == pytest.approx(0.004)
     statistics = server.scheduler.statistics()
     assert statistics.draft_cost.draftings == state.spec.device_drafts.cost.statistics().draftings
-    assert statistics.guesses.first > 0.5
+    assert statistics.device_drafts.first > 0.5
     server.run(2)
 
 

@@ -10,8 +10,8 @@ from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.messages import Finish, Message, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer, SocketStatistics
-from penstock.services.scheduler.bitmask_filler import Masker
-from penstock.services.scheduler.grammar_cache import Guides
+from penstock.services.scheduler.bitmask_filler import BitmaskFiller
+from penstock.services.scheduler.grammar_cache import GrammarQueue
 
 WINDOW = 64
 
@@ -28,8 +28,8 @@ class Inline(Executor):
         return future
 
 
-def without_grammars() -> tuple[Guides, Masker]:
-    return Guides(None, Inline()), Masker(None, Inline(), 1)
+def without_grammars() -> tuple[GrammarQueue, BitmaskFiller]:
+    return GrammarQueue(None, Inline()), BitmaskFiller(None, Inline(), 1)
 
 
 class FakePort:

@@ -6,15 +6,15 @@ import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.services.scheduler.background_jobs import Aside
+from penstock.services.scheduler.background_jobs import BackgroundJobs
 
 
-def readable(aside: Aside[str, int]) -> bool:
+def readable(aside: BackgroundJobs[str, int]) -> bool:
     return bool(select.select([aside.fileno()], [], [], 0)[0])
 
 
 def test_what_is_done_is_collected_once_and_the_descriptor_tells() -> None:
-    aside: Aside[str, int] = Aside(ThreadPoolExecutor(2))
+    aside: BackgroundJobs[str, int] = BackgroundJobs(ThreadPoolExecutor(2))
     gate = threading.Event()
     try:
         assert aside.collect() == []
@@ -35,7 +35,7 @@ def test_what_is_done_is_collected_once_and_the_descriptor_tells() -> None:
 
 
 def test_the_loop_may_wait_a_moment_for_what_runs() -> None:
-    aside: Aside[str, int] = Aside(ThreadPoolExecutor(1))
+    aside: BackgroundJobs[str, int] = BackgroundJobs(ThreadPoolExecutor(1))
     gate = threading.Event()
     try:
         assert not aside.wait(60.0), "nothing runs, so there is nothing to wait for"
@@ -50,7 +50,7 @@ def test_the_loop_may_wait_a_moment_for_what_runs() -> None:
 
 
 def test_a_failure_is_given_back_too() -> None:
-    aside: Aside[str, int] = Aside(ThreadPoolExecutor(1))
+    aside: BackgroundJobs[str, int] = BackgroundJobs(ThreadPoolExecutor(1))
     try:
         aside.start("bad", int, "x")
         assert select.select([aside.fileno()], [], [], 60)[0]

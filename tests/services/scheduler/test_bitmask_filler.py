@@ -9,13 +9,13 @@ import pytest
 from penstock.engine_core.grammar.masks import MaskRow
 from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.services.scheduler import bitmask_filler as maskers
-from penstock.services.scheduler.bitmask_filler import Masker
+from penstock.services.scheduler.bitmask_filler import BitmaskFiller
 from tests.engine_core.grammar.vocabulary import guide, tokens
 from tests.services.scheduler.fakes import Inline
 
 
 def test_masks_come_back_as_the_message_for_the_executors() -> None:
-    masker = Masker(tokens(), Inline(), 1)
+    masker = BitmaskFiller(tokens(), Inline(), 1)
     masker.renew(16)
     assert masker.most == 8
     masker.start(MaskWork(5, 3, (MaskRow(guide("regex", "a"), [], 2),)), 4)
@@ -29,7 +29,7 @@ def test_masks_come_back_as_the_message_for_the_executors() -> None:
 
 
 def test_new_executors_begin_with_an_empty_store() -> None:
-    masker = Masker(tokens(), Inline(), 1)
+    masker = BitmaskFiller(tokens(), Inline(), 1)
     for epoch in (1, 2):
         masker.renew(16)
         masker.start(MaskWork(1, epoch, (MaskRow(guide("regex", "a"), [], 0),)), 0)
@@ -37,17 +37,17 @@ def test_new_executors_begin_with_an_empty_store() -> None:
 
 
 def test_without_places_or_tokens_there_are_no_masks() -> None:
-    masker = Masker(tokens(), Inline(), 1)
+    masker = BitmaskFiller(tokens(), Inline(), 1)
     assert (masker.most, masker.statistics().store.fills, masker.statistics().row_seconds) == (0, 0, 0.0)
     masker.renew(0)
     assert masker.most == 0
-    none = Masker(None, Inline(), 1)
+    none = BitmaskFiller(None, Inline(), 1)
     none.renew(64)
     assert none.most == 0
 
 
 def test_after_a_slow_step_each_row_pays_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    masker = Masker(tokens(), Inline(), 1)
+    masker = BitmaskFiller(tokens(), Inline(), 1)
     masker.renew(16)
     found = guide("regex", "a*")
     readings = iter(range(0, 1000, 5))

@@ -6,7 +6,7 @@ from msgspec import structs
 from penstock.protocol.links import Hello, Role
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.links.link import Peer
-from penstock.services.scheduler.executor_group import MEMBERS_LIMIT, Executors
+from penstock.services.scheduler.executor_group import MEMBERS_LIMIT, ExecutorGroup
 
 
 def peer(index: int = 0) -> Peer:
@@ -22,7 +22,7 @@ def said(blocks: int = 64, device: str = "cpu") -> ExecutorReady:
 
 
 def test_a_group_is_complete_when_each_has_loaded():
-    group = Executors(2, 7, 0.0)
+    group = ExecutorGroup(2, 7, 0.0)
     assert not group.complete
     one, two = peer(1), peer(0)
     assert not group.add(one, said(50, "cuda:1"), 1.0)
@@ -35,7 +35,7 @@ def test_a_group_is_complete_when_each_has_loaded():
 
 
 def test_a_broken_group_gives_its_epoch_up_once():
-    group = Executors(2, 7, 0.0)
+    group = ExecutorGroup(2, 7, 0.0)
     one, two = peer(0), peer(1)
     group.add(one, said(), 1.0)
     group.add(two, said(), 1.0)
@@ -46,7 +46,7 @@ def test_a_broken_group_gives_its_epoch_up_once():
 
 
 def test_members_are_in_step_that_ran_the_same_plans():
-    group = Executors(2, 7, 0.0)
+    group = ExecutorGroup(2, 7, 0.0)
     one, two = peer(0), peer(1)
     group.add(one, structs.replace(said(), plans=12), 1.0)
     assert group.in_step, "nobody else has said anything"
@@ -58,7 +58,7 @@ def test_members_are_in_step_that_ran_the_same_plans():
 
 
 def test_some_that_wait_for_the_others_for_too_long_are_stuck():
-    group = Executors(3, 7, 0.0)
+    group = ExecutorGroup(3, 7, 0.0)
     one, two, three = peer(0), peer(1), peer(2)
     assert not group.stuck(1e9), "all may load for as long as they need"
     group.add(one, said(), 100.0)
@@ -76,7 +76,7 @@ def test_some_that_wait_for_the_others_for_too_long_are_stuck():
 
 
 def test_an_executor_alone_is_never_stuck():
-    group = Executors(1, 7, 0.0)
+    group = ExecutorGroup(1, 7, 0.0)
     one = peer()
     group.add(one, said(), 1.0)
     group.remove(one, 2.0)
@@ -84,13 +84,13 @@ def test_an_executor_alone_is_never_stuck():
 
 
 def test_one_that_leaves_before_it_loaded_breaks_nothing():
-    group = Executors(1, 7, 0.0)
+    group = ExecutorGroup(1, 7, 0.0)
     assert not group.remove(peer(), 1.0)
     assert (group.epoch, group.missing_since) == (7, 0.0)
 
 
 def test_one_that_says_ready_twice_begins_an_epoch():
-    group = Executors(1, 7, 0.0)
+    group = ExecutorGroup(1, 7, 0.0)
     one = peer()
     assert group.add(one, said(), 1.0)
     assert group.add(one, said(32), 2.0)
@@ -99,7 +99,7 @@ def test_one_that_says_ready_twice_begins_an_epoch():
 
 
 def test_two_of_one_index_are_our_mistake():
-    group = Executors(2, 7, 0.0)
+    group = ExecutorGroup(2, 7, 0.0)
     group.add(peer(0), said(), 1.0)
     with pytest.raises(AssertionError):
         group.add(peer(0), said(), 1.0)
@@ -107,7 +107,7 @@ def test_two_of_one_index_are_our_mistake():
 
 def test_the_answering_executor_is_known_by_its_place_in_the_group():
     """Of the second replica's two stages of two ranks: numbers 4 to 7, of which 6 samples."""
-    group = Executors(4, 7, 0.0, answering=2)
+    group = ExecutorGroup(4, 7, 0.0, answering=2)
     peers = [peer(index) for index in (6, 4, 7, 5)]
     for at, one in enumerate(peers):
         group.add(one, said(device="NVIDIA H200"), float(at))
@@ -116,7 +116,7 @@ def test_the_answering_executor_is_known_by_its_place_in_the_group():
 
 
 def test_one_executor_answers_itself():
-    group = Executors(1, 7, 0.0)
+    group = ExecutorGroup(1, 7, 0.0)
     one = peer()
     group.add(one, said(), 1.0)
     assert group.answering == (one,)

@@ -14,7 +14,7 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.protocol.errors import GrammarFailure
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
-from penstock.services.scheduler.grammar_cache import Guides, rejection
+from penstock.services.scheduler.grammar_cache import GrammarQueue, rejection
 from penstock.services.tokenizer.worker_protocol import allocated
 from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.services.scheduler.fakes import FakePort, Inline
@@ -48,7 +48,7 @@ def peer():
 
 def test_one_build_serves_all_who_wait_and_those_who_come_later(peer) -> None:
     threads = Later()
-    guides = Guides(tokens(), threads)
+    guides = GrammarQueue(tokens(), threads)
     for number in (1, 2):
         guides.take(peer, request(number))
     guides.take(peer, request(3, "b+"))
@@ -66,7 +66,7 @@ def test_one_build_serves_all_who_wait_and_those_who_come_later(peer) -> None:
 
 def test_an_abort_is_told_with_the_request(peer) -> None:
     threads = Later()
-    guides = Guides(tokens(), threads)
+    guides = GrammarQueue(tokens(), threads)
     guides.take(peer, request(1))
     assert guides.abort(1)
     assert not guides.abort(2)
@@ -76,7 +76,7 @@ def test_an_abort_is_told_with_the_request(peer) -> None:
 
 def test_an_abort_finds_a_request_whose_automaton_was_remembered(peer) -> None:
     """It is ready at once, and nobody has asked for it yet: the abort of the same turn must not pass it."""
-    guides = Guides(tokens(), Inline())
+    guides = GrammarQueue(tokens(), Inline())
     guides.take(peer, request(1))
     assert [each.aborted for each in guides.admit()] == [False]
     for number in (2, 3, 4):
@@ -88,7 +88,7 @@ def test_an_abort_finds_a_request_whose_automaton_was_remembered(peer) -> None:
 
 def test_requests_of_a_peer_that_is_gone_are_dropped(peer) -> None:
     threads = Later()
-    guides = Guides(tokens(), threads)
+    guides = GrammarQueue(tokens(), threads)
     guides.take(peer, request(1))
     guides.forget(peer)
     threads.run()
@@ -100,7 +100,7 @@ def test_requests_of_a_peer_that_is_gone_are_dropped(peer) -> None:
 
 
 def test_an_automaton_that_fails_is_an_answer(peer) -> None:
-    guides = Guides(tokens(), Inline())
+    guides = GrammarQueue(tokens(), Inline())
     guides.take(peer, SubmitTokens(id=1, token_ids=b"", sampling=Sampling(), automaton=Automaton(source="x y")))
     (admitted,) = guides.admit()
     assert isinstance(admitted.guide, GrammarFailure)
@@ -110,7 +110,7 @@ def test_an_automaton_that_fails_is_an_answer(peer) -> None:
 
 
 def test_a_model_without_structures_says_so(peer) -> None:
-    guides = Guides(None, Inline())
+    guides = GrammarQueue(None, Inline())
     guides.take(peer, request(1))
     (admitted,) = guides.admit()
     assert isinstance(admitted.guide, GrammarFailure)
@@ -118,7 +118,7 @@ def test_a_model_without_structures_says_so(peer) -> None:
 
 def test_an_automaton_that_many_start_from_is_made_again(peer) -> None:
     """Rows that start from copies of one automaton are filled one after the other, so there are as many as threads."""
-    guides = Guides(tokens(), Inline(), families=3)
+    guides = GrammarQueue(tokens(), Inline(), families=3)
     found = []
     for number in range(8 * module.FAMILY):
         guides.take(peer, request(number))
@@ -134,7 +134,7 @@ def test_an_automaton_that_many_start_from_is_made_again(peer) -> None:
 
 def test_a_crowd_that_waits_for_one_automaton_counts_at_once(peer) -> None:
     threads = Later()
-    guides = Guides(tokens(), threads, families=8)
+    guides = GrammarQueue(tokens(), threads, families=8)
     for number in range(4 * module.FAMILY):
         guides.take(peer, request(number))
     threads.run()
@@ -149,7 +149,7 @@ def test_a_crowd_that_waits_for_one_automaton_counts_at_once(peer) -> None:
 
 def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
     size = cost(automaton("regex", "a"))
-    guides = Guides(tokens(), Inline(), limit=2 * size + 100)
+    guides = GrammarQueue(tokens(), Inline(), limit=2 * size + 100)
     running = []
     for number, letter in enumerate("abcd"):
         guides.take(peer, request(number, letter))
@@ -170,14 +170,14 @@ def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
     del admitted
     guides.take(peer, request(10, "e"))
     assert isinstance(guides.admit()[0].guide, Guide)
-    small = Guides(tokens(), Inline(), limit=100)
+    small = GrammarQueue(tokens(), Inline(), limit=100)
     small.take(peer, request(1))
     assert rejection(small.admit()[0]).status == 400
 
 
 def test_a_request_that_runs_holds_no_source(peer) -> None:
     """Megabytes of it, for each of hundreds of requests, beside what the cache counts."""
-    guides = Guides(tokens(), Inline())
+    guides = GrammarQueue(tokens(), Inline())
     for number, pattern in enumerate(("a" * 3000, "a" * 3000, "b" * 3000)):
         guides.take(peer, request(number, pattern))
     one, two, three = [each.request.automaton for each in guides.admit()]
@@ -190,7 +190,7 @@ def test_a_request_that_runs_holds_no_source(peer) -> None:
 @pytest.mark.parametrize("kind", ["json_schema", "choice"])
 def test_a_flood_of_long_grammars_takes_no_more_than_the_limit(peer, kind: str) -> None:
     """Forty of them, which would take 80 MB; each request has ended when the next one comes."""
-    guides, limit = Guides(tokens(), Inline(), limit=16 << 20), 16 << 20
+    guides, limit = GrammarQueue(tokens(), Inline(), limit=16 << 20), 16 << 20
     before = allocated()
     for number in range(40):
         words = [f"word {number} {place:06}" for place in range(900)]

@@ -1,4 +1,4 @@
-"""How many steps are in flight; what else the brain is built with is seen in test_loop.py."""
+"""How many steps are in flight; what else the scheduler is built with is seen in test_loop.py."""
 
 from __future__ import annotations
 

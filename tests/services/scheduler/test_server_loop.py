@@ -19,7 +19,14 @@ from penstock.protocol.messages import (
 from penstock.protocol.steps import StepResult
 from penstock.services.scheduler.executor_group import MEMBERS_LIMIT
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import FRESH, LEISURE, MISSING_LIMIT, PLACES, REST, Loop
+from penstock.services.scheduler.server_loop import (
+    IDLE_SECONDS,
+    LONG_STEP,
+    MISSING_LIMIT,
+    PLACES,
+    STATUS_DELAY,
+    SchedulerLoop,
+)
 from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 
@@ -35,14 +42,14 @@ class Bench:
             scheduler=SchedulerConfig(overlap=overlap, speculative_config=speculative),
             run=RunConfig(run_dir=run_dir),
         )
-        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
+        self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
         self.tokenizer = self.tokens.join()
         self.executor = FakeExecutor(self.steps)
         self.transcript = Transcript()
 
     def turn(self, seconds: float = 0.001) -> float:
         self.now += seconds
-        return self.loop.turn(self.now, 5000.0 + self.now)
+        return self.loop.iterate(self.now, 5000.0 + self.now)
 
     def ready(self, **words) -> None:
         self.executor.ready(**words)
@@ -95,34 +102,34 @@ def test_a_group_begins_where_all_have_run_the_same_plans(plans):
     """The scheduler before this one may have been killed between two sends."""
     tokens, steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
     config = Config(model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=2))
-    loop = Loop(config, ModelFacts(256, 4096), tokens, steps, *without_grammars(), 1000.0)
+    loop = SchedulerLoop(config, ModelFacts(256, 4096), tokens, steps, *without_grammars(), 1000.0)
     members = [FakeExecutor(steps, index) for index in range(2)]
     for member, run in zip(members, plans, strict=True):
         member.ready(plans=run)
-    loop.turn(1000.1, 6000.1)
-    loop.turn(1000.2, 6000.2)
+    loop.iterate(1000.1, 6000.1)
+    loop.iterate(1000.2, 6000.2)
     assert loop.ready == (len(set(plans)) == 1)
     assert len(steps.peers) == (2 if loop.ready else 0), "both are given up, and begin another life"
     again = members if loop.ready else [FakeExecutor(steps, index) for index in range(2)]
     for member in again:
         member.ready()
-    loop.turn(1000.3, 6000.3)
+    loop.iterate(1000.3, 6000.3)
     assert loop.ready
 
 
 def test_a_member_that_hangs_does_not_keep_the_others_waiting_for_ever():
     tokens, steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
     config = Config(model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=2))
-    loop = Loop(config, ModelFacts(256, 4096), tokens, steps, *without_grammars(), 1000.0)
+    loop = SchedulerLoop(config, ModelFacts(256, 4096), tokens, steps, *without_grammars(), 1000.0)
     FakeExecutor(steps, 0).ready()
-    loop.turn(1001.0, 6001.0)
-    loop.turn(1000.9 + MEMBERS_LIMIT, 6000.0)
+    loop.iterate(1001.0, 6001.0)
+    loop.iterate(1000.9 + MEMBERS_LIMIT, 6000.0)
     assert len(steps.peers) == 1
-    loop.turn(1001.2 + MEMBERS_LIMIT, 6000.0)
+    loop.iterate(1001.2 + MEMBERS_LIMIT, 6000.0)
     assert steps.peers == (), "it ends, its group's bond breaks, and so does the one that hangs"
     for index in range(2):
         FakeExecutor(steps, index).ready()
-    loop.turn(1100.0, 6100.0)
+    loop.iterate(1100.0, 6100.0)
     assert loop.ready
 
 
@@ -143,7 +150,7 @@ def test_so_many_plans_are_in_flight(overlap, depth):
 
 @pytest.mark.parametrize(
     ("overlap", "busy", "first"),
-    [(True, 0.0, "plan"), (True, LEISURE, "batch"), (False, 0.0, "plan"), (False, LEISURE, "plan")],
+    [(True, 0.0, "plan"), (True, LONG_STEP, "batch"), (False, 0.0, "plan"), (False, LONG_STEP, "plan")],
 )
 def test_the_next_plan_leaves_before_the_result_is_delivered_unless_the_device_has_a_long_step(overlap, busy, first):
     bench = Bench(overlap=overlap)
@@ -350,7 +357,7 @@ def test_a_heartbeat_follows_soon_when_what_runs_or_waits_changes():
     bench.turn(0.1)
     bench.statuses()
     bench.submit(1, max_tokens=40)
-    bench.turn(FRESH)
+    bench.turn(STATUS_DELAY)
     assert [(one.running, one.waiting) for one in bench.statuses()] == [(1, 0)]
     bench.step()
     assert bench.statuses() == []  # nothing has changed
@@ -358,7 +365,7 @@ def test_a_heartbeat_follows_soon_when_what_runs_or_waits_changes():
     last = bench.now
     while not (found := bench.statuses()):
         bench.step()
-        assert bench.now <= last + 2 * FRESH
+        assert bench.now <= last + 2 * STATUS_DELAY
     assert [(one.running, one.waiting) for one in found] == [(0, 0)]
 
 
@@ -400,8 +407,8 @@ def test_what_arrives_in_a_long_turn_did_not_arrive_at_its_beginning(later: floa
     bench.loop._clock = lambda: bench.now + later
     bench.submit(1)
     began: list[float] = []
-    plain = bench.loop._brain.submit
-    bench.loop._brain.submit = lambda request, source, now: (began.append(now), plain(request, source, now))
+    plain = bench.loop._scheduler.submit
+    bench.loop._scheduler.submit = lambda request, source, now: (began.append(now), plain(request, source, now))
     bench.turn()
     assert began == [bench.now + max(later, 0.0)]
 
@@ -453,14 +460,14 @@ def test_a_result_for_an_earlier_scheduler_is_ignored():
 def test_wrong_accounts_are_told_and_serving_goes_on(caplog):
     bench = Bench()
     bench.ready()
-    assert bench.loop._brain is not None
-    real = bench.loop._brain.check()
+    assert bench.loop._scheduler is not None
+    real = bench.loop._scheduler.check()
     wrong = msgspec.structs.replace(real, faults=("one lost",))
-    bench.loop._brain.check = lambda thorough=False: wrong  # type: ignore[method-assign, misc]
+    bench.loop._scheduler.check = lambda thorough=False: wrong  # type: ignore[method-assign, misc]
     bench.submit(1)
     bench.turn()
     assert bench.run().ends == {1: [Finish.LENGTH]}
-    bench.turn(REST)
+    bench.turn(IDLE_SECONDS)
     assert bench.loop.statistics().faults == 1
     assert any(getattr(record, "fields", {}).get("faults") == "one lost" for record in caplog.records)
 
@@ -468,30 +475,30 @@ def test_wrong_accounts_are_told_and_serving_goes_on(caplog):
 def test_every_block_is_looked_at_once_it_rests_and_not_before():
     bench = Bench()
     bench.ready()
-    assert bench.loop._brain is not None
-    real, looks = bench.loop._brain.check(), []
-    bench.loop._brain.check = lambda thorough=False: looks.append(thorough) or real  # type: ignore[method-assign, misc]
+    assert bench.loop._scheduler is not None
+    real, looks = bench.loop._scheduler.check(), []
+    bench.loop._scheduler.check = lambda thorough=False: looks.append(thorough) or real  # type: ignore[method-assign, misc]
     bench.submit(1)
     bench.turn()
     bench.run()
     bench.turn()
     bench.submit(2)
-    bench.turn(0.5 * REST)
+    bench.turn(0.5 * IDLE_SECONDS)
     bench.run()
-    bench.turn(0.5 * REST)
+    bench.turn(0.5 * IDLE_SECONDS)
     assert looks == []
-    bench.turn(REST)
-    bench.turn(REST)
+    bench.turn(IDLE_SECONDS)
+    bench.turn(IDLE_SECONDS)
     assert looks == [True]
 
 
 def test_the_speculative_config_reaches_the_brain_and_drafts_the_heartbeat():
     bench = Bench(speculative='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5}')
     bench.ready()
-    options = bench.loop._brain._state.options.speculation
+    options = bench.loop._scheduler._state.options.speculation
     assert (options.method, options.num_speculative_tokens) == ("ngram", 3)
     assert (options.prompt_lookup_max, options.prompt_lookup_min) == (5, 2)
-    totals = bench.loop._brain._state.stats.totals
+    totals = bench.loop._scheduler._state.stats.totals
     totals.count_drafts(40, 36)
     totals.count_drafts(2, 0)
     status = bench.loop.status(0.0, 0.0)
@@ -502,5 +509,5 @@ def test_the_speculative_config_reaches_the_brain_and_drafts_the_heartbeat():
 def test_without_a_method_predictions_alone_are_drafts():
     bench = Bench()
     bench.ready()
-    assert bench.loop._brain._state.options.speculation.method == "none"
+    assert bench.loop._scheduler._state.options.speculation.method == "none"
     assert bench.loop.status(0.0, 0.0).accepted_at == ()

@@ -13,7 +13,7 @@ from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, StopHi
 from penstock.protocol.steps import StepPlan
 from penstock.services.links.link import Peer
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import MISSING_LIMIT, Loop
+from penstock.services.scheduler.server_loop import MISSING_LIMIT, SchedulerLoop
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, without_grammars
 
 ROUNDS = 400
@@ -30,7 +30,7 @@ class Lives:
             model=ModelConfig(max_num_seqs=4, max_num_batched_tokens=48),
             scheduler=SchedulerConfig(overlap=bool(seed % 2), enable_prefix_caching=bool(seed % 3)),
         )
-        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
+        self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
         self.executor: FakeExecutor | None = None
         self.plans: list[StepPlan] = []
         self.owners: dict[int, Peer] = {}  # of requests whose tokenizer is still there
@@ -93,7 +93,7 @@ class Lives:
 
     def turn(self) -> None:
         self.now += self.chance.choice((0.001, 0.001, 0.3, MISSING_LIMIT if self.chance.random() < 0.02 else 0.01))
-        due = self.loop.turn(self.now, self.now)
+        due = self.loop.iterate(self.now, self.now)
         assert due <= self.now + 0.5
         for peer, message in self.tokens.sent:
             if isinstance(message, Rejected):

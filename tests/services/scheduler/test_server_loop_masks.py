@@ -11,10 +11,10 @@ from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
-from penstock.services.scheduler.bitmask_filler import Masker
-from penstock.services.scheduler.grammar_cache import Guides
+from penstock.services.scheduler.bitmask_filler import BitmaskFiller
+from penstock.services.scheduler.grammar_cache import GrammarQueue
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import Loop
+from penstock.services.scheduler.server_loop import SchedulerLoop
 from tests.engine_core.grammar.vocabulary import END, allowed, automaton, tokens, vocabulary
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Inline, Transcript
 
@@ -86,8 +86,8 @@ class Bench:
         config = Config(
             model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64), scheduler=SchedulerConfig(overlap=overlap)
         )
-        guides, masker = Guides(tokens(), Inline()), Masker(tokens(), Inline(), 1)
-        self.loop = Loop(config, ModelFacts(256, 4096), self.tokens, self.steps, guides, masker, self.now)
+        guides, masker = GrammarQueue(tokens(), Inline()), BitmaskFiller(tokens(), Inline(), 1)
+        self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, guides, masker, self.now)
         self.tokenizer = self.tokens.join()
         self.executor = Sampler(self.steps)
         self.executor.ready(mask_places=places)
@@ -96,7 +96,7 @@ class Bench:
 
     def turn(self) -> None:
         self.now += 0.001
-        self.loop.turn(self.now, 5000.0 + self.now)
+        self.loop.iterate(self.now, 5000.0 + self.now)
 
     def submit(self, number: int, structure: Automaton | None, n: int = 1, most: int = 60) -> None:
         request = SubmitTokens(
@@ -163,13 +163,13 @@ def test_an_abort_in_the_turn_of_its_submit_ends_it_before_a_token_is_made() -> 
     bench = Bench()
     bench.submit(1, automaton("regex", "a{3}"))
     bench.run(lambda: 1 in bench.transcript.ends)
-    made = bench.loop.statistics().brain.scheduled_tokens
+    made = bench.loop.statistics().scheduler.scheduled_tokens
     for number, structure in ((2, automaton("regex", "a{3}")), (3, automaton("regex", "b+")), (4, None)):
         bench.submit(number, structure)
         bench.tokens.arrives(bench.tokenizer, Abort(number))
     bench.run(lambda: {2, 3, 4} <= set(bench.transcript.ends))
     assert [bench.transcript.ends[number] for number in (2, 3, 4)] == [[Finish.ABORT]] * 3
-    assert bench.loop.statistics().brain.scheduled_tokens == made
+    assert bench.loop.statistics().scheduler.scheduled_tokens == made
     assert bench.loop.drained
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocol.steps import StepResult
-from penstock.services.scheduler.step_times import DEVICE, OWN, Times
+from penstock.services.scheduler.step_times import DEVICE, OWN, StepTimes
 
 
 def result(step: int, **words: float) -> StepResult:
     return StepResult(step=step, epoch=1, token_ids=b"", **words)
 
 
-def seen(times: Times) -> dict[str, tuple[int, float]]:
+def seen(times: StepTimes) -> dict[str, tuple[int, float]]:
     parts = times.statistics().parts
     return {part: (sum(found.counts), pytest.approx(found.total)) for part, found in parts.items()}
 
 
 def test_each_part_has_its_histogram() -> None:
-    times = Times()
+    times = StepTimes()
     assert set(seen(times)) == {*OWN, *DEVICE}
     times.planned(1, 0.001, 0.0001, rested=False)
     times.applied(result(1, busy=0.01, waited=0.002, drafting=0.003), 0.0005)
@@ -32,7 +32,7 @@ def test_each_part_has_its_histogram() -> None:
 
 
 def test_nobody_waited_for_the_first_step_after_a_rest() -> None:
-    times = Times()
+    times = StepTimes()
     times.planned(7, 0.001, 0.0, rested=True)
     times.planned(8, 0.001, 0.0, rested=False)
     times.applied(result(7, busy=0.01, waited=60.0), 0.0)
@@ -42,6 +42,6 @@ def test_nobody_waited_for_the_first_step_after_a_rest() -> None:
 
 
 def test_a_step_without_drafting_says_nothing_of_it() -> None:
-    times = Times()
+    times = StepTimes()
     times.applied(result(1, busy=0.01), 0.0)
     assert seen(times)["draft"] == (0, 0.0)
