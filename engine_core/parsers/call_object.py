@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.parsers.pieces import content
-from penstock.engine_core.parsers.scanning import BLANKS, ValueEnd
+from penstock.engine_core.parsers.scanning import BLANKS, ValueEnd, content
 from penstock.protocol.messages import Piece, PieceKind
 
 # Up to the arguments, in the order that models are taught; from there on they are passed on as they come.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -14,14 +15,15 @@ from penstock.engine_core.parsers.llama import MARKER as PYTHON_TAG
 from penstock.engine_core.parsers.llama import LlamaParser
 from penstock.engine_core.parsers.mistral import MARKER as TOOL_CALLS
 from penstock.engine_core.parsers.mistral import MistralParser
-from penstock.engine_core.parsers.output import CallParser, OutputParser
 from penstock.engine_core.parsers.pythonic import CLOSING as PYTHON_END
 from penstock.engine_core.parsers.pythonic import OPENING as PYTHON_START
 from penstock.engine_core.parsers.pythonic import PythonicParser
 from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
+from penstock.engine_core.parsers.scanning import content
 from penstock.engine_core.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
 from penstock.engine_core.parsers.values import Kinds
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.messages import Piece, PieceKind
 
 AUTO, NONE = "auto", "none"
 THINK = Markers("<think>", "</think>")
@@ -171,3 +173,73 @@ def single_token(vocabulary: Vocabulary, text: str) -> int | None:
     """The one token that a text is, where it is one."""
     token_ids = vocabulary.encode(text, add_special_tokens=False)
     return token_ids[0] if len(token_ids) == 1 and vocabulary.raw(token_ids[0]) == text.encode() else None
+
+
+class CallParser(Protocol):
+    """Tells calls from content. The concatenation of what it gives is the same for every way of cutting its text."""
+
+    @property
+    def open(self) -> bool:
+        """Whether a call has begun whose arguments have not ended."""
+
+    def push(self, text: str) -> list[Piece]:
+        """What is now certain."""
+
+    def flush(self) -> list[Piece]:
+        """What was held: the output is over. The last call."""
+
+
+class OutputParser:
+    """The parsers of one choice; each may be absent. Owned by the choice."""
+
+    __slots__ = ("_calls", "_inputs", "_reasoning", "called")
+
+    def __init__(
+        self, reasoning: ReasoningParser | None, calls: CallParser | None, inputs: CustomInputs | None = None
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._inputs = inputs
+        self.called = False  # a call has begun
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes is reasoning."""
+        return self._reasoning is not None and self._reasoning.thinking
+
+    @property
+    def plain(self) -> bool:
+        """Whether whatever comes is content."""
+        return self._calls is None and (self._reasoning is None or self._reasoning.over)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are calls and none is broken off."""
+        return self.called and not (self._calls is not None and self._calls.open)
+
+    def push(self, text: str) -> list[Piece]:
+        """What is now certain."""
+        out: list[Piece] = []
+        if self._reasoning is not None and not self._reasoning.over:
+            text = self._reasoning.push(text, out)
+        return self._spoken(out, text)
+
+    def flush(self) -> list[Piece]:
+        """What was held: the output is over. The last call."""
+        out: list[Piece] = []
+        if self._reasoning is not None:
+            self._spoken(out, self._reasoning.flush(out))
+        if self._calls is not None:
+            self._add(out, self._calls.flush())
+        return out
+
+    def _spoken(self, out: list[Piece], text: str) -> list[Piece]:
+        if self._calls is None:
+            out += content(text)
+        elif text:
+            self._add(out, self._calls.push(text))
+        return out
+
+    def _add(self, out: list[Piece], pieces: list[Piece]) -> None:
+        self.called = self.called or any(piece.kind == PieceKind.CALL for piece in pieces)
+        out += pieces if self._inputs is None else self._inputs.push(pieces)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import enum
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
-from penstock.engine_core.parsers.pieces import content
-from penstock.engine_core.parsers.prose import Prose
-from penstock.engine_core.parsers.scanning import BLANKS, Lead
+from penstock.engine_core.parsers.scanning import BLANKS, Lead, Prose, content
 from penstock.protocol.messages import Piece
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"

@@ -10,8 +10,7 @@ import enum
 from collections.abc import Container
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
-from penstock.engine_core.parsers.pieces import content
-from penstock.engine_core.parsers.scanning import BLANKS, FreeText, Lead
+from penstock.engine_core.parsers.scanning import BLANKS, FreeText, Lead, content
 from penstock.protocol.messages import Piece
 
 MARKER = "<|python_tag|>"

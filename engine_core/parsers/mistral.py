@@ -11,9 +11,7 @@ import enum
 import re
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
-from penstock.engine_core.parsers.pieces import content
-from penstock.engine_core.parsers.prose import Prose
-from penstock.engine_core.parsers.scanning import BLANKS, Lead, ValueEnd
+from penstock.engine_core.parsers.scanning import BLANKS, Lead, Prose, ValueEnd, content
 from penstock.protocol.messages import Piece, PieceKind
 
 MARKER = "[TOOL_CALLS]"

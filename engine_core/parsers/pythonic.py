@@ -11,9 +11,8 @@ import enum
 import re
 from collections.abc import Container
 
-from penstock.engine_core.parsers.literals import keywords_json
-from penstock.engine_core.parsers.pieces import content
-from penstock.engine_core.parsers.scanning import PYTHON_SIGNS, Lead, ValueEnd
+from penstock.engine_core.parsers.scanning import PYTHON_SIGNS, Lead, ValueEnd, content
+from penstock.engine_core.parsers.values import keywords_json
 from penstock.protocol.messages import Piece, PieceKind
 
 OPENING, CLOSING = "<|python_start|>", "<|python_end|>"

@@ -1,9 +1,15 @@
-"""Finding markers and the ends of JSON values in text that comes in cuts."""
+"""Finding markers and the ends of JSON values in text that comes in cuts.
+
+Parsers make pieces, of which the deltas of a choice are made; the text around calls is content, but for the blanks that
+follow a call and lead to nothing.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from penstock.protocol.messages import Piece, PieceKind
 
 BLANKS = " \t\r\n"
 MOST_BLANKS = 64  # characters before a marker that belong to it
@@ -125,3 +131,64 @@ class Lead:
         count = min(len(whole) - len(whole.lstrip(self._blanks)), MOST_BLANKS)
         self.held = whole[:count]
         return whole[count:]
+
+
+def content(text: str) -> list[Piece]:
+    """Text as it is; no piece for none."""
+    return [Piece(PieceKind.CONTENT, text)] if text else []
+
+
+def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The same with neighbours of a kind as one; each call begins a piece of its own."""
+    kinds: list[int] = []
+    texts: list[list[str]] = []
+    for piece in pieces:
+        if kinds and kinds[-1] == piece.kind != PieceKind.CALL:
+            texts[-1].append(piece.text)
+        else:
+            kinds.append(piece.kind)
+            texts.append([piece.text])
+    return tuple(Piece(kind, "".join(parts)) for kind, parts in zip(kinds, texts, strict=True))
+
+
+def leading_text(pieces: list[Piece]) -> tuple[str, tuple[Piece, ...]]:
+    """The content that comes first, and what follows it."""
+    count = next((n for n, piece in enumerate(pieces) if piece.kind != PieceKind.CONTENT), len(pieces))
+    return "".join([piece.text for piece in pieces[:count]]), tuple(pieces[count:])
+
+
+class Prose:
+    """Text up to the marker of a call, any number of times. `markers` as of `FreeText`."""
+
+    __slots__ = ("_free", "_trailing")
+
+    def __init__(self, *markers: str) -> None:
+        self._free = FreeText(*markers)
+        self._trailing = False  # nothing but blanks since a call
+
+    @property
+    def blanks(self) -> str:
+        """Those that stood before the marker that came last."""
+        return self._free.blanks
+
+    @property
+    def marker(self) -> str:
+        """The one that came last."""
+        return self._free.marker
+
+    def push(self, text: str, out: list[Piece]) -> str | None:
+        """Add to `out` what is content for certain. What stands behind a marker; None where there is none yet."""
+        given, rest = self._free.push(text)
+        if given:
+            out += content(given)
+            self._trailing = False
+        return rest
+
+    def resume(self, *, called: bool) -> None:
+        """Text goes on: behind a call, or because what looked like one is none."""
+        self._trailing = called
+
+    def flush(self) -> list[Piece]:
+        """What was held back when the output ends in text."""
+        held = self._free.release()
+        return [] if self._trailing and not held.strip(BLANKS) else content(held)

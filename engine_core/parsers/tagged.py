@@ -23,9 +23,7 @@ from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
-from penstock.engine_core.parsers.pieces import content
-from penstock.engine_core.parsers.prose import Prose
-from penstock.engine_core.parsers.scanning import Lead, blanks_before, partial_end
+from penstock.engine_core.parsers.scanning import Lead, Prose, blanks_before, content, partial_end
 from penstock.engine_core.parsers.values import Kinds, value_of
 from penstock.protocol.messages import Piece, PieceKind
 

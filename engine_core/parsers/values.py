@@ -1,13 +1,15 @@
-"""Values of arguments that are written without their type: what a schema makes of their text."""
+"""Values of arguments that are written without their type: what a schema makes of their text.
+
+Python's literals become JSON here too: the arguments of a call like f(city="Rome", days=[1, 2], exact=True).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-
-from penstock.engine_core.parsers.literals import as_json
 
 Kinds = frozenset[str]  # JSON Schema's names of types; empty: any
 ANY: Kinds = frozenset()
@@ -81,3 +83,128 @@ def kind_of(value: object) -> str:
             return "array"
         case _:
             return "object"
+
+
+TOKEN = re.compile(
+    r"""\s*(?:(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?P<number>-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"""
+    r"""|(?P<word>[A-Za-z_]+)|(?P<sign>[\[\](){},:]))""",
+    re.DOTALL,
+)
+KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
+WORDS: Mapping[str, str] = {
+    "True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"
+}  # fmt: skip
+TUPLE = "(,"  # an opening parenthesis behind which a comma has come; a tuple is a list
+POINT = re.compile(r"(?<!\d)(?=\.)|(?<=\.)(?!\d)")  # where JSON wants a digit beside a number's point
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+ESCAPED: Mapping[str, str] = {
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'
+}  # fmt: skip
+
+
+def as_json(literal: str) -> str | None:
+    """The JSON of one literal; None for what is no literal of JSON's kinds."""
+    parts: list[str] = []
+    opened: list[int] = []  # where brackets stand that are open
+    at, end = 0, len(literal.rstrip())
+    while at < end:
+        found = TOKEN.match(literal, at)
+        if found is None:
+            return None
+        at = found.end()
+        part = token_json(found)
+        if part is None:
+            return None
+        if found["sign"] and part in "([{":
+            opened.append(len(parts))
+        elif found["sign"] and part in ")]}":
+            if not close(parts, opened.pop() if opened else -1, part):
+                return None
+            continue
+        elif part == "," and opened and parts[opened[-1]] == "(":
+            parts[opened[-1]] = TUPLE
+        parts.append(part)
+    text = " ".join(parts)  # what stands side by side does not become one
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return msgspec.json.encode(value).decode()
+
+
+def close(parts: list[str], start: int, bracket: str) -> bool:
+    """Close the bracket at `start`, -1 for none, whose contents stand behind it; False where another one would. A
+    trailing comma is none, and parentheses around one value are nothing."""
+    opening = parts[start] if start >= 0 else ""
+    empty = start == len(parts) - 1
+    if parts[-1:] == [","] and start < len(parts) - 2:
+        parts.pop()
+    if opening == "(" and not empty:
+        parts[start], closing = "", ""
+    elif opening in ("(", TUPLE):
+        parts[start], closing = "[", "]"
+    else:
+        closing = bracket
+    parts.append(closing)
+    return opening[:1] + bracket in ("()", "[]", "{}")
+
+
+def keywords_json(text: str) -> str | None:
+    """The JSON object of keyword arguments as they stand between parentheses; None if they are not literals."""
+    values: dict[str, msgspec.Raw] = {}
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        key = KEY.match(text, at)
+        stop = value_end(text, key.end(), end) if key else None
+        value = as_json(text[key.end() : stop]) if key and stop is not None else None
+        if key is None or stop is None or value is None or key[1] in values:
+            return None
+        values[key[1]] = msgspec.Raw(value.encode())
+        at = stop + 1
+    return msgspec.json.encode(values).decode()
+
+
+def value_end(text: str, at: int, end: int) -> int | None:
+    """Where the comma stands that ends the value beginning at `at`, or the end; None for what is no literal."""
+    depth = 0
+    while at < end:
+        found = TOKEN.match(text, at)
+        if found is None:
+            return None
+        match found["sign"]:
+            case "," if not depth:
+                return found.start("sign")
+            case "(" | "[" | "{":
+                depth += 1
+            case ")" | "]" | "}":
+                depth -= 1
+        at = found.end()
+    return end
+
+
+def token_json(found: re.Match[str]) -> str | None:
+    """One token of Python as one of JSON."""
+    match found.lastgroup:
+        case "text":
+            return msgspec.json.encode(unquoted(found["text"])).decode()
+        case "number":
+            return POINT.sub("0", found["number"])
+        case "word":
+            return WORDS.get(found["word"])
+        case _:
+            return found["sign"]
+
+
+def unquoted(text: str) -> str:
+    """The value of a string literal. An escape that Python does not know stands for itself; two surrogates that belong
+    together are the character that JSON means by them."""
+    found = ESCAPE.sub(unescaped, text[1:-1])
+    return found if found.isascii() else found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def unescaped(found: re.Match[str]) -> str:
+    code = found[1] or found[2] or found[3]
+    if code is None:
+        return ESCAPED.get(found[4], found[0])
+    number = int(code, 16)
+    return chr(number) if number <= 0x10FFFF else "\ufffd"

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.engine_core.parsers.output import OutputParser
-from penstock.engine_core.parsers.pieces import content, leading_text
-from penstock.engine_core.text.detokenizer import Detokenizer
-from penstock.engine_core.text.logprobs import positions
+from penstock.engine_core.parsers.dialect import OutputParser
+from penstock.engine_core.parsers.scanning import content, leading_text
+from penstock.engine_core.text.detokenizer import Detokenizer, positions
 from penstock.engine_core.text.stops import Match, StopScanner
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra

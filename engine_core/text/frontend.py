@@ -17,8 +17,8 @@ import msgspec
 
 from penstock.engine_core.placement.placement import Placement
 from penstock.engine_core.text.choice import Choice, Delta
+from penstock.engine_core.text.detokenizer import prompt_positions
 from penstock.engine_core.text.dispatch import Dispatch, DispatchStatistics
-from penstock.engine_core.text.logprobs import prompt_positions
 from penstock.engine_core.text.outbox import Outbox
 from penstock.engine_core.text.prompts import Prepared, Prompter
 from penstock.engine_core.text.rendering import Rendered

@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from penstock.engine_core.parsers.pieces import content, merged
+from penstock.engine_core.parsers.scanning import content, merged
 from penstock.engine_core.text.choice import Delta
 from penstock.protocol.columns import pack
 from penstock.protocol.messages import EngineStatus, Message, ParsedRow, Piece, TextBatch, TextExtra

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.engine_core.parsers.pieces import content, merged
+from penstock.engine_core.parsers.scanning import content, merged
 from penstock.engine_core.text.choice import Choice, Delta
 from penstock.engine_core.text.detokenizer import SILENT, detokenizer
 from penstock.engine_core.text.outbox import Seat

@@ -8,10 +8,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from penstock.engine_core.parsers.dialect import THINK, CallFormat, call_parser
-from penstock.engine_core.parsers.output import OutputParser
-from penstock.engine_core.parsers.pieces import merged
+from penstock.engine_core.parsers.dialect import THINK, CallFormat, OutputParser, call_parser
 from penstock.engine_core.parsers.reasoning import ReasoningParser
+from penstock.engine_core.parsers.scanning import merged
 from penstock.protocol.messages import Piece, PieceKind
 
 NAMES = frozenset(("f", "get_weather", "a.b-c"))

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 
-from penstock.engine_core.parsers.literals import as_json, keywords_json
+from penstock.engine_core.parsers.values import as_json, keywords_json
 from tests.engine_core.parsers.outputs import ARGUMENTS, VALUES, keywords
 
 

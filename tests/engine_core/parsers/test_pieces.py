@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.parsers.pieces import content, leading_text, merged
+from penstock.engine_core.parsers.scanning import content, leading_text, merged
 from penstock.protocol.messages import Piece, PieceKind
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS

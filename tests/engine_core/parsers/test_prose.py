@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.parsers.prose import Prose
+from penstock.engine_core.parsers.scanning import Prose
 from penstock.protocol.messages import Piece
 
 

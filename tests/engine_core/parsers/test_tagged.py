@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from penstock.engine_core.parsers.dialect import CallFormat
-from penstock.engine_core.parsers.output import OutputParser
+from penstock.engine_core.parsers.dialect import CallFormat, OutputParser
 from penstock.engine_core.parsers.tagged import MOST_HELD, TaggedParser, read_functions, read_pairs
 from penstock.protocol.messages import PieceKind
 from tests.engine_core.parsers.outputs import calls_of, content_of, cut, parsed, parser

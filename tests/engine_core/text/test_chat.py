@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.text.chat import deeper, read_json, read_messages
+from penstock.engine_core.text.rendering import deeper, read_json, read_messages
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.limits import MAX_JSON_DEPTH
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine_core.parsers.dialect import THINK, CallFormat, Parsing
-from penstock.engine_core.parsers.pieces import content, merged
+from penstock.engine_core.parsers.scanning import content, merged
 from penstock.engine_core.text.choice import Choice, Delta
 from penstock.engine_core.text.detokenizer import detokenizer
 from penstock.engine_core.text.outbox import Outbox, Seat

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from penstock.engine_core.text.logprobs import LOWEST, positions, prompt_positions
+from penstock.engine_core.text.detokenizer import LOWEST, positions, prompt_positions
 from penstock.protocol.columns import pack
 from penstock.protocol.messages import Logprobs
 from tests.engine_core.tokenizer.vocabularies import vocabulary

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine_core.parsers.dialect import THINK
+from penstock.engine_core.text.rendering import asks_to_think, left_open, thinking_arguments
 from penstock.engine_core.text.template import ChatTemplate
-from penstock.engine_core.text.thinking import asks_to_think, left_open, thinking_arguments
 from penstock.protocol.errors import InvalidRequest
 
 SWITCH = ChatTemplate({"default": "{% if enable_thinking is defined and enable_thinking %}x{% endif %}"}, {})
