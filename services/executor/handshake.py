@@ -25,7 +25,7 @@ PROOF = 32
 LONGEST = 4096  # bytes of what is sealed
 
 
-class Life(msgspec.Struct, frozen=True, tag="life"):
+class Generation(msgspec.Struct, frozen=True, tag="life"):
     """What the first member tells the others when all have come."""
 
     name: str  # of this life of the group
@@ -38,7 +38,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     reason: str
 
 
-class Guest(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True):
     """Whom one who comes says to be."""
 
     replica: int
@@ -46,7 +46,7 @@ class Guest(msgspec.Struct, frozen=True):
     shared: int
 
 
-TOLD = msgspec.json.Decoder(Life | Refusal)
+TOLD = msgspec.json.Decoder(Generation | Refusal)
 STRANGER = "it speaks no rendezvous of this release"
 OTHER_KEYS = "it does not have our link keys"
 
@@ -55,7 +55,7 @@ class Challenge:
     """The first member's side of one connection."""
 
     def __init__(self, secret: bytes) -> None:
-        self.guest: Guest | None = None  # as it says; believe it once it is `proved`
+        self.guest: Member | None = None  # as it says; believe it once it is `proved`
         self.proved = False
         self.fault = ""  # why nothing more is to be said to it
         self._secret = secret
@@ -73,14 +73,14 @@ class Challenge:
             if magic != MAGIC:
                 self.fault = STRANGER
                 return b""
-            self.guest = Guest(replica, member, shared)
+            self.guest = Member(replica, member, shared)
             self._said = hello + self._nonce
             answer = ANSWER.pack(self._nonce, proof(self._secret, b"first", self._said))
         if self.guest is not None and self._data and not self.fault:
             self._prove()
         return answer
 
-    def seal(self, told: Life | Refusal) -> bytes:
+    def seal(self, told: Generation | Refusal) -> bytes:
         """What to send to one who is proved."""
         assert self.proved
         payload = msgspec.json.encode(told)
@@ -99,8 +99,8 @@ class Challenge:
 class Response:
     """The side of one who comes."""
 
-    def __init__(self, secret: bytes, guest: Guest) -> None:
-        self.told: Life | Refusal | None = None
+    def __init__(self, secret: bytes, guest: Member) -> None:
+        self.told: Generation | Refusal | None = None
         self.answered = False  # the first one has proved itself
         self.fault = ""  # why nothing more is to be said to it
         self._secret = secret

@@ -23,12 +23,10 @@ from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
-from penstock.services.executor.device import begin_device, is_device_error, is_group_error
-from penstock.services.executor.handshake import Life
-from penstock.services.executor.interfaces import choose
-from penstock.services.executor.peer_liveness import Bond, leave
-from penstock.services.executor.rendezvous import rendezvous
-from penstock.services.executor.timer_slack import set_timer_slack
+from penstock.services.executor.device import begin_device, is_device_error, is_group_error, set_timer_slack
+from penstock.services.executor.handshake import Generation
+from penstock.services.executor.peer_liveness import PeerLiveness, leave
+from penstock.services.executor.rendezvous import choose, rendezvous
 from penstock.services.executor.watchdog import TICK as LOOK
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.curve import read_keys
@@ -70,8 +68,8 @@ def run(config: Config, index: int) -> int:
     stop, done, stages = Stop(), threading.Event(), StartupPhases()
     if config.links.scheduler_address:
         read_keys(config.links.link_keys)  # what is wrong with them is told now, not when the model is loaded
-    bond: Bond | None = None
-    life: Life | None = None
+    bond: PeerLiveness | None = None
+    life: Generation | None = None
     if groups.group_size(config.model) > 1:
         met = rendezvous(config, groups.place(index, config.model)).meet(stop)
         if met is None:
@@ -103,7 +101,7 @@ def run(config: Config, index: int) -> int:
 
 
 def serve(
-    config: Config, index: int, engine: Engine, stop: Stop, stages: StartupPhases, bond: Bond | None = None
+    config: Config, index: int, engine: Engine, stop: Stop, stages: StartupPhases, bond: PeerLiveness | None = None
 ) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

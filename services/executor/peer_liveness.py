@@ -24,7 +24,7 @@ LAST_SECONDS = 3.0  # the same where we have been told to end, and what is left 
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a host's end in 11 s
 
 
-class Bond:
+class PeerLiveness:
     """A member's connections: the first one's to each other, any other's to the first."""
 
     def __init__(self, links: list[socket.socket]) -> None:

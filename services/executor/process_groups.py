@@ -1,9 +1,10 @@
-"""A member's process groups: what torch.distributed needs to know before ranks can share a model."""
+"""A group's torch.distributed process groups, and its own small all-reduce where the ranks are GPUs of one host."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,19 +12,26 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from penstock.engine_core.distributed.custom_all_reduce import open_exchange
 from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.distributed.peer_memory import CudaMemory, DeviceMemory, together
+from penstock.engine_core.execution.all_reduce_tuning import Trial, quickest
 from penstock.protocol.config import Config
 from penstock.protocol.groups import Place
-from penstock.services.executor.handshake import Life
+from penstock.services.executor.handshake import Generation
 from penstock.services.executor.rendezvous import host_and_port
+from penstock.services.supervisor import logs
+
+log = logging.getLogger(__name__)
 
 COLLECTIVE_SECONDS = 600.0  # that a member may wait in one for the others; whose step hangs the watchdog knows sooner
 # NVLink's multicast is off unless the operator wants it: on some machines it stays broken until the next boot.
 ENVIRONMENT: Mapping[str, str] = {"NCCL_NVLS_ENABLE": "0"}
 ONE_HOST: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+DISABLED = "NCCL_P2P_DISABLE"  # of the environment: devices are not to reach one another's memory
 
 
-def begin(config: Config, place: Place, life: Life, device: torch.device) -> Group:
+def begin(config: Config, place: Place, life: Generation, device: torch.device) -> Group:
     """The group of a life that has begun, as this member sees it: torch's process groups over a store of this life.
 
     Raises torch's RuntimeError when another member ends meanwhile.
@@ -58,7 +66,7 @@ def begin(config: Config, place: Place, life: Life, device: torch.device) -> Gro
     )  # fmt: skip
 
 
-def store_file(run_dir: Path, replica: int, life: Life) -> Path:
+def store_file(run_dir: Path, replica: int, life: Generation) -> Path:
     """Where the members of a life on one machine tell one another their addresses."""
     return run_dir / f"group-{replica}-{life.name}.store"
 
@@ -68,3 +76,41 @@ def remove_others(file: Path) -> None:
     for other in file.parent.glob(f"{file.name.rpartition('-')[0]}-*.store"):
         if other != file:
             other.unlink(missing_ok=True)
+
+
+def with_exchange(
+    group: Group, width: int, dtype: torch.dtype, device: torch.device, environment: Mapping[str, str] = os.environ
+) -> Group:
+    """The group with an exchange for as many rows as it is found to be quicker for; one line in the log says how many,
+    or why there is none. Every member calls this at once."""
+    if group.ranks is None or device.type != "cuda":
+        return group
+    try:
+        memory = together(group.ranks, lambda: device_memory(group, device, environment))
+        exchange = open_exchange(group.ranks, width, dtype, device, memory)
+    except OSError as error:
+        logs.info(log, "all_reduce", rows=0, reason=str(error))
+        return group
+    found, trials = quickest(group, exchange, device)
+    rows = 0 if found.exchange is None else found.exchange.rows
+    logs.info(log, "all_reduce", rows=rows, size=exchange.inboxes.size if rows else 0, **figures(trials))
+    return found
+
+
+def device_memory(group: Group, device: torch.device, environment: Mapping[str, str]) -> DeviceMemory:
+    """What the driver does with this GPU's memory. Raises OSError where the ranks are not to share it."""
+    if group.stages > 1:
+        # Other streams wait for other stages then, and an exchange wants a place for all its programs meanwhile.
+        raise OSError("the group has stages")
+    if environment.get(DISABLED, "0") != "0":
+        raise OSError(f"{DISABLED} is set")
+    torch.cuda.synchronize(device)  # this thread has the device's context from here on
+    return CudaMemory()
+
+
+def figures(trials: Sequence[Trial]) -> dict[str, str]:
+    """What the log says of the trials: microseconds by rows."""
+    return {
+        "exchange_us": " ".join(f"{trial.rows}:{trial.exchanged:.1f}" for trial in trials),
+        "collective_us": " ".join(f"{trial.rows}:{trial.summed:.1f}" for trial in trials),
+    }

@@ -3,16 +3,25 @@
 The first member listens, the others come to it and each proves to the other that it has the same keys
 (services/executor/handshake.py); when all have come their group begins its life, and nobody can join any more. So a
 member that was started again waits for the next life, and never meets members of an older one. The connections stay
-open: they are the bond by which members hear of one another's ends (services/executor/peer_liveness.py).
+open: by them members notice one another's ends (services/executor/peer_liveness.py).
+
+gloo and NCCL use the network interface over which the members met. By themselves they choose one by the host's name or
+by the order of interfaces, which may lead nowhere.
 """
 
 from __future__ import annotations
 
+import array
+import fcntl
+import ipaddress
 import logging
+import os
 import secrets
 import select
 import socket
+import struct
 import time
+from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +33,8 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place, group_size
 from penstock.protocol.links import shared_hash
-from penstock.services.executor.handshake import Challenge, Guest, Life, Refusal, Response
-from penstock.services.executor.peer_liveness import Bond, keep_alive
+from penstock.services.executor.handshake import Challenge, Generation, Member, Refusal, Response
+from penstock.services.executor.peer_liveness import PeerLiveness, keep_alive
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import Stop
@@ -39,6 +48,12 @@ MOST_PENDING = 64  # connections that have not done so; of more the oldest is cl
 WARN_SECONDS = 10.0  # between words in the log about those who are refused
 CHUNK = 4096  # bytes read at once
 Come = dict[int, tuple[socket.socket, Challenge]]  # members that have proved themselves, by number
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SIOCGIFCONF = 0x8912  # netdevice(7)
+IFCONF = struct.Struct("@iP")  # bytes of a buffer, its address
+IFREQ = struct.Struct("@16s2x2x4s16x")  # an interface's name and a sockaddr_in: family, port, address, padding
+MOST_ADDRESSES = 4096
+IF_INET6 = Path("/proc/net/if_inet6")  # proc(5)
 
 
 class RendezvousStatistics(msgspec.Struct, frozen=True):
@@ -73,7 +88,7 @@ class Rendezvous:
         self._refused = 0
         self._warned = float("-inf")
 
-    def meet(self, stop: Stop) -> tuple[Life, Bond] | None:
+    def meet(self, stop: Stop) -> tuple[Generation, PeerLiveness] | None:
         """Wait until all members have come; None: we were told to end.
 
         Raises LinkError when this member was started with other options or keys, ConfigError where nobody can listen.
@@ -83,7 +98,7 @@ class Rendezvous:
     def statistics(self) -> RendezvousStatistics:
         return RendezvousStatistics(self._refused, len(self._pending))
 
-    def _gather(self, stop: Stop) -> tuple[Life, Bond] | None:
+    def _gather(self, stop: Stop) -> tuple[Generation, PeerLiveness] | None:
         listener = self._listen()
         come: Come = {}
         try:
@@ -91,7 +106,7 @@ class Rendezvous:
                 links = [link for link, _ in come.values()]
                 readable = select.select([listener, *self._pending, *links], [], [], RETRY)[0]
                 if stop.asked:
-                    Bond(links).close()
+                    PeerLiveness(links).close()
                     return None
                 for number, (link, _) in tuple(come.items()):
                     if link in readable:  # it has ended before the life began; its successor will come
@@ -102,7 +117,7 @@ class Rendezvous:
                 if listener in readable:
                     self._accept(listener)
                 self._expire()
-            life = Life(secrets.token_hex(8), 0 if is_file(self._where) else free_port(listener))
+            life = Generation(secrets.token_hex(8), 0 if is_file(self._where) else free_port(listener))
             for link, challenge in come.values():
                 link.setblocking(True)
                 with suppress(OSError):  # it has ended at this very moment, as the bond will say
@@ -113,7 +128,7 @@ class Rendezvous:
                 self._drop(link)
             if is_file(self._where):
                 Path(self._where).unlink(missing_ok=True)
-        return life, Bond([link for link, _ in come.values()])
+        return life, PeerLiveness([link for link, _ in come.values()])
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -160,7 +175,7 @@ class Rendezvous:
             come[guest.member] = link, challenge
             progress(f"waiting for {self._size - 1 - len(come)} more executors of the group")
 
-    def _refusal(self, guest: Guest) -> str:
+    def _refusal(self, guest: Member) -> str:
         """Why one who has our keys is no member of this group; empty for one that is."""
         if guest.shared != self._shared:
             return (
@@ -210,16 +225,16 @@ class Rendezvous:
         except OSError as error:
             raise ConfigError("--rendezvous", self._where, f"it cannot be listened at: {error.strerror}") from error
 
-    def _join(self, stop: Stop) -> tuple[Life, Bond] | None:
+    def _join(self, stop: Stop) -> tuple[Generation, PeerLiveness] | None:
         progress("waiting for the first executor of the group")
         while not stop.asked:
             link = self._connect()
             if link is not None:
-                response = Response(self._secret, Guest(self._replica, self._member, self._shared))
+                response = Response(self._secret, Member(self._replica, self._member, self._shared))
                 with suppress(OSError):
                     self._introduce(link, response, stop)
-                if isinstance(response.told, Life):
-                    return response.told, Bond([link])
+                if isinstance(response.told, Generation):
+                    return response.told, PeerLiveness([link])
                 link.close()
                 if isinstance(response.told, Refusal):
                     raise LinkError(response.told.reason)
@@ -295,3 +310,40 @@ def free_port(listener: socket.socket) -> int:
     with socket.create_server((listener.getsockname()[0], 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
+
+
+def choose(address: str, environ: MutableMapping[str, str] = os.environ) -> str:
+    """Have gloo and NCCL use the interface with this address, unless the operator has named one; its name, or nothing
+    where no interface has it."""
+    name = interface(address)
+    for variable in VARIABLES if name else ():
+        environ.setdefault(variable, name)
+    return name
+
+
+def interface(address: str) -> str:
+    """Name of the interface with this IPv4 or IPv6 address; empty where none has it."""
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    wanted = getattr(wanted, "ipv4_mapped", None) or wanted
+    return next((name for found, name in (*ipv4_addresses(), *ipv6_addresses()) if found == wanted), "")
+
+
+def ipv4_addresses() -> Iterator[tuple[ipaddress.IPv4Address, str]]:
+    """Every IPv4 address of this host, and the interface that has it. An alias is told by its interface's name."""
+    buffer = array.array("B", bytes(IFREQ.size * MOST_ADDRESSES))
+    place, size = buffer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        length, _ = IFCONF.unpack(fcntl.ioctl(asking, SIOCGIFCONF, IFCONF.pack(size, place)))
+    for name, packed in IFREQ.iter_unpack(buffer[:length].tobytes()):
+        yield ipaddress.IPv4Address(packed), name.rstrip(b"\0").decode().partition(":")[0]
+
+
+def ipv6_addresses(path: Path = IF_INET6) -> Iterator[tuple[ipaddress.IPv6Address, str]]:
+    """The same of IPv6, where the kernel has it."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        digits, _, _, _, _, name = line.split()
+        yield ipaddress.IPv6Address(int(digits, 16)), name

@@ -40,12 +40,17 @@ from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.steps import ExecutorReady
-from penstock.services.executor.all_reduce import with_exchange
-from penstock.services.executor.drafts import check_agreed, draft_folder, find_draft, load_draft
-from penstock.services.executor.handshake import Life
+from penstock.services.executor.handshake import Generation
 from penstock.services.executor.kernel_compilers import compilers
-from penstock.services.executor.process_groups import begin
-from penstock.services.executor.weight_check import check_output, verification
+from penstock.services.executor.loading import (
+    check_agreed,
+    check_output,
+    draft_folder,
+    find_draft,
+    load_draft,
+    verification,
+)
+from penstock.services.executor.process_groups import begin, with_exchange
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import WEIGHTS
 from penstock.services.supervisor.process import StartupPhases
@@ -66,7 +71,7 @@ class Engine:
     warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
 
 
-def start(config: Config, index: int, life: Life | None = None, stages: StartupPhases | None = None) -> Engine:
+def start(config: Config, index: int, life: Generation | None = None, stages: StartupPhases | None = None) -> Engine:
     """Load the model and make its runner, with the others of a group whose life has begun.
 
     Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.

@@ -19,16 +19,16 @@ from penstock.services.executor.handshake import (
     PROOF,
     STRANGER,
     Challenge,
-    Guest,
-    Life,
+    Generation,
+    Member,
     Refusal,
     Response,
     proof,
 )
 
 SECRET = b"what all hosts have"
-GUEST = Guest(replica=0, member=1, shared=0xFFFFFFFF)
-LIFE = Life("abc", 29500)
+GUEST = Member(replica=0, member=1, shared=0xFFFFFFFF)
+LIFE = Generation("abc", 29500)
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -51,7 +51,7 @@ CUTS = st.lists(st.integers(0, 200), max_size=12)
 
 
 @given(CUTS, st.sampled_from([LIFE, Refusal("other options")]))
-def test_who_has_the_keys_comes_in_however_it_is_cut(cuts: list[int], told: Life | Refusal) -> None:
+def test_who_has_the_keys_comes_in_however_it_is_cut(cuts: list[int], told: Generation | Refusal) -> None:
     challenge, response = met(cuts)
     assert challenge.proved
     assert response.answered

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.executor import peer_liveness as module
-from penstock.services.executor.peer_liveness import Bond, keep_alive
+from penstock.services.executor.peer_liveness import PeerLiveness, keep_alive
 from penstock.services.supervisor.process import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,7 +54,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def watched(bond: Bond, stop: Told, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Thread, threading.Event, list]:
+def watched(
+    bond: PeerLiveness, stop: Told, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Thread, threading.Event, list]:
     left: list[ExitCode] = []
     monkeypatch.setattr(module, "leave", left.append)
     done = threading.Event()
@@ -65,7 +67,7 @@ def watched(bond: Bond, stop: Told, monkeypatch: pytest.MonkeyPatch) -> tuple[th
 
 def test_a_broken_bond_ends_the_process(monkeypatch: pytest.MonkeyPatch, stop: Told, pair) -> None:
     ours, theirs = pair
-    thread, _, left = watched(Bond([ours]), stop, monkeypatch)
+    thread, _, left = watched(PeerLiveness([ours]), stop, monkeypatch)
     theirs.close()
     thread.join(SECONDS)
     assert left == [ExitCode.GROUP]
@@ -75,7 +77,7 @@ def test_one_that_is_told_to_end_ends_by_itself(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(module, "LAST_SECONDS", SECONDS)
     ours, theirs = pair
     stop.tell()
-    thread, done, left = watched(Bond([ours]), stop, monkeypatch)
+    thread, done, left = watched(PeerLiveness([ours]), stop, monkeypatch)
     theirs.close()
     done.set()
     thread.join(SECONDS)
@@ -86,14 +88,14 @@ def test_unless_it_waits_for_the_others(monkeypatch: pytest.MonkeyPatch, stop: T
     monkeypatch.setattr(module, "LAST_SECONDS", 0.05)
     ours, theirs = pair
     stop.tell()
-    thread, _, left = watched(Bond([ours]), stop, monkeypatch)
+    thread, _, left = watched(PeerLiveness([ours]), stop, monkeypatch)
     theirs.close()
     thread.join(SECONDS)
     assert left == [ExitCode.ORDERLY]
 
 
 def test_one_that_has_done_all_watches_nothing(monkeypatch: pytest.MonkeyPatch, stop: Told, pair) -> None:
-    thread, done, left = watched(Bond([pair[0]]), stop, monkeypatch)
+    thread, done, left = watched(PeerLiveness([pair[0]]), stop, monkeypatch)
     done.set()
     thread.join(SECONDS)
     assert left == []
@@ -117,7 +119,7 @@ def test_the_end_of_a_killed_process_is_heard(pair) -> None:
     ours, theirs = pair
     held = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], pass_fds=[theirs.fileno()])
     theirs.close()
-    bond = Bond([ours])
+    bond = PeerLiveness([ours])
     assert not bond.broken(0.0)
     held.send_signal(signal.SIGKILL)
     assert bond.broken(SECONDS)
@@ -125,10 +127,10 @@ def test_the_end_of_a_killed_process_is_heard(pair) -> None:
 
 
 def test_the_address_is_the_one_by_which_the_others_reach_this_host(pair) -> None:
-    assert Bond([pair[0]]).address == ""
-    assert Bond([]).address == ""
+    assert PeerLiveness([pair[0]]).address == ""
+    assert PeerLiveness([]).address == ""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as link:
-        assert Bond([link]).address == "127.0.0.1"
+        assert PeerLiveness([link]).address == "127.0.0.1"
 
 
 def test_hosts_ends_are_looked_for(pair) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
 from penstock.protocol.groups import group_size, place
-from penstock.services.executor.handshake import Life
+from penstock.services.executor.handshake import Generation
 from penstock.services.executor.process_groups import begin, remove_others, store_file
 from penstock.services.executor.rendezvous import free_port
 from tests.services.executor.test_rendezvous import free_address
@@ -28,7 +28,7 @@ def configured(run_dir: Path, ranks: int, stages: int, where: str = "") -> Confi
     )
 
 
-def member(config: Config, index: int, life: Life, link) -> None:
+def member(config: Config, index: int, life: Generation, link) -> None:
     torch.set_num_threads(1)
     group = begin(config, place(index, config.model), life, torch.device("cpu"))
     tokens = torch.tensor([index, index + 10], dtype=torch.int32)
@@ -45,7 +45,7 @@ def test_members_of_a_life(tmp_path: Path, ranks: int, stages: int, tcp: bool) -
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     where = free_address() if tcp else ""
-    life = Life("abc", int(free_address().rpartition(":")[2]) if tcp else 0)
+    life = Generation("abc", int(free_address().rpartition(":")[2]) if tcp else 0)
     config = configured(tmp_path, ranks, stages, where)
     links, processes = [], []
     for index in range(group_size(config.model)):
@@ -74,7 +74,7 @@ def test_members_of_a_life(tmp_path: Path, ranks: int, stages: int, tcp: bool) -
 
 
 def test_lives_that_are_over_leave_nothing(tmp_path: Path) -> None:
-    stores = [store_file(tmp_path, replica, Life(name)) for replica in (0, 1) for name in ("old", "new")]
+    stores = [store_file(tmp_path, replica, Generation(name)) for replica in (0, 1) for name in ("old", "new")]
     for store in stores:
         store.touch()
     remove_others(stores[1])
@@ -86,4 +86,4 @@ def test_a_free_port_is_at_the_listeners_address() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert free_port(listener) not in (0, listener.getsockname()[1])
-    assert msgspec.json.decode(msgspec.json.encode(Life("a", 7)), type=Life) == Life("a", 7)
+    assert msgspec.json.decode(msgspec.json.encode(Generation("a", 7)), type=Generation) == Generation("a", 7)

@@ -19,8 +19,8 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place
 from penstock.services.executor import rendezvous as module
-from penstock.services.executor.handshake import ANSWER, HELLO, PROOF, Challenge, Guest, Life, Response
-from penstock.services.executor.peer_liveness import Bond
+from penstock.services.executor.handshake import ANSWER, HELLO, PROOF, Challenge, Generation, Member, Response
+from penstock.services.executor.peer_liveness import PeerLiveness
 from penstock.services.executor.rendezvous import MOST_PENDING, Rendezvous, host_and_port, is_file, rendezvous
 from penstock.services.links.curve import new_keys, write_keys
 from tests.services.executor.test_peer_liveness import Told
@@ -62,7 +62,7 @@ def start(threads: ThreadPoolExecutor, where: str, member: int, size: int, stop:
     return threads.submit(member_of(where, member, size, **other).meet, stop)
 
 
-def met(found: Future) -> tuple[Life, Bond]:
+def met(found: Future) -> tuple[Generation, PeerLiveness]:
     return found.result(SECONDS)
 
 
@@ -141,7 +141,7 @@ def connected(where: str) -> socket.socket:
 def introduced(where: str, member: int, shared: int = SHARED) -> socket.socket:
     """A connection of one that has proved itself."""
     link = connected(where)
-    response = Response(b"" if is_file(where) else SECRET, Guest(0, member, shared))
+    response = Response(b"" if is_file(where) else SECRET, Member(0, member, shared))
     link.sendall(response.hello)
     link.sendall(response.feed(exactly(link, ANSWER.size)))
     return link
@@ -207,7 +207,7 @@ def test_members_of_other_groups_are_sent_away_with_words(
 ) -> None:
     first = start(threads, where, 0, 2, stop)
     with connected(where) as link:
-        response = Response(b"" if is_file(where) else SECRET, Guest(replica, member, SHARED))
+        response = Response(b"" if is_file(where) else SECRET, Member(replica, member, SHARED))
         link.sendall(response.hello)
         link.sendall(response.feed(exactly(link, ANSWER.size)))
         while response.told is None:
@@ -227,13 +227,13 @@ def test_no_garbage_comes_in_or_holds_anybody_up(
     with ExitStack() as links:
         for data in garbage:
             link = links.enter_context(connected(where))
-            link.sendall((Response(SECRET, Guest(0, 1, SHARED)).hello if hello else b"") + data)
+            link.sendall((Response(SECRET, Member(0, 1, SHARED)).hello if hello else b"") + data)
         finish(first, start(threads, where, 1, 2, stop))
 
 
 def test_what_was_overheard_is_not_taken_again(threads: ThreadPoolExecutor, stop: Told) -> None:
     where = free_address()
-    response = Response(SECRET, Guest(0, 1, SHARED))
+    response = Response(SECRET, Member(0, 1, SHARED))
     said = response.feed(Challenge(SECRET).feed(response.hello))
     assert len(said) == PROOF
     first = start(threads, where, 0, 2, stop)
@@ -252,7 +252,7 @@ def test_slow_ones_hold_nobody_up_and_the_oldest_of_too_many_goes(
     first = threads.submit(meeting.meet, stop)
     with ExitStack() as links:
         slow = [links.enter_context(connected(where)) for _ in range(MOST_PENDING + 1)]
-        slow[-1].sendall(Response(SECRET, Guest(0, 1, SHARED)).hello[:7])
+        slow[-1].sendall(Response(SECRET, Member(0, 1, SHARED)).hello[:7])
         assert closed(slow[0])
         assert meeting.statistics().refused == 1
         finish(first, start(threads, where, 1, 2, stop))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.services.executor.timer_slack import set_timer_slack
+from penstock.services.executor.device import set_timer_slack
 
 PR_GET_TIMERSLACK = 30
 

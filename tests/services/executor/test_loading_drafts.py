@@ -18,7 +18,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ConfigError, ModelError
-from penstock.services.executor.drafts import check_agreed, check_draft, find_draft, load_draft
+from penstock.services.executor.loading import check_agreed, check_draft, find_draft, load_draft
 from penstock.services.executor.startup import start
 
 LENGTH = 256

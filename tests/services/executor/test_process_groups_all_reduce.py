@@ -11,8 +11,8 @@ import torch
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.all_reduce_tuning import Trial
-from penstock.services.executor import all_reduce as subject
-from penstock.services.executor.all_reduce import DISABLED, device_memory, figures, with_exchange
+from penstock.services.executor import process_groups as subject
+from penstock.services.executor.process_groups import DISABLED, device_memory, figures, with_exchange
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 RANKS = SimpleNamespace()  # stands for a process group

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.executor.interfaces import VARIABLES, choose, interface, ipv4_addresses, ipv6_addresses
+from penstock.services.executor.rendezvous import VARIABLES, choose, interface, ipv4_addresses, ipv6_addresses
 
 
 def test_loopback_is_found_by_its_address() -> None:
