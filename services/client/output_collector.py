@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -19,6 +19,8 @@ from penstock.protocol.errors import EngineFailure, GrammarFailure, RequestError
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.request import Operation
+
+OWN_NAMES: Mapping[str, str] = {}
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -103,10 +105,12 @@ class Reply:
     """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
 
     def __init__(
-        self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float, name: str = ""
+        self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float, name: str = "",
+        field_names: Mapping[str, str] = OWN_NAMES,
     ) -> None:
         self.n = n
         self.name = name  # the response's id, where it has one; its owner's to set
+        self._field_names = field_names
         self.prompts = [PromptFacts() for _ in range(prompts)]
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
         self.error: RequestError | None = None
@@ -202,7 +206,7 @@ class Reply:
     def fail(self, error: RequestError) -> None:
         """End every choice with this error; the first one holds."""
         if self.error is None:
-            self.error = error
+            self.error = renamed(error, self._field_names) if self._field_names else error
         self._wake()
 
     def leave(self) -> None:
@@ -356,3 +360,14 @@ def output_of(segments: Iterable[Segment]) -> Output:
         "".join(texts[PieceKind.REASONING]),
         tuple(Call(begun.id, begun.text, "".join(parts)) for begun, parts in calls),
     )
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """`error`, whose field is called as the request's API has it. The message of an error names its field in full."""
+    param = error.param or ""
+    for name, own in names.items():
+        if param == name or param.startswith((name + ".", name + "[")):
+            error.param = own + param[len(name) :]
+            error.message = error.message.replace(param, error.param)
+            break
+    return error

@@ -13,9 +13,9 @@ from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
-from penstock.services.client.submission import submission, with_own_seed
 from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
-from penstock.services.openai.chat import chat_submission, tools_of
+from penstock.services.openai.chat import chat_submission
+from penstock.services.openai.chat_prompt import tools_of
 from penstock.services.openai.completions import check_ids, lengths, prompt_submission
 from penstock.services.openai.embeddings import (
     REQUEST,
@@ -25,7 +25,7 @@ from penstock.services.openai.embeddings import (
     text_submission,
     texts_of,
 )
-from penstock.services.openai.parameters import choices
+from penstock.services.openai.parameters import choices, submission, with_own_seed
 from penstock.services.openai.schema import TokenId
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
 from penstock.services.openai.tools import as_functions

@@ -13,12 +13,10 @@ from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.model_info import ServedModel
-from penstock.services.client.output_collector import Reply
-from penstock.services.client.submission import submission, with_own_seed
 from penstock.services.http.request_context import RequestContext
-from penstock.services.http.stream_writer import attended, stream, whole
-from penstock.services.openai.answers import Identity, Told, completion_answer
+from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.generation import GenerateRequest, generate
 from penstock.services.openai.parameters import (
     UNSUPPORTED_IN_COMPLETIONS,
     Lengths,
@@ -26,7 +24,9 @@ from penstock.services.openai.parameters import (
     check_unsupported,
     choices,
     prompt_logprobs,
+    submission,
     wants_usage,
+    with_own_seed,
 )
 from penstock.services.openai.schema import CompletionRequest
 from penstock.services.openai.sse import Frames
@@ -40,35 +40,28 @@ Prompt = str | list[int]
 
 async def create_completion(app: AppState, context: RequestContext) -> None:
     """Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
-    members = await read_fields(await context.read_json())
-    request = with_query(members.decode(REQUEST), context)
-    app.model.check_name(request.model)
+    options, model = app.config.api, app.model
+    fields = await read_fields(await context.read_json())
+    request = with_query(fields.decode(REQUEST), context)
+    model.check_name(request.model)
     context.set_timeout(request.timeout, "timeout")
-    check_limits(request, app.config.api)
+    check_limits(request, options, ("logprobs", request.logprobs))
     first = request.truncation_side == "right"
     cut = bool(request.truncate_prompt_tokens)
-    prompts = prompts_of(request.prompt, app.model, any_length=cut, keep_first=first)
+    prompts = prompts_of(request.prompt, model, any_length=cut, keep_first=first)
     n = choices(request, len(prompts))
-    check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, n)
+    check_unsupported(fields.fields, UNSUPPORTED_IN_COMPLETIONS, n)
     usage = wants_usage(request)
-    clamp = app.config.api.clamp_max_tokens == CLAMP_ALL
-    length = msgspec.structs.replace(lengths(request), clamp=clamp)
-    asked = submission(request, length, app.model, n, context.trace)
-    asked = msgspec.structs.replace(asked, session=context.session(request.user))
-    submits = [prompt_submission(asked, request, app.pipeline.new_id(), prompt) for prompt in prompts]
-    identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), app.model.name)
-    now = time.monotonic()
-    streaming, told = bool(request.stream), Told.of(request)
-    timings, many = app.traffic.timings, len(prompts)
-    reply = Reply(many, n, stream=streaming, timings=timings, now=now, name=identity.id)
-    app.pipeline.submit(submits, reply, now, context.client(request.user))
-    async with attended(reply, app.pipeline, context):
-        if streaming:
-            frames = Frames(identity, chat=False, choices=len(reply.choices), usage=usage, told=told)
-            await stream(reply, frames, context)
-            return
-        await whole(reply)
-        await context.send_json(msgspec.json.encode(completion_answer(identity, reply, told)))
+    length = msgspec.structs.replace(lengths(request), clamp=options.clamp_max_tokens == CLAMP_ALL)
+    common = submission(request, length, model, n, context.trace)
+    common = msgspec.structs.replace(common, session=context.session(request.user))
+    submits = tuple(prompt_submission(common, request, app.pipeline.new_id(), prompt) for prompt in prompts)
+    identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
+    encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=Told.of(request))
+    asked = GenerateRequest(
+        id=identity.id, prompts=submits, n=n, stream=common.stream, client=context.client(request.user)
+    )
+    await generate(app, asked, encoder, context)
 
 
 def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:

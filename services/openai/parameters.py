@@ -1,28 +1,31 @@
-"""From a request's parameters to `Sampling`, with the model's defaults where the request is silent."""
+"""Parameters of requests for text: checked against the model and the server's limits, and made the engine's."""
 
 from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest, NotBuilt
-from penstock.protocol.messages import Sampling
+from penstock.protocol.messages import Grammar, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.openai import validation as decoding
-from penstock.services.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from penstock.services.openai.schema import GRAMMAR_FIELDS, GenerationRequest, Prediction
+from penstock.services.openai.structured_output import grammar_of
 from penstock.services.openai.validation import LIMIT_OPTIONS
-
-T = TypeVar("T")
 
 SEED_BITS = 63  # of a seed that the client left to us
 MOST_NAMED = 16  # wrong keys in one message
 TOKEN_KEY = re.compile(r"[0-9]{1,10}")
+# Parameters that a model has defaults for, with the values that change nothing.
+NEUTRAL: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+STRUCTURE_FIELDS = (*GRAMMAR_FIELDS, "whitespace", "guided_whitespace_pattern", "lenient")
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -36,44 +39,88 @@ class Lengths(msgspec.Struct, frozen=True):
     late: bool = False  # whether it fits is said once the prompt's length is known
 
 
+def submission(
+    request: GenerationRequest,
+    lengths: Lengths,
+    model: ServedModel,
+    n: int,
+    trace: TraceContext,
+    grammar: Grammar | None = None,
+) -> SubmitText:
+    """The message less its id and its prompt, arriving now. `grammar` comes from an API that has its own fields for it.
+
+    Raises InvalidRequest naming the parameter.
+    """
+    for name in STRUCTURE_FIELDS:
+        if (asked := getattr(request, name)) is not None and asked is not msgspec.UNSET:
+            grammar = grammar_of(request)
+            break
+    stop = request.stop or ()
+    return SubmitText(
+        id=0,
+        sampling=sampling_of(request, lengths, model),
+        grammar=grammar,
+        prediction="" if request.prediction is None else predicted_text(request.prediction),
+        speculate=request.speculative is not False,
+        n=n,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        bad_words=tuple(request.bad_words or ()),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        priority=request.priority or 0,
+        truncate=request.truncate_prompt_tokens or 0,
+        keep_first=request.truncation_side == "right",
+        clamp=lengths.clamp,
+        with_token_ids=bool(request.return_token_ids or request.return_tokens_as_token_ids),
+        cache_salt=request.cache_salt or "",
+        trace=trace,
+        arrival=time.time(),
+    )
+
+
+def with_own_seed(submit: SubmitText) -> SubmitText:
+    """The same with fresh randomness: equal prompts that nobody gave a seed are to have different outputs."""
+    sampling = msgspec.structs.replace(submit.sampling, seed=secrets.randbits(SEED_BITS))
+    return msgspec.structs.replace(submit, sampling=sampling)
+
+
 def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> Sampling:
     """How the request's tokens are chosen. Raises InvalidRequest naming the parameter.
 
     The types of `requests` have checked each value alone; here stand the checks against the model and each other.
     """
     check_lengths(request, lengths, model)
-    defaults = model.generation
-    temperature = first(request.temperature, defaults.temperature, 1.0)
-    top_k = max(first(request.top_k, defaults.top_k, 0), 0)
-    top_p = first(request.top_p, defaults.top_p, 1.0)
-    if top_p == 0.0:  # the smallest set that holds more than nothing: the best token
-        top_k, top_p = 1, 1.0
+    if request.truncate_prompt_tokens == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
+        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+    processed = request.logprobs_mode == "processed_logprobs"
+    if processed and lengths.logprobs < 0:
+        raise InvalidRequest("logprobs_mode needs logprobs", param="logprobs_mode", code="invalid_value")
+    allowed = request.allowed_token_ids
+    chosen = dict(NEUTRAL)
+    for source in (model.generation, request):
+        for name in NEUTRAL:
+            if (value := getattr(source, name)) is not None:
+                chosen[name] = value
+    chosen["top_k"] = max(chosen["top_k"], 0)
+    if chosen["top_p"] == 0.0:  # the smallest set that holds more than nothing: the best token
+        chosen["top_k"], chosen["top_p"] = 1, 1.0
     return Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=first(request.min_p, defaults.min_p, 0.0),
-        repetition_penalty=first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
-        presence_penalty=first(request.presence_penalty, None, 0.0),
-        frequency_penalty=first(request.frequency_penalty, None, 0.0),
+        **chosen,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
         seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
         max_tokens=lengths.max_tokens,
         min_tokens=request.min_tokens or 0,
-        stop_token_ids=token_ids(request.stop_token_ids, "stop_token_ids", model),
+        stop_token_ids=token_ids(request.stop_token_ids, "stop_token_ids", model) if request.stop_token_ids else (),
         ignore_eos=bool(request.ignore_eos),
-        logit_bias=bias_pairs(request.logit_bias, model),
-        allowed_token_ids=token_ids(request.allowed_token_ids, "allowed_token_ids", model),
+        logit_bias=bias_pairs(request.logit_bias, model) if request.logit_bias else (),
+        allowed_token_ids=token_ids(allowed, "allowed_token_ids", model) if allowed else (),
         logprobs=lengths.logprobs,
         prompt_logprobs=lengths.prompt_logprobs,
-        processed_logprobs=processed_logprobs(request, lengths),
+        processed_logprobs=processed,
     )
-
-
-def first(asked: T | None, default: T | None, neutral: T) -> T:
-    """The request's value, else the model's default, else the one that changes nothing."""
-    if asked is not None:
-        return asked
-    return neutral if default is None else default
 
 
 def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> None:
@@ -88,10 +135,8 @@ def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedMod
         raise InvalidRequest(message, param="min_tokens", code="invalid_value")
 
 
-def token_ids(asked: list[int] | None, param: str, model: ServedModel) -> tuple[int, ...]:
+def token_ids(asked: list[int], param: str, model: ServedModel) -> tuple[int, ...]:
     """Ids without repetitions, each in the vocabulary."""
-    if not asked:
-        return ()
     ids = tuple(dict.fromkeys(asked))
     if max(ids) >= model.vocab_size:
         message = f"{param}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
@@ -99,10 +144,8 @@ def token_ids(asked: list[int] | None, param: str, model: ServedModel) -> tuple[
     return ids
 
 
-def bias_pairs(asked: dict[str, float] | None, model: ServedModel) -> tuple[tuple[int, float], ...]:
+def bias_pairs(asked: dict[str, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
     """`logit_bias` by token id; JSON has only strings as keys."""
-    if not asked:
-        return ()
     wrong = [key for key in asked if not TOKEN_KEY.fullmatch(key) or int(key) >= model.vocab_size]
     if wrong:
         named = ", ".join(repr(key[:32]) for key in wrong[:MOST_NAMED])
@@ -110,12 +153,6 @@ def bias_pairs(asked: dict[str, float] | None, model: ServedModel) -> tuple[tupl
         message = f"logit_bias: no token ids of the vocabulary of {model.vocab_size}: {named}{more}"
         raise InvalidRequest(message, param="logit_bias", code="invalid_value")
     return tuple({int(key): float(value) for key, value in asked.items()}.items())
-
-
-def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
-    if request.stop is None:
-        return ()
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
 def choices(request: GenerationRequest, prompts: int) -> int:
@@ -150,22 +187,6 @@ def wants_usage(request: GenerationRequest) -> UsageWanted:
     return UsageWanted(included, included and bool(options.continuous_usage_stats))
 
 
-def kept_prompt(request: GenerationRequest) -> int:
-    """As `SubmitText.truncate`."""
-    if request.truncate_prompt_tokens == 0:
-        message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
-        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
-    return request.truncate_prompt_tokens or 0
-
-
-def processed_logprobs(request: GenerationRequest, lengths: Lengths) -> bool:
-    """As in `Sampling`. Raises InvalidRequest where there is nothing that it could apply to."""
-    processed = request.logprobs_mode == "processed_logprobs"
-    if processed and lengths.logprobs < 0:
-        raise InvalidRequest("logprobs_mode needs logprobs", param="logprobs_mode", code="invalid_value")
-    return processed
-
-
 def prompt_logprobs(request: GenerationRequest) -> int:
     """As `Sampling.prompt_logprobs`. Raises InvalidRequest for a stream, whose chunks have no place for them."""
     if request.prompt_logprobs is None:
@@ -175,32 +196,23 @@ def prompt_logprobs(request: GenerationRequest) -> int:
     return request.prompt_logprobs
 
 
-def check_limits(request: ChatRequest | CompletionRequest, options: ApiConfig) -> None:
-    """Raise InvalidRequest for the first parameter that asks for more than its option allows."""
-    for param, asked in requested_amounts(request).items():
-        most = limit_of(param, options)
-        if asked > most:
-            message = f"{param} asks for {asked}; at most {most} are allowed ({LIMIT_OPTIONS[param]})"
-            raise InvalidRequest(message, param=param, code="limit_exceeded")
-
-
-def requested_amounts(request: ChatRequest | CompletionRequest) -> dict[str, int]:
-    """How much the request asks for of everything that an option bounds."""
-    found = common_amounts(request)
-    if isinstance(request, ChatRequest):
-        found["top_logprobs"] = request.top_logprobs or 0
-    else:
-        found["logprobs"] = request.logprobs or 0
-    return found
-
-
-def common_amounts(request: GenerationRequest) -> dict[str, int]:
-    return {
-        "n": request.n or 1,
-        "prompt_logprobs": request.prompt_logprobs or 0,
+def check_limits(
+    request: GenerationRequest, options: ApiConfig, logprobs: tuple[str, int | None], names: Mapping[str, str] = {}
+) -> None:
+    """Raise InvalidRequest for the first parameter that asks for more than its option allows. `logprobs` is the
+    parameter of the most likely tokens, with its value; `names`: what the API calls other parameters."""
+    asked = {
+        "n": request.n,
+        "prompt_logprobs": request.prompt_logprobs,
         "stop": len(request.stop) if isinstance(request.stop, list) else int(request.stop is not None),
         "logit_bias": len(request.logit_bias or ()),
+        logprobs[0]: logprobs[1],
     }
+    for param, amount in asked.items():
+        if amount and amount > (most := limit_of(param, options)):
+            option, own = LIMIT_OPTIONS[param], names.get(param, param)
+            message = f"{own} asks for {amount}; at most {most} are allowed ({option})"
+            raise InvalidRequest(message, param=own, code="limit_exceeded")
 
 
 def limit_of(param: str, options: ApiConfig) -> int:
@@ -315,11 +327,13 @@ def is_neutral(value: object, name: str, neutral: tuple[object, ...], n: int) ->
     return any(type(value) is type(other) and value == other for other in neutral)
 
 
-def predicted_text(request: GenerationRequest) -> str:
-    """The text, its parts put together; empty where there is none. Raises InvalidRequest naming the part."""
-    if request.prediction is None:
-        return ""
-    content = request.prediction.content
+def predicted_text(prediction: Prediction) -> str:
+    """The text that the output is expected to repeat, in one piece. Raises InvalidRequest.
+
+    Source: OpenAI API reference, "Create chat completion", `prediction`. OpenAI refuses it beside n, logprobs,
+    penalties and tools; here a draft changes no token, so it goes with all of them.
+    """
+    content = prediction.content
     if isinstance(content, str):
         return content
     for number, part in enumerate(content):

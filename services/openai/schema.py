@@ -241,5 +241,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def extras_of(request: Extras) -> dict[str, Any]:
-    """By name, as a ChatRequest takes them."""
-    return {name: getattr(request, name) for name in Extras.__struct_fields__}
+    """By name, those that a GenerationRequest has too."""
+    return {name: getattr(request, name) for name in SHARED}
+
+
+SHARED = tuple(name for name in Extras.__struct_fields__ if name in GenerationRequest.__struct_fields__)

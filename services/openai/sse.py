@@ -19,7 +19,9 @@ from penstock.services.openai.answers import (
     Remarks,
     Told,
     UsageAnswer,
+    chat_answer,
     chat_logprobs,
+    completion_answer,
     completion_logprobs,
     finish_reason,
     first_id,
@@ -51,6 +53,7 @@ class Frames:
     ) -> None:
         kind = "chat.completion.chunk" if chat else "text_completion"
         head = Head(identity.id, kind, identity.created, identity.model)
+        self._identity = identity
         self._opening = b"data: " + ENCODE.encode(head)[:-1] + b',"choices":['
         self._chat = chat
         self._usage = usage
@@ -62,6 +65,11 @@ class Frames:
         self._text_end = b"}" if chat else b""
         self._end = (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
         self._plain_tail = self._text_end + UNFINISHED + self._end
+
+    def response(self, outputs: Reply) -> bytes:
+        """The body of a response that is not streamed."""
+        body = chat_answer if self._chat else completion_answer
+        return ENCODE.encode(body(self._identity, outputs, self._told))
 
     def take(self, reply: Reply, news: list[Choice]) -> bytes:
         """Frames of everything that the choices of `news` have to give, which is thereby taken."""

@@ -11,7 +11,7 @@ from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokeni
 from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import answered
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.chat import conversation, tools_of
+from penstock.services.openai.chat_prompt import chat_prompt
 from penstock.services.openai.completions import check_ids
 from penstock.services.openai.schema import DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.validation import decode, given
@@ -85,14 +85,4 @@ def tokenize_call(request: TokenizeRequest, number: int) -> Tokenize:
             add_special_tokens=request.add_special_tokens is not False,
             with_strings=bool(request.return_token_strs),
         )
-    chat = conversation(request)
-    return Tokenize(
-        id=number,
-        messages=chat.messages,
-        tools=tools_of(request.tools),
-        template_arguments=chat.template_arguments,
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        add_special_tokens=bool(request.add_special_tokens),
-        with_strings=bool(request.return_token_strs),
-    )
+    return chat_prompt(request).tokenize(number, with_strings=bool(request.return_token_strs))

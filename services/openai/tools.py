@@ -8,6 +8,7 @@ the tokenizer takes the text out of the call again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +18,7 @@ from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import CustomInput, ToolUse
 from penstock.services.openai.schema import ChatRequest, OptionalJson
-from penstock.services.openai.validation import check_depth, decode, given
+from penstock.services.openai.validation import check_depth, decode, given, misfit
 
 # In Python `$` matches before a last line break too; the pattern is also told to clients, whose `$` does not.
 NAME = r"^[a-zA-Z0-9_.-]+$(?!\n)"
@@ -93,6 +94,23 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     allowed_tools: AllowedTools | None = None
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as the model knows it, whatever API it came by; a custom tool is a function of one string."""
+
+    name: str
+    field: str  # of the request; errors name it
+    strict: bool = False
+    custom: CustomInput | None = None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tools may be called: all of them, or those `named`, each with the field that names it."""
+
+    mode: str = "auto"  # none, auto or required
+    named: tuple[tuple[str, str], ...] | None = None
+    one: bool = False  # exactly one call
+
+
 class Asked(msgspec.Struct, frozen=True):
     """What the tokenizer is told: `tools` for the template, `use` for the answer; None: no call is expected."""
 
@@ -100,6 +118,7 @@ class Asked(msgspec.Struct, frozen=True):
     use: ToolUse | None = None
 
 
+NO_TOOLS = Asked()
 TOOLS = msgspec.json.Decoder(Annotated[list[Tool], Meta(max_length=limits.MAX_TOOLS)])
 VALUES = msgspec.json.Decoder(list[object])
 CHOICE = msgspec.json.Decoder(Literal["none", "auto", "required"] | ToolChoice)
@@ -107,50 +126,81 @@ CHOICE = msgspec.json.Decoder(Literal["none", "auto", "required"] | ToolChoice)
 
 def tools_asked(request: ChatRequest) -> Asked:
     """Raises InvalidRequest and NotBuilt naming the field. Under `none` the model is not shown the tools."""
-    functions, customs = functions_of(request.tools)
+    functions = functions_of(request.tools)
     choice = decode(request.tool_choice, CHOICE, "tool_choice") if given(request.tool_choice) else "auto"
-    if not functions:
-        if choice not in ("none", "auto"):
-            message = "tool_choice is only allowed when tools are given"
-            raise InvalidRequest(message, param="tool_choice", code="invalid_value")
-        return Asked()
-    if choice == "none":
-        return Asked()
-    use = chosen(choice, functions, parallel=request.parallel_tool_calls is not False)
+    if not functions or choice == "none":
+        check_choice(functions, choice in ("none", "auto"))
+        return NO_TOOLS
+    use = tool_use(functions, choice_of(choice), parallel=request.parallel_tool_calls is not False)
     assert given(request.tools)
-    if not customs:
-        return Asked(bytes(request.tools), use)
-    return Asked(as_functions(request.tools), msgspec.structs.replace(use, customs=customs))
+    return Asked(as_functions(request.tools) if use.customs else bytes(request.tools), use)
 
 
-def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> tuple[list[FunctionTool], tuple[CustomInput, ...]]:
-    """The request's tools as functions, each with a name of its own, and which of them are custom tools."""
+def asked(functions: Sequence[Function], template: Sequence[object], choice: Choice, *, parallel: bool) -> Asked:
+    """The tools of a request that is no chat; `template` holds them as chat templates show them."""
+    if not functions or choice.mode == "none":
+        check_choice(functions, choice.named is None and choice.mode != "required")
+        return NO_TOOLS
+    shown = msgspec.json.encode(template)
+    check_depth(decode(shown, VALUES, "tools"), "tools")
+    return Asked(shown, tool_use(functions, choice, parallel=parallel))
+
+
+def check_choice(functions: Sequence[Function], free: bool) -> None:
+    """Raise InvalidRequest for a choice among no tools."""
+    if not functions and not free:
+        message = "tool_choice is only allowed when tools are given"
+        raise InvalidRequest(message, param="tool_choice", code="invalid_value")
+
+
+def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
+    """The tools of a chat, each with a name of its own."""
     if not given(raw):
-        return [], ()
-    found: dict[str, FunctionTool] = {}
-    customs: list[CustomInput] = []
+        return []
+    found: list[Function] = []
     for number, tool in enumerate(decode(raw, TOOLS, "tools")):
         place = f"tools[{number}]"
         if tool.type not in ("function", "custom"):
-            message = f"{place}.type: {tool.type!r} is not built; tools of type function and custom are"
+            message = f"{place}.type: {tool.type!r} is not supported; tools of type function and custom are"
             raise NotBuilt(message, param=f"{place}.type")
         given_tool = tool.function if tool.type == "function" else tool.custom
         if given_tool is None:
             raise missing(f"{place}.{tool.type}")
-        if given_tool.name in found:
-            param = f"{place}.{tool.type}.name"
-            raise InvalidRequest(f"{param}: another tool has this name", param=param, code="invalid_value")
+        place = f"{place}.{tool.type}"
         if isinstance(given_tool, CustomTool):
-            customs.append(custom_input(given_tool, f"{place}.custom"))
-            found[given_tool.name] = FunctionTool(name=given_tool.name, strict=bool(customs[-1].syntax))
-            continue
-        parameters = given_tool.parameters
-        if given(parameters) and not bytes(parameters).startswith((b"{", b"true", b"false")):
-            param = f"{place}.function.parameters"
-            raise InvalidRequest(f"{param} must be a JSON Schema", param=param, code="invalid_type")
-        found[given_tool.name] = given_tool
+            custom = custom_input(given_tool, place)
+            function = Function(name=given_tool.name, field=place, strict=bool(custom.syntax), custom=custom)
+        else:
+            check_schema(given_tool.parameters, f"{place}.parameters")
+            function = Function(name=given_tool.name, field=place, strict=bool(given_tool.strict))
+        found.append(function)
+    check_names(found)
     check_depth(decode(raw, VALUES, "tools"), "tools")
-    return list(found.values()), tuple(customs)
+    return found
+
+
+def check_schema(schema: msgspec.Raw | msgspec.UnsetType, param: str) -> None:
+    """Raise InvalidRequest for parameters that are neither an object nor a boolean."""
+    if given(schema) and not bytes(schema).startswith((b"{", b"true", b"false")):
+        raise InvalidRequest(f"{param} must be a JSON Schema", param=param, code="invalid_type")
+
+
+def check_name(name: str, param: str) -> str:
+    """`name`, if a function may be called so. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(name, FunctionName)
+    except msgspec.ValidationError as error:
+        raise misfit(str(error), param) from error
+
+
+def check_names(functions: Sequence[Function]) -> None:
+    """Raise InvalidRequest where two functions have one name."""
+    names: set[str] = set()
+    for function in functions:
+        if function.name in names:
+            param = f"{function.field}.name"
+            raise InvalidRequest(f"{param}: another tool has this name", param=param, code="invalid_value")
+        names.add(function.name)
 
 
 def custom_input(tool: CustomTool, place: str) -> CustomInput:
@@ -185,46 +235,42 @@ def function_shown(tool: CustomTool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}}
 
 
-def chosen(choice: str | ToolChoice, functions: list[FunctionTool], *, parallel: bool) -> ToolUse:
-    """What may be called and what must be."""
-    names = tuple(function.name for function in functions)
-    strict = tuple(function.name for function in functions if function.strict)
+def choice_of(choice: str | ToolChoice) -> Choice:
+    """A chat's `tool_choice`."""
     if isinstance(choice, str):
-        return ToolUse(names=names, required=choice == "required", parallel=parallel, strict=strict)
+        return Choice(mode=choice)
     if choice.type in ("function", "custom"):
-        one = named(choice, "tool_choice")
-        known(one, names, f"tool_choice.{choice.type}.name")
-        return ToolUse(names=(one.name,), required=True, parallel=False, bound=True, strict=strict)
+        return Choice(mode="required", named=(named(choice, "tool_choice"),), one=True)
     if choice.allowed_tools is None:
         raise missing("tool_choice.allowed_tools")
-    allowed = choice.allowed_tools
-    listed: dict[str, None] = {}
-    for number, tool in enumerate(allowed.tools):
-        place = f"tool_choice.allowed_tools.tools[{number}]"
-        one = named(tool, place)
-        known(one, names, f"{place}.{tool.type}.name")
-        listed[one.name] = None
-    return ToolUse(
-        names=tuple(listed),
-        required=allowed.mode == "required",
-        parallel=parallel,
-        bound=True,
-        strict=strict,
-    )
+    place = "tool_choice.allowed_tools.tools"
+    allowed = tuple(named(tool, f"{place}[{number}]") for number, tool in enumerate(choice.allowed_tools.tools))
+    return Choice(mode=choice.allowed_tools.mode, named=allowed)
 
 
-def named(tool: ToolChoice | NamedTool, place: str) -> NamedFunction:
-    """The tool that is named, under its type."""
+def named(tool: ToolChoice | NamedTool, place: str) -> tuple[str, str]:
+    """The tool that is named under its type, and the field that names it."""
     found = tool.function if tool.type == "function" else tool.custom
     if found is None:
         raise missing(f"{place}.{tool.type}")
-    return found
+    return found.name, f"{place}.{tool.type}.name"
 
 
-def known(function: NamedFunction, names: tuple[str, ...], param: str) -> None:
-    if function.name not in names:
-        message = f"{param}: {function.name!r} is none of the request's tools"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+def tool_use(functions: Sequence[Function], choice: Choice, *, parallel: bool) -> ToolUse:
+    """What may be called and what must be. Raises InvalidRequest for a choice of no tool of the request's."""
+    names = tuple(function.name for function in functions)
+    for name, param in choice.named or ():
+        if name not in names:
+            message = f"{param}: {name!r} is none of the request's tools"
+            raise InvalidRequest(message, param=param, code="invalid_value")
+    return ToolUse(
+        names=names if choice.named is None else tuple(dict.fromkeys(name for name, _ in choice.named)),
+        required=choice.mode == "required",
+        parallel=parallel and not choice.one,
+        bound=choice.named is not None,
+        strict=tuple(function.name for function in functions if function.strict),
+        customs=tuple(function.custom for function in functions if function.custom is not None),
+    )
 
 
 def missing(param: str) -> InvalidRequest:

@@ -9,8 +9,6 @@ import msgspec
 
 from penstock.protocol.errors import ContextExceeded, RequestError
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai.field_aliases import told_in
-from penstock.services.openai.messages.turns import TERMS
 
 PATH = "/v1/messages"  # this and what is below answers so
 MODELS = "/v1/models"  # and this, if it is asked as Anthropic's clients ask
@@ -46,26 +44,22 @@ class MessageError(msgspec.Struct, frozen=True, kw_only=True):
 def encode(error: RequestError, request_id: str | None = None) -> bytes:
     """The error as JSON, with its field in front of the message where that does not name it."""
     message = error.message
-    if error.param is not None and error.param not in message:
+    if isinstance(error, ContextExceeded):
+        message = context_exceeded(error)
+    elif error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     detail = MessageErrorDetail(TYPES.get(error.status, "invalid_request_error"), message)
     return msgspec.json.encode(MessageError(error=detail, request_id=request_id))
 
 
-def told(error: RequestError) -> RequestError:
-    """`error` of a chat in the words of messages. What exceeds the context is told as Anthropic tells it: clients take
-    the numbers from it and ask for less."""
-    if not isinstance(error, ContextExceeded):
-        return told_in(error, TERMS)
-    error.param = None
+def context_exceeded(error: ContextExceeded) -> str:
+    """What exceeds the context as Anthropic tells it: clients take the numbers from it and ask for less."""
     if error.wanted and error.prompt < error.limit:
-        error.message = (
+        return (
             f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.wanted} > {error.limit}, "
             "decrease input length or `max_tokens` and try again (--max-model-len, --clamp-max-tokens)"
         )
-    else:
-        error.message = f"prompt is too long: {error.prompt} tokens > {error.limit} maximum (--max-model-len)"
-    return error
+    return f"prompt is too long: {error.prompt} tokens > {error.limit} maximum (--max-model-len)"
 
 
 def concerns(path: str) -> bool:

@@ -13,7 +13,7 @@ from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind
 from penstock.services.client.output_collector import Choice, Reply, Segment, Usage
 from penstock.services.openai.answers import Identity, Remarks
-from penstock.services.openai.messages.errors import encode, told
+from penstock.services.openai.messages.errors import encode
 from penstock.services.openai.messages.request import AppliedEdits, MessageRequest
 from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening, blocks_of
 from penstock.services.openai.sse import escaped
@@ -195,6 +195,10 @@ class MessageEvents:
         self._blocks = Blocks()
         self._begun = False
 
+    def response(self, outputs: Reply) -> bytes:
+        """The body of a message that is not streamed."""
+        return ENCODE.encode(message_answer(self._identity, outputs, self._told))
+
     def take(self, reply: Reply, news: list[Choice]) -> bytes:
         events = self._opening(reply)
         for choice in news:
@@ -217,7 +221,7 @@ class MessageEvents:
         return b"".join(events)
 
     def failure(self, reply: Reply, error: RequestError) -> bytes:
-        return b"event: error\ndata: " + escaped(encode(told(error), self._told.request_id)) + b"\n\n"
+        return b"event: error\ndata: " + escaped(encode(error, self._told.request_id)) + b"\n\n"
 
     def _opening(self, reply: Reply) -> list[bytes]:
         if self._begun:

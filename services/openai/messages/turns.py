@@ -1,18 +1,19 @@
-"""From a message's request to the chat that asks the engine for the same.
+"""A message's conversation and tools, as chat templates read them.
 
 Source: Anthropic API reference, "Create a Message": `messages`, `system`, `tools`, `tool_choice`, `thinking`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
-from penstock.services.openai.field_aliases import Term
+from penstock.protocol.messages import Grammar, Reasoning
+from penstock.services.openai.chat_prompt import ChatPrompt, template_arguments
 from penstock.services.openai.messages.request import (
     ROLES,
     CountRequest,
@@ -20,52 +21,54 @@ from penstock.services.openai.messages.request import (
     InputMessage,
     MessageRequest,
     MessageToolChoice,
+    Thinking,
     ToolDefinition,
     Word,
 )
-from penstock.services.openai.schema import ChatRequest, extras_of
-from penstock.services.openai.validation import decode, given
+from penstock.services.openai.structured_output import schema
+from penstock.services.openai.tools import Choice, Function, check_name, check_names, check_schema, missing
+from penstock.services.openai.tools import asked as asked_tools
+from penstock.services.openai.validation import check_depth, decode, given
 
-TERMS = (
-    Term(re.compile(r"max_(completion_)?tokens\b"), "max_tokens"),
-    Term(re.compile(r"stop\b"), "stop_sequences"),
-    Term(re.compile(r"tools\[(\d+)\]\.function\.parameters\b"), r"tools[\1].input_schema"),
-    Term(re.compile(r"tools\[(\d+)\]\.function\b"), r"tools[\1]"),
-    Term(re.compile(r"tool_choice\.function\b"), "tool_choice"),
-    Term(re.compile(r"response_format(\.json_schema)?\b"), "output_config.format"),
-    Term(re.compile(r"thinking_token_budget\b"), "thinking.budget_tokens"),
-    Term(re.compile(r"reasoning_effort\b"), "thinking"),
-    Term(re.compile(r"continue_final_message\b"), "messages"),
-)
+BILLING = "x-anthropic-billing-header:"  # begins a block that Anthropic's own programs put into `system`
+# What messages call the fields that the tokenizer and the engine name in errors.
+FIELD_NAMES: Mapping[str, str] = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "continue_final_message": "messages",
+    **{f"tools[{number}].function.parameters": f"tools[{number}].input_schema" for number in range(limits.MAX_TOOLS)},
+}
 THINKING_EFFORT = "high"  # of a request that only says that the model is to think
 HIGHEST: Mapping[str, str] = {"max": "xhigh"}  # what chats call Anthropic's other efforts
 
 
-def chat_request(request: MessageRequest) -> ChatRequest:
-    """Raises InvalidRequest and NotBuilt naming the field."""
+def message_prompt(request: MessageRequest | CountRequest, max_tokens: int) -> ChatPrompt:
+    """The conversation of a message, whose answer has `max_tokens` at most. Raises InvalidRequest and NotBuilt naming
+    the field."""
     thinking = request.thinking
-    if request.thinking_token_budget is not None and thinking is not None:
+    budget = request.thinking_token_budget if isinstance(request, MessageRequest) else None
+    if budget is not None and thinking is not None:
         message = "thinking and thinking_token_budget cannot both be given"
         raise InvalidRequest(message, param="thinking_token_budget", code="invalid_value")
-    extras = extras_of(request)
     if thinking is not None:
-        extras["thinking_token_budget"] = budget_of(request)
+        budget = budget_of(thinking, max_tokens)
     prefilled = request.messages[-1].role == "assistant"
-    return ChatRequest(
-        messages=raw(conversation_of(request)),
-        model=request.model,
-        stream=request.stream,
-        max_completion_tokens=request.max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stop=request.stop_sequences or None,
-        tools=tools_of(request.tools),
-        tool_choice=choice_of(request.tool_choice),
-        parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
-        response_format=format_of(request),
-        reasoning_effort=effort_of(request),  # type: ignore[arg-type]
-        continue_final_message=prefilled or None,
-        **extras,
+    messages = conversation_of(request)
+    choice = choice_of(request.tool_choice)
+    tools = tools_of(request.tools or ())
+    if not messages:
+        raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
+    check_depth(messages, "messages")
+    arguments = request.chat_template_kwargs
+    parallel = not (request.tool_choice and request.tool_choice.disable_parallel_tool_use)
+    return ChatPrompt(
+        messages=msgspec.json.encode(messages),
+        tools=asked_tools([one for one, _ in tools], [shown for _, shown in tools], choice, parallel=parallel),
+        reasoning=Reasoning(effort=effort_of(request) or "", budget=budget),
+        template_arguments=template_arguments(arguments) if given(arguments) else None,
+        add_generation_prompt=not prefilled,
+        continue_final_message=prefilled,
     )
 
 
@@ -131,40 +134,40 @@ def answered(message: InputMessage, place: str) -> dict[str, Any]:
     return found
 
 
-def tools_of(tools: list[ToolDefinition] | None) -> msgspec.Raw | msgspec.UnsetType:
-    if not tools:
-        return msgspec.UNSET
+def tools_of(tools: Sequence[ToolDefinition]) -> list[tuple[Function, dict[str, Any]]]:
+    """Each tool, and how chat templates show it."""
     found = []
     for number, tool in enumerate(tools):
+        place = f"tools[{number}]"
         if tool.type not in (None, "custom"):
-            param = f"tools[{number}].type"
+            param = f"{place}.type"
             message = f"{param}: {tool.type!r} is a tool of Anthropic's servers; this one serves tools of the client's"
             raise NotBuilt(message, param=param)
         if not given(tool.input_schema):
-            raise needed_schema(f"tools[{number}].input_schema")
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+            raise missing(f"{place}.input_schema")
+        check_schema(tool.input_schema, f"{place}.input_schema")
+        name = check_name(tool.name, f"{place}.name")
+        shown: dict[str, Any] = {"name": name, "parameters": tool.input_schema}
         if tool.description is not None:
-            function["description"] = tool.description
+            shown["description"] = tool.description
         if tool.strict is not None:
-            function["strict"] = tool.strict
-        found.append({"type": "function", "function": function})
-    return raw(found)
+            shown["strict"] = tool.strict
+        function = Function(name=name, field=place, strict=bool(tool.strict))
+        found.append((function, {"type": "function", "function": shown}))
+    check_names([function for function, _ in found])
+    return found
 
 
-def needed_schema(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-
-
-def choice_of(choice: MessageToolChoice | None) -> msgspec.Raw | msgspec.UnsetType:
+def choice_of(choice: MessageToolChoice | None) -> Choice:
     if choice is None:
-        return msgspec.UNSET
+        return Choice()
     if choice.type == "tool":
         name = needed(choice.name, "tool_choice.name")
-        return raw({"type": "function", "function": {"name": name}})
-    return raw({"auto": "auto", "any": "required", "none": "none"}[choice.type])
+        return Choice(mode="required", named=((name, "tool_choice.name"),), one=True)
+    return Choice(mode={"auto": "auto", "any": "required", "none": "none"}[choice.type])
 
 
-def effort_of(request: MessageRequest) -> str | None:
+def effort_of(request: MessageRequest | CountRequest) -> str | None:
     """How much to reason, as chats say it; None: as the model's template has it."""
     effort = request.output_config.effort if request.output_config else None
     if request.thinking is not None and request.thinking.type == "disabled":
@@ -174,9 +177,7 @@ def effort_of(request: MessageRequest) -> str | None:
     return HIGHEST.get(effort, effort) if effort else None
 
 
-def budget_of(request: MessageRequest) -> int | None:
-    thinking = request.thinking
-    assert thinking is not None
+def budget_of(thinking: Thinking, max_tokens: int) -> int | None:
     if thinking.type != "enabled":
         if thinking.budget_tokens is not None:
             param = "thinking.budget_tokens"
@@ -185,26 +186,23 @@ def budget_of(request: MessageRequest) -> int | None:
         return None
     budget = needed(thinking.budget_tokens, "thinking.budget_tokens")
     assert isinstance(budget, int)
-    if budget >= request.max_tokens:
+    if budget >= max_tokens:
         param = "thinking.budget_tokens"
         raise InvalidRequest(f"{param} must be less than max_tokens", param=param, code="invalid_value")
     return budget
 
 
-def format_of(request: MessageRequest) -> msgspec.Raw | msgspec.UnsetType:
+def grammar_of(request: MessageRequest | CountRequest) -> Grammar | None:
+    """The grammar of `output_config.format`."""
     form = request.output_config.format if request.output_config else None
     if form is None:
-        return msgspec.UNSET
+        return None
+    path = "output_config.format.schema"
     if not given(form.schema):
-        raise needed_schema("output_config.format.schema")
-    return raw({"type": "json_schema", "json_schema": {"schema": form.schema}})
+        raise missing(path)
+    return schema(form.schema, path)
 
 
-def raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
-BILLING = "x-anthropic-billing-header:"  # begins a block that Anthropic's own programs put into `system`
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,15 +9,12 @@ import time
 import msgspec
 
 from penstock.protocol.errors import EngineFailure, RequestError
-from penstock.protocol.messages import PieceKind
 from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.output_collector import Choice, Reply, Segment
+from penstock.services.client.output_collector import Reply
 from penstock.services.http.request_context import ClientDisconnect, RequestContext, reason_of
 from penstock.services.http.stream_writer import timed, whole
 from penstock.services.metrics.requests import Traffic
-from penstock.services.openai.field_aliases import told_in
-from penstock.services.openai.output_blocks import Block, Blocks
-from penstock.services.openai.responses.output import ResponseAnswer, shaped
+from penstock.services.openai.responses.output import ResponseAnswer
 from penstock.services.openai.responses.turn import Turn
 from penstock.services.supervisor import logs
 
@@ -61,12 +58,12 @@ class BackgroundWork:
         try:
             with timed(reply, self._pipeline, context):
                 await whole(reply)
-            status = completed(turn, reply).status
+            status = turn.whole(reply).status
         except ClientDisconnect:
             status = "cancelled"
             turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))
         except RequestError as error:
-            turn.failed(told_in(error, turn.terms))
+            turn.failed(error)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             trace = context.trace.trace_id
             logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
@@ -93,19 +90,3 @@ class BackgroundWork:
         if outcome.reason:
             fields["reason"] = outcome.reason
         logs.info(log, "background", **fields, seconds=now - context.started)
-
-
-def completed(turn: Turn, reply: Reply) -> ResponseAnswer:
-    """The whole response of a reply that has ended."""
-    (choice,) = reply.choices
-    logprobs = shaped(choice.take_logprobs())
-    return turn.complete(reply, written(choice), logprobs)
-
-
-def written(choice: Choice) -> list[Block]:
-    """A choice's blocks; one that said nothing has one of text."""
-    blocks = Blocks()
-    blocks.push(choice.take())
-    if not blocks.all:
-        blocks.push([Segment(PieceKind.CONTENT, "")])
-    return blocks.all

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Message, Send
 
-from penstock.protocol.config import CLAMP_ALL
-from penstock.protocol.errors import InvalidRequest, NotBuilt, RequestError
-from penstock.protocol.messages import SubmitText
-from penstock.services.client.output_collector import Reply
+from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.services.http.request_context import RequestContext
-from penstock.services.http.stream_writer import attended, stream, whole
+from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.chat import chat_submission
-from penstock.services.openai.field_aliases import told_in
-from penstock.services.openai.parameters import check_limits, check_unsupported_in
-from penstock.services.openai.responses.background import completed
+from penstock.services.openai.generation import GenerateRequest
+from penstock.services.openai.parameters import check_unsupported_in
 from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.output import Deleted, ItemList
 from penstock.services.openai.responses.request import REASONS, REFUSALS, ResponseRequest
@@ -41,42 +35,27 @@ async def create_response(app: AppState, context: RequestContext) -> None:
     check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
     turn = Turn(request, app.responses, app.model.name, earlier)
-    now, timings = time.monotonic(), app.traffic.timings
-    reply = Reply(1, 1, stream=bool(request.stream), timings=timings, now=now, name=turn.id)
-    try:
-        submit_turn(app, turn, reply, context)
-        if request.background:
-            begun = app.background.begin(turn, reply, context)
-            await turn.saved()
-            await context.send_json(msgspec.json.encode(begun))
-            return
-        async with attended(reply, app.pipeline, context):
-            if request.stream:
-                context.send = Kept(turn, context.send)
-                await stream(reply, ResponseEvents(turn), context)
-                return
-            await whole(reply)
-            answer = completed(turn, reply)
-            await turn.saved()
-            await context.send_json(msgspec.json.encode(answer))
-    except RequestError as error:
-        told_in(error, turn.terms)
-        raise
-
-
-def submit_turn(app: AppState, turn: Turn, reply: Reply, context: RequestContext) -> None:
-    user = turn.request.user
-    trace, session = context.trace, context.session(user)
-    check_limits(turn.chat, app.config.api)
-    number = app.pipeline.new_id()
-    clamp = app.config.api.clamp_max_tokens == CLAMP_ALL
-    submit: SubmitText = chat_submission(turn.chat, number, app.model, 1, trace, session, clamp=clamp)
+    submit = msgspec.structs.replace(
+        turn.submission(app.config.api, app.model, context.trace),
+        id=app.pipeline.new_id(),
+        session=context.session(request.user),
+    )
     turn.open(submit.sampling)
-    app.pipeline.submit([submit], reply, time.monotonic(), context.client(user))
+    asked = GenerateRequest(
+        id=turn.id, prompts=(submit,), stream=submit.stream, client=context.client(request.user),
+        field_names=turn.field_names,
+    )  # fmt: skip
+    if request.background:
+        begun = app.background.begin(turn, generation.submit(app, asked), context)
+        await turn.saved()
+        await context.send_json(msgspec.json.encode(begun))
+        return
+    context.send = Kept(turn, context.send)
+    await generation.generate(app, asked, ResponseEvents(turn), context)
 
 
 class Kept:
-    """`send` of a stream whose end is told when the response has been kept."""
+    """`send` that ends a response once it has been kept."""
 
     def __init__(self, turn: Turn, send: Send) -> None:
         self._turn = turn

@@ -14,7 +14,6 @@ from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import PieceKind
 from penstock.services.client.output_collector import Choice, Reply, Segment
 from penstock.services.openai.answers import ChatTokenLogprob
-from penstock.services.openai.field_aliases import told_in
 from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening
 from penstock.services.openai.responses.output import (
     OutputText,
@@ -43,6 +42,10 @@ class ResponseEvents:
         self._waiting: list[ChatTokenLogprob] = []  # of those that no event has told yet
         self._begun = False
 
+    def response(self, outputs: Reply) -> bytes:
+        """The body of a response that is not streamed."""
+        return ENCODE.encode(self._turn.whole(outputs))
+
     def take(self, reply: Reply, news: list[Choice]) -> bytes:
         events = self._opening()
         for choice in news:
@@ -65,12 +68,11 @@ class ResponseEvents:
         return b"".join(events)
 
     def failure(self, reply: Reply, error: RequestError) -> bytes:
-        told = told_in(error, self._turn.terms)
-        answer = self._turn.failed(told)
+        answer = self._turn.failed(error)
         return b"".join(
             (
                 *self._opening(),
-                self._event("error", code=told.code, message=told.message, param=told.param),
+                self._event("error", code=error.code, message=error.message, param=error.param),
                 self._event("response.failed", response=answer),
             )
         )

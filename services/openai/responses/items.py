@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.services.openai.chat_prompt import as_function
 from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
 from penstock.services.openai.responses.tools import flat, needed
+from penstock.services.openai.schema import CustomCall
 
 Messages = list[dict[str, Any]]
 PREFIXES: Mapping[str, str] = {
@@ -60,12 +62,12 @@ class History:
             case "function_call":
                 name = flat(needed(item.name, f"{place}.name"), item.namespace)
                 needed(item.arguments, f"{place}.arguments")
-                function = {"name": name, "arguments": text_arguments(item)}
-                self._call(needed(item.call_id, f"{place}.call_id"), "function", function)
+                call_id = needed(item.call_id, f"{place}.call_id")
+                self._call(function_call(call_id, name, text_arguments(item)))
             case "custom_tool_call":
                 name = flat(needed(item.name, f"{place}.name"), item.namespace)
-                custom = {"name": name, "input": needed(item.input, f"{place}.input")}
-                self._call(needed(item.call_id, f"{place}.call_id"), "custom", custom)
+                custom = CustomCall(name=name, input=needed(item.input, f"{place}.input"))
+                self._call(as_function(needed(item.call_id, f"{place}.call_id"), custom))
             case "function_call_output" | "custom_tool_call_output":
                 called = needed(item.call_id, f"{place}.call_id")
                 self._result(called, self._output(item, f"{place}.output"))
@@ -86,7 +88,7 @@ class History:
     def _other(self, item: Item, place: str, kind: str) -> None:
         """A call that another server made, or what came of one."""
         if (call := call_of(item, place)) is not None:
-            self._call(call.id, "function", {"name": call.name, "arguments": call.arguments})
+            self._call(function_call(call.id, call.name, call.arguments))
             if call.result is not None:
                 self._result(call.id, call.result)
         elif (result := result_of(item)) is not None:
@@ -110,8 +112,7 @@ class History:
         else:
             self.ignored.append(f"{place}: a compaction was left out: another server encrypted it")
 
-    def _call(self, call_id: str, kind: str, called: dict[str, Any]) -> None:
-        call = {"id": call_id, "type": kind, kind: called}
+    def _call(self, call: dict[str, Any]) -> None:
         spoken(self.messages).setdefault("tool_calls", []).append(call)
 
     def _result(self, call_id: str, text: str) -> None:
@@ -147,6 +148,11 @@ def spoken(found: Messages, *closed_by: str) -> dict[str, Any]:
     if not found or found[-1]["role"] != "assistant" or any(name in found[-1] for name in closed_by):
         found.append({"role": "assistant"})
     return found[-1]
+
+
+def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call in the assistant's message, as chat templates read it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def parts_of(content: str | list[Part] | None) -> list[Part]:

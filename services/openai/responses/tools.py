@@ -1,4 +1,4 @@
-"""Tools of a response as those of a chat: namespaces flattened, tools that run at OpenAI left out.
+"""Tools of a response: namespaces flattened, tools that run at OpenAI left out.
 
 A function `name` in a namespace `space` is `space__name` to the model, and in the output itself again, with its
 namespace. Source: OpenAI API reference, "Create a model response", `tools` and `tool_choice`.
@@ -13,8 +13,19 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, NotBuilt
-from penstock.services.openai.field_aliases import Term
 from penstock.services.openai.responses.request import ResponseTool, ResponseToolChoice
+from penstock.services.openai.tools import (
+    Choice,
+    CustomFormat,
+    CustomGrammar,
+    CustomTool,
+    Function,
+    check_name,
+    check_names,
+    check_schema,
+    custom_input,
+    function_shown,
+)
 from penstock.services.openai.validation import given
 
 SEPARATOR = "__"
@@ -70,20 +81,19 @@ Shown = ToolShown | CustomShown | NamespaceShown
 
 
 class Toolbox(msgspec.Struct, frozen=True):
-    """A request's tools: for the chat, by the model's names, as the response shows them, and what was left out."""
+    """A request's tools: as the model knows them, as chat templates and as the response show them, and what was left
+    out."""
 
-    chat: tuple[dict[str, Any], ...] = ()
-    names: Mapping[str, ToolName] = {}
+    functions: tuple[Function, ...] = ()
+    template: tuple[dict[str, Any], ...] = ()
+    names: Mapping[str, ToolName] = {}  # by the model's
     shown: tuple[Shown, ...] = ()
     ignored: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()  # of the chat's tools in the request
 
-    def terms(self) -> tuple[Term, ...]:
-        """What a chat's error calls each tool, in the request's words."""
-        return tuple(
-            Term(re.compile(rf"tools\[{number}\](\.(function|custom)\b)?"), place)
-            for number, place in enumerate(self.places)
-        )
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What the request calls the tools that the tokenizer names in errors."""
+        return {f"tools[{number}].function": function.field for number, function in enumerate(self.functions)}
 
 
 def flat(name: str, namespace: str | None) -> str:
@@ -95,7 +105,7 @@ def flat(name: str, namespace: str | None) -> str:
 
 def toolbox(tools: Sequence[tuple[str, ResponseTool]]) -> Toolbox:
     """Each tool comes with its place in the request. Raises InvalidRequest and NotBuilt naming what is wrong."""
-    chat, names, shown, ignored, places = [], {}, [], [], []
+    functions, template, names, shown, ignored = [], [], {}, [], []
     for place, tool in tools:
         if BUILT_IN.fullmatch(tool.type):
             ignored.append(f"{place}: {tool.type} does not run here and was left out")
@@ -106,11 +116,13 @@ def toolbox(tools: Sequence[tuple[str, ResponseTool]]) -> Toolbox:
         shown.append(shown_of(tool, place))
         for inner_place, inner, namespace in members(tool, place):
             name = flat(needed(inner.name, f"{inner_place}.name"), namespace)
-            chat.append(chat_tool(inner, name, inner_place))
+            function, as_template = function_of(inner, check_name(name, f"{inner_place}.name"), inner_place)
+            functions.append(function)
+            template.append(as_template)
             kind: Literal["function", "custom"] = "custom" if inner.type == "custom" else "function"
             names[name] = ToolName(kind, inner.name or "", namespace)
-            places.append(inner_place)
-    return Toolbox(tuple(chat), names, tuple(shown), tuple(ignored), tuple(places))
+    check_names(functions)
+    return Toolbox(tuple(functions), tuple(template), names, tuple(shown), tuple(ignored))
 
 
 def members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool, str | None]]:
@@ -126,23 +138,30 @@ def members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool,
         yield inner_place, inner, needed(tool.name, f"{place}.name")
 
 
-def chat_tool(tool: ResponseTool, name: str, place: str) -> dict[str, Any]:
-    """The tool as one of a chat."""
-    found: dict[str, Any] = {"name": name}
-    if tool.description is not None:
-        found["description"] = tool.description
+def function_of(tool: ResponseTool, name: str, place: str) -> tuple[Function, dict[str, Any]]:
+    """The tool as the model knows it, and as chat templates show it."""
     if tool.type == "custom":
-        form = tool.format
-        if form is not None and form.type == "grammar":
-            grammar = {"syntax": needed(form.syntax, f"{place}.format.syntax"),
-                       "definition": needed(form.definition, f"{place}.format.definition")}  # fmt: skip
-            found["format"] = {"type": "grammar", "grammar": grammar}
-        return {"type": "custom", "custom": found}
+        grammar = None
+        if tool.format is not None and tool.format.type == "grammar":
+            syntax = needed(tool.format.syntax, f"{place}.format.syntax")
+            definition = needed(tool.format.definition, f"{place}.format.definition")
+            if not definition:
+                param = f"{place}.format.definition"
+                raise InvalidRequest(f"{param} is empty", param=param, code="invalid_value")
+            grammar = CustomGrammar(definition=definition, syntax=syntax)
+        form = CustomFormat(type="grammar" if grammar else "text", grammar=grammar)
+        custom = CustomTool(name=name, description=tool.description, format=form)
+        function = Function(name=name, field=place, strict=grammar is not None, custom=custom_input(custom, place))
+        return function, function_shown(custom)
+    shown: dict[str, Any] = {"name": name}
+    if tool.description is not None:
+        shown["description"] = tool.description
     if given(tool.parameters):
-        found["parameters"] = tool.parameters
+        check_schema(tool.parameters, f"{place}.parameters")
+        shown["parameters"] = tool.parameters
     if tool.strict is not None:
-        found["strict"] = tool.strict
-    return {"type": "function", "function": found}
+        shown["strict"] = tool.strict
+    return Function(name=name, field=place, strict=bool(tool.strict)), {"type": "function", "function": shown}
 
 
 def shown_of(tool: ResponseTool, place: str) -> Shown:
@@ -165,41 +184,37 @@ def one_shown(tool: ResponseTool, place: str) -> ToolShown | CustomShown:
     return ToolShown(name=name, description=tool.description, parameters=parameters, strict=bool(tool.strict))
 
 
-def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> msgspec.Raw | msgspec.UnsetType:
-    """`tool_choice` as a chat has it."""
-    if choice is None:
-        return msgspec.UNSET
-    if isinstance(choice, str):
-        return raw("auto" if choice == "auto" and not tools.chat else choice)
+def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> Choice:
+    """`tool_choice`. Raises InvalidRequest and NotBuilt naming what is wrong."""
+    if choice is None or isinstance(choice, str):
+        return Choice(mode=choice or "auto")
     if choice.type in ("function", "custom"):
         name = flat(needed(choice.name, "tool_choice.name"), choice.namespace)
-        return raw({"type": choice.type, choice.type: {"name": name}})
+        return Choice(mode="required", named=((name, "tool_choice.name"),), one=True)
     if choice.type != "allowed_tools":
         message = f"tool_choice.type: {choice.type!r} is not supported; function, custom and allowed_tools are"
         raise NotBuilt(message, param="tool_choice.type")
-    allowed: list[dict[str, Any]] = []
+    allowed: list[tuple[str, str]] = []
     for number, tool in enumerate(choice.tools or ()):
         place = f"tool_choice.tools[{number}]"
         if BUILT_IN.fullmatch(tool.type):
             continue
-        if tool.type == "namespace":
-            space = needed(tool.name, f"{place}.name")
-            inside = [(flat_name, one) for flat_name, one in tools.names.items() if one.namespace == space]
-            if not inside:
-                message = f"{place}.name: {space!r} is none of the request's namespaces"
-                raise InvalidRequest(message, param=f"{place}.name", code="invalid_value")
-            allowed += [{"type": one.kind, one.kind: {"name": flat_name}} for flat_name, one in inside]
-        elif tool.type in ("function", "custom"):
-            name = flat(needed(tool.name, f"{place}.name"), tool.namespace)
-            allowed.append({"type": tool.type, tool.type: {"name": name}})
-        else:
+        if tool.type not in ("function", "custom", "namespace"):
             message = f"{place}.type: {tool.type!r} is not supported; function, custom and namespace are"
             raise NotBuilt(message, param=f"{place}.type")
-    return raw({"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": allowed}})
-
-
-def raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+        name = needed(tool.name, f"{place}.name")
+        if tool.type != "namespace":
+            allowed.append((flat(name, tool.namespace), f"{place}.name"))
+            continue
+        inside = [model_name for model_name, one in tools.names.items() if one.namespace == name]
+        if not inside:
+            message = f"{place}.name: {name!r} is none of the request's namespaces"
+            raise InvalidRequest(message, param=f"{place}.name", code="invalid_value")
+        allowed += [(model_name, f"{place}.name") for model_name in inside]
+    if not allowed:
+        message = "tool_choice.tools names none of the request's tools"
+        raise InvalidRequest(message, param="tool_choice.tools", code="invalid_value")
+    return Choice(mode=choice.mode or "auto", named=tuple(allowed))
 
 
 def needed(value: Any, param: str) -> Any:

@@ -6,19 +6,30 @@ Source: OpenAI API reference, "Create a model response".
 from __future__ import annotations
 
 import asyncio
-import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from penstock.protocol.config import CLAMP_ALL, ApiConfig
 from penstock.protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
-from penstock.protocol.messages import Finish, Sampling
-from penstock.services.client.output_collector import Reply
+from penstock.protocol.messages import Finish, Grammar, PieceKind, Reasoning, Sampling, SubmitText, TraceContext
+from penstock.services.client.model_info import ServedModel
+from penstock.services.client.output_collector import Reply, Segment
 from penstock.services.openai.answers import ChatTokenLogprob, Remarks
-from penstock.services.openai.field_aliases import Term, Terms
-from penstock.services.openai.output_blocks import Block
-from penstock.services.openai.responses.items import History, Messages, encoded, items_of, listed, tools_within
+from penstock.services.openai.chat_prompt import ChatPrompt, as_function, template_arguments
+from penstock.services.openai.output_blocks import Block, blocks_of
+from penstock.services.openai.parameters import Lengths, check_limits, submission
+from penstock.services.openai.responses.items import (
+    History,
+    Messages,
+    encoded,
+    function_call,
+    items_of,
+    listed,
+    tools_within,
+)
 from penstock.services.openai.responses.output import (
     CallItem,
     CustomCallItem,
@@ -31,29 +42,29 @@ from penstock.services.openai.responses.output import (
     ResponseError,
     ResponseUsage,
     output_items,
+    shaped,
 )
 from penstock.services.openai.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
 from penstock.services.openai.responses.store import ResponseStore, Stored
-from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, raw, toolbox
-from penstock.services.openai.schema import ChatRequest, extras_of
-from penstock.services.openai.validation import given
+from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, toolbox
+from penstock.services.openai.schema import CustomCall, GenerationRequest, extras_of
+from penstock.services.openai.structured_output import schema
+from penstock.services.openai.tools import asked
+from penstock.services.openai.validation import check_depth, given
 
-TERMS = (
-    Term(re.compile(r"messages\b"), "input"),
-    Term(re.compile(r"max_(completion_)?tokens\b"), "max_output_tokens"),
-    Term(re.compile(r"tool_choice\.(function|custom)\b"), "tool_choice"),
-    Term(re.compile(r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.(function|custom)\b"), r"tool_choice.tools[\1]"),
-    Term(re.compile(r"tool_choice\.allowed_tools\b"), "tool_choice"),
-    Term(re.compile(r"response_format(\.json_schema)?\b"), "text.format"),
-    Term(re.compile(r"reasoning_effort\b"), "reasoning.effort"),
-)
+# What responses call the fields that the tokenizer and the engine name in errors.
+FIELD_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
 CONTINUED = ("completed", "incomplete")
 PATIENCE = 1.0  # seconds that an answer waits for the disk
 MESSAGES = msgspec.json.Decoder(Messages)
 
 
 class Turn:
-    """`chat` is what the engine is asked; `opening` what is told at first, once the sampling is known."""
+    """`prompt` is the conversation; `opening` the response as it begins, once the sampling is known."""
 
     def __init__(
         self, request: ResponseRequest, store: ResponseStore, name: str, earlier: Messages | None = None
@@ -74,12 +85,31 @@ class Turn:
         self._tools = toolbox([*asked, *tools_within(self._items)])
         self._ignored = (*self._tools.ignored, *history.ignored, *without_effect(request))
         self.naming = Naming(self._tools.names, SEALED_REASONING in (request.include or ()))
-        self.chat = chat_request(request, self._messages, self._tools)
+        self.prompt = response_prompt(request, self._messages, self._tools)
 
     @property
-    def terms(self) -> Terms:
-        """What the chat's errors are in the request's words."""
-        return (*self._tools.terms(), *TERMS)
+    def field_names(self) -> Mapping[str, str]:
+        return {**self._tools.field_names, **FIELD_NAMES}
+
+    def submission(self, options: ApiConfig, model: ServedModel, trace: TraceContext) -> SubmitText:
+        """What the engine is asked, without an id. Raises InvalidRequest naming the parameter."""
+        request = self.request
+        logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+        parameters = GenerationRequest(
+            stream=request.stream,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stop=request.stop,
+            truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+            **extras_of(request),
+        )
+        check_limits(parameters, options, ("top_logprobs", request.top_logprobs))
+        lengths = Lengths(
+            request.max_output_tokens, "max_output_tokens", logprobs=(request.top_logprobs or 0) if logprobs else -1,
+            clamp=options.clamp_max_tokens == CLAMP_ALL,
+        )  # fmt: skip
+        grammar = grammar_of(request.text.format if request.text else None)
+        return self.prompt.prompt_of(submission(parameters, lengths, model, 1, trace, grammar))
 
     @property
     def kept(self) -> bool:
@@ -132,6 +162,12 @@ class Turn:
         )
         self.keep(answer)
         return answer
+
+    def whole(self, reply: Reply) -> ResponseAnswer:
+        """The whole response of a reply that has ended; one that said nothing has a block of text."""
+        (choice,) = reply.choices
+        logprobs = shaped(choice.take_logprobs())
+        return self.complete(reply, blocks_of(choice.take() or [Segment(PieceKind.CONTENT, "")]), logprobs)
 
     def failed(self, error: RequestError) -> ResponseAnswer:
         """The response that could not go on. It is kept only where somebody may ask what became of it."""
@@ -205,43 +241,39 @@ def without_effect(request: ResponseRequest) -> tuple[str, ...]:
     return ("text.verbosity has no effect here; instructions can say how long to answer",)
 
 
-def chat_request(request: ResponseRequest, messages: Messages, tools: Toolbox) -> ChatRequest:
-    """The chat that asks the engine for the same. Raises InvalidRequest and NotBuilt naming the field."""
+def response_prompt(request: ResponseRequest, messages: Messages, tools: Toolbox) -> ChatPrompt:
+    """The conversation of a response. Raises InvalidRequest and NotBuilt naming the field."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
-    return ChatRequest(
-        messages=raw([*instructions, *messages]),
-        model=request.model,
-        stream=request.stream,
-        max_completion_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stop=request.stop,
-        logprobs=logprobs,
-        top_logprobs=request.top_logprobs if logprobs else None,
-        tools=raw(tools.chat) if tools.chat else msgspec.UNSET,
-        tool_choice=choice_of(request.tool_choice, tools),
-        parallel_tool_calls=request.parallel_tool_calls,
-        response_format=format_of(request.text.format if request.text else None),
-        reasoning_effort=request.reasoning.effort if request.reasoning else None,
-        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
-        **extras_of(request),
+    choice = choice_of(request.tool_choice, tools)
+    conversation = [*instructions, *messages]
+    if not conversation:
+        raise InvalidRequest("input is empty", param="input", code="invalid_value")
+    check_depth(conversation, "input")
+    arguments = request.chat_template_kwargs
+    return ChatPrompt(
+        messages=msgspec.json.encode(conversation),
+        tools=asked(tools.functions, tools.template, choice, parallel=request.parallel_tool_calls is not False),
+        reasoning=Reasoning(
+            effort=(request.reasoning.effort if request.reasoning else None) or "",
+            budget=request.thinking_token_budget,
+        ),
+        template_arguments=template_arguments(arguments) if given(arguments) else None,
     )
 
 
-def format_of(form: TextFormat | None) -> msgspec.Raw | msgspec.UnsetType:
+def grammar_of(form: TextFormat | None) -> Grammar | None:
+    """The grammar of `text.format`. Raises InvalidRequest."""
     if form is None or form.type == "text":
-        return msgspec.UNSET
+        return None
     if form.type == "json_object":
-        return raw({"type": "json_object"})
+        return Grammar(kind="json_object", param="text.format")
     if form.type != "json_schema":
         message = f"text.format.type: {form.type!r} is not one of text, json_object, json_schema"
         raise InvalidRequest(message, param="text.format.type", code="invalid_value")
     if not given(form.schema):
         param = "text.format.schema"
         raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-    schema = {"name": form.name, "schema": form.schema, "strict": form.strict}
-    return raw({"type": "json_schema", "json_schema": schema})
+    return msgspec.structs.replace(schema(form.schema, "text.format.schema"), lenient=form.strict is False)
 
 
 def format_shown(request: ResponseRequest) -> dict[str, Any]:
@@ -263,11 +295,10 @@ def said(output: list[OutputItem]) -> Messages:
             found.append({"role": "assistant", "content": None})
         last = found[-1]
         if isinstance(item, CustomCallItem):
-            custom = {"name": model_name(item), "input": item.input}
-            last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "custom", "custom": custom})
+            custom = CustomCall(name=model_name(item), input=item.input)
+            last.setdefault("tool_calls", []).append(as_function(item.call_id, custom))
         elif isinstance(item, CallItem):
-            function = {"name": model_name(item), "arguments": item.arguments}
-            last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            last.setdefault("tool_calls", []).append(function_call(item.call_id, model_name(item), item.arguments))
         elif isinstance(item, ReasoningItem):
             last["reasoning_content"] = last.get("reasoning_content", "") + item.content[0].text
         else:

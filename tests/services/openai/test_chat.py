@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, streamed and whole."""
+"""POST /v1/chat/completions, streamed and whole (chat.py, generation.py)."""
 
 from __future__ import annotations
 

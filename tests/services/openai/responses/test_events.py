@@ -20,7 +20,7 @@ from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind, Sampling
 from penstock.services.client.output_collector import Reply
 from penstock.services.metrics.requests import Timings
-from penstock.services.openai.responses.endpoint import REQUEST, completed
+from penstock.services.openai.responses.endpoint import REQUEST
 from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.items import unsealed
 from penstock.services.openai.responses.store import ResponseStore
@@ -52,7 +52,7 @@ def test_a_stream_says_what_the_whole_says(rows: list[tuple[list[Piece], bool]],
     one, other = turn(), turn()
     _, text = replay(rows, finish, ResponseEvents(one))
     reply, _ = replay(rows, finish, None)
-    whole = json.loads(msgspec.json.encode(completed(other, reply)))
+    whole = json.loads(msgspec.json.encode(other.whole(reply)))
     told = events(text)
     for event in told:
         assert list(strangers(EVENT.validate_python(event, strict=True))) == []
@@ -123,7 +123,7 @@ def test_calls_of_custom_tools_and_of_namespaces_have_items_of_their_own() -> No
     assert "".join(event["delta"] for event in own[:-1]) == own[-1]["input"] == "aa\n"
     added = next(event["item"] for event in told if event.get("output_index") == 1)
     assert (added["input"], added["status"]) == ("", "in_progress")
-    (message,) = said(completed(one, replay(rows, Finish.CALLS, None)[0]).output)
+    (message,) = said(one.whole(replay(rows, Finish.CALLS, None)[0]).output)
     assert message["reasoning_content"] == "hm"
     assert [call[call["type"]]["name"] for call in message["tool_calls"]] == ["patch", "agents__spawn", "unknown"]
 

@@ -99,7 +99,7 @@ def test_calls_of_custom_tools_and_of_namespaces() -> None:
         {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]},
     ))  # fmt: skip
     assert found[0]["tool_calls"] == [
-        {"id": "c1", "type": "custom", "custom": {"name": "files__patch", "input": 'a "b"'}},
+        {"id": "c1", "type": "function", "function": {"name": "files__patch", "arguments": {"input": 'a "b"'}}},
         call("agents__spawn", "{}", "c2"),
     ]
     assert found[1] == result("c1", "done")

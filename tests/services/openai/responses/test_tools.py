@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.messages import SubmitText
+from penstock.protocol.messages import CustomInput, SubmitText
 from penstock.services.openai.responses.request import ResponseTool
 from penstock.services.openai.responses.tools import ToolName, toolbox
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
@@ -32,17 +32,18 @@ def read(*tools: Any) -> Any:
 
 def test_namespaces_are_flattened() -> None:
     found = read(F, SPACE, PATCH)
-    assert [tool[tool["type"]]["name"] for tool in found.chat] == ["f", "agents__spawn", "agents__say", "patch"]
+    assert [tool["function"]["name"] for tool in found.template] == ["f", "agents__spawn", "agents__say", "patch"]
     assert found.names["agents__say"] == ToolName("custom", "say", "agents")
     assert found.names["f"] == ToolName("function", "f")
-    assert found.places == ("tools[0]", "tools[1].tools[0]", "tools[1].tools[1]", "tools[2]")
-    assert found.chat[3]["custom"]["format"]["grammar"] == {"syntax": "lark", "definition": "start: /a/"}
+    fields = [function.field for function in found.functions]
+    assert fields == ["tools[0]", "tools[1].tools[0]", "tools[1].tools[1]", "tools[2]"]
+    assert found.functions[3].custom == CustomInput(name="patch", syntax="lark", definition="start: /a/")
 
 
 @pytest.mark.parametrize("kind", BUILT_IN)
 def test_tools_that_run_elsewhere_are_left_out_and_told(kind: str) -> None:
     found = read({"type": kind}, F)
-    assert [tool["function"]["name"] for tool in found.chat] == ["f"]
+    assert [tool["function"]["name"] for tool in found.template] == ["f"]
     assert len(found.shown) == 1
     assert found.ignored == (f"tools[0]: {kind} does not run here and was left out",)
 
@@ -103,7 +104,7 @@ async def test_choices(choice: Any, names: tuple[str, ...]) -> None:
         ({"tools": [{"type": "web_search"}, {**F, "parameters": 5}]}, "tools[1].parameters"),
         ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
         ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": ""}}]},
-         "tools[0].format.grammar.definition"),
+         "tools[0].format.definition"),
         ({"tools": [SPACE], "tool_choice": {"type": "function", "name": "spawn"}}, "tool_choice.name"),
         ({"tools": [F], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [F], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "n"}]}},

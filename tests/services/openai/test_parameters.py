@@ -9,10 +9,10 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.client.submission import submission, with_own_seed
 from penstock.services.openai.chat import REQUEST as CHAT
 from penstock.services.openai.chat import chat_submission
 from penstock.services.openai.completions import REQUEST, lengths, prompt_submission
+from penstock.services.openai.parameters import submission, with_own_seed
 from tests.services.client.pipe import MODEL
 
 TRACE = TraceContext("00-" + "1" * 32 + "-" + "2" * 16 + "-01")
