@@ -43,8 +43,8 @@ from penstock.services.client.model_info import served_model
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
-from penstock.services.http.api_keys import Keys
 from penstock.services.http.connection import Connection
+from penstock.services.http.security import Keys
 from penstock.services.links.link import Arrival, Identity, Joined, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter

@@ -21,7 +21,7 @@ START_LIMIT = 180.0  # seconds
 END_LIMIT = 30.0
 TAIL = 40  # lines of the log that are shown
 MODULES = tuple(f"penstock.services.{role}" for role in (
-    "supervisor.launcher", "http.main", "tokenizer.main", "scheduler.main", "executor.main", "executor.startup",
+    "supervisor.launcher", "openai.api_server", "tokenizer.main", "scheduler.main", "executor.main", "executor.startup",
 ))  # fmt: skip
 
 

@@ -42,9 +42,9 @@ from penstock.protocol.config import ApiConfig, Config, ModelConfig, RunConfig
 from penstock.protocol.links import TEXT, Role, shared_hash
 from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitText, SubmitTokens, TextBatch, TextExtra
 from penstock.protocol.steps import StepPlan
-from penstock.services.http import main as api
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Identity, Joined, Link
+from penstock.services.openai import api_server as api
 from penstock.services.supervisor.options import sized
 
 Call = tuple[str, str]  # file and function
@@ -55,7 +55,7 @@ WARM = 3  # chats before those that are measured: imports, caches and connection
 CHATS = 5  # that are measured; a timer of the process that ran in the midst of one makes it larger
 # What carries bytes on both sides of the application.
 ENDS = (
-    "services/http/connection.py", "services/http/parser.py", "services/links/async_link.py", "services/links/link.py",
+    "services/http/connection.py", "services/links/async_link.py", "services/links/link.py",
 )  # fmt: skip
 LIMIT = 60.0  # seconds, after which something hangs
 TOKENS = ("one", " two", " three")

@@ -57,7 +57,7 @@ MODULES: Mapping[str, str] = {
     "top": "penstock.services.commands.top",
     "collect-env": "penstock.services.commands.collect_env",
 }
-FOLDERS: Mapping[Role, str] = {Role.API: "http"}  # of roles whose folder has another name
+ROLE_MODULES: Mapping[Role, str] = {Role.API: "openai.api_server"}  # of roles whose module is not ROLE.main
 MOST_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
@@ -182,7 +182,8 @@ def run_role(role: Role, index: int, config: Config) -> int:
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
     process.enter(role, index, config.run)
     try:
-        code: int = importlib.import_module(f"penstock.services.{FOLDERS.get(role, role)}.main").run(config, index)
+        module = importlib.import_module(f"penstock.services.{ROLE_MODULES.get(role, f'{role}.main')}")
+        code: int = module.run(config, index)
         if code == ExitCode.ORDERLY:
             process.leave(role, index, config.run)
         return code

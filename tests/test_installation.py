@@ -83,7 +83,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("-c", "from penstock import LLM, AsyncLLM; import penstock.services.http.main, penstock.kernels.norm"),
+        ("-c", "from penstock import LLM, AsyncLLM; import penstock.services.openai.api_server, penstock.kernels.norm"),
         ("-m", "penstock", "--version"),
         (str(ROOT / "penstock/__main__.py"), "--version"),
     ],

@@ -275,8 +275,9 @@ class Pipeline:
             self._held.pop(question.id, None)
             del asked, answer  # this frame, which an error's traceback holds, must not hold the error
 
-    def receive(self, arrivals: list[Arrival], now: float) -> None:
+    def receive(self, arrivals: list[Arrival], now: float | None = None) -> None:
         """What the ports delivered, at `now` in monotonic seconds."""
+        now = time.monotonic() if now is None else now
         for arrival in arrivals:
             match arrival.message:
                 case TextBatch() as batch:

@@ -1,23 +1,12 @@
-"""The session that a request belongs to, and the number by which requests of one conversation find one another.
-
-A session is named by the header X-Session-Id, or else by the body's `user`. Its requests go to one replica where no
-prefix that a replica knows decides (engine_core/placement). The name itself goes no further than a digest of it.
-
-The client is whom the engine is shared out to (engine_core/scheduling/request_queue.py): the tenant is the key, on a
-server that has keys, and below it stands the body's `user`, or else the session, or else the connection. So a key gains
-nothing by inventing users. Keys that nobody checks are no names: OpenAI's client sends the same one from everywhere.
-"""
+"""The number by which the requests of one conversation find one tokenizer."""
 
 from __future__ import annotations
 
 import zlib
-from hashlib import blake2b
 
 import msgspec
 
 from penstock.protocol.messages import SubmitText
-
-DIGEST_BYTES = 12
 
 
 class Speaker(msgspec.Struct, frozen=True):
@@ -28,15 +17,6 @@ class Speaker(msgspec.Struct, frozen=True):
 
 MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
 SPEAKER = msgspec.json.Decoder(Speaker)
-
-
-def tenant_of(key: bytes) -> str:
-    """A digest of an accepted key."""
-    return digest(b"key:" + key)
-
-
-def digest(name: bytes) -> str:
-    return blake2b(name, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def affinity(request: SubmitText) -> int:

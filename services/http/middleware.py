@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,13 +24,17 @@ from penstock.protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from penstock.services.client.session import tenant_of
-from penstock.services.http.allowed_hosts import Hosts
-from penstock.services.http.api_keys import Keys
 from penstock.services.http.connection import LATE
-from penstock.services.http.cors import Origins
-from penstock.services.http.request_context import KEY, BodyBudget, ClientDisconnect, RequestContext, reason_of
+from penstock.services.http.request_context import (
+    KEY,
+    BodyBudget,
+    ClientDisconnect,
+    RequestContext,
+    digest,
+    reason_of,
+)
 from penstock.services.http.routing import Access, Methods, Router
+from penstock.services.http.security import Cors, Keys, TrustedHosts
 from penstock.services.metrics.requests import Traffic
 from penstock.services.supervisor import logs
 from penstock.services.tracing import names
@@ -47,10 +51,19 @@ PREFLIGHT = "preflight"
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """How an API writes errors, and the headers that name the request."""
+    """How an API writes errors, and the headers that name the request. `roots` are the paths that speak it, with all
+    below them, and the header that a request must have, if any."""
 
     encode_error: Callable[[RequestError, str], bytes]  # the error, and the request's id
-    id_headers: tuple[bytes, ...]
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)
+    roots: Mapping[str, bytes] = {}
+
+    def covers(self, context: RequestContext) -> bool:
+        path = context.path
+        return any(
+            (path == root or path.startswith(root + "/")) and (not header or header in context.headers)
+            for root, header in self.roots.items()
+        )
 
 
 class Middleware:
@@ -63,7 +76,7 @@ class Middleware:
         options: ApiConfig,
         keys: Keys,
         traffic: Traffic,
-        dialect_of: Callable[[RequestContext], Dialect],
+        dialects: Sequence[Dialect],
         *,
         tracer: Tracer,
         always: Sequence[tuple[bytes, bytes]] = (),
@@ -71,10 +84,10 @@ class Middleware:
         self._router = router
         self._state = state
         self._keys = keys
-        self._hosts = Hosts(options)
-        self._origins = Origins(options)
+        self._hosts = TrustedHosts(options)
+        self._cors = Cors(options)
         self._traffic = traffic
-        self._dialect_of = dialect_of
+        self._dialects = dialects  # the last one is spoken wherever no other one is
         self._timeout = options.request_timeout or None  # seconds that every request has
         self._budget = BodyBudget(options)
         self._always = always  # headers of every response
@@ -87,7 +100,7 @@ class Middleware:
         context.set_timeout(self._timeout, "--request-timeout")
         methods, context.path_params = self._router.find(context.path)
         quiet = any(route.quiet for route in methods.values())
-        shared = [*self._always, *self._origins.headers(context)]
+        shared = [*self._always, *self._cors.headers(context)]
         span = ServerSpan(self._untraced if quiet else self._tracer, client_context(context.headers))
         context.trace = span.context
         if span.recording:
@@ -95,7 +108,7 @@ class Middleware:
             shared.append((b"traceresponse", span.context.traceparent.encode()))
         elif not span.context.traceparent and not quiet:
             context.trace = unsampled()
-        dialect = self._dialect_of(context)
+        dialect = next((each for each in self._dialects if each.covers(context)), self._dialects[-1])
 
         async def respond(message: Message) -> None:
             if not context.outcome.status:
@@ -122,8 +135,8 @@ class Middleware:
             access = next((route.access for route in methods.values()), Access.KEY)
             if access is not Access.PROBE:
                 self._hosts.check(context)
-                self._origins.check(context)
-            if (allowed := self._origins.preflight(context)) is not None:
+                self._cors.check(context)
+            if context.method == "OPTIONS" and (allowed := self._cors.preflight(context)) is not None:
                 context.route = PREFLIGHT
                 await context.send({"type": "http.response.start", "status": 204, "headers": allowed})
                 await context.send({"type": "http.response.body", "body": b""})
@@ -157,7 +170,7 @@ class Middleware:
         if given is None or not self._keys.accepts(given):
             what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
             raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
-        context.tenant = tenant_of(given)
+        context.tenant = digest(b"key:" + given)
 
     def _account(self, context: RequestContext) -> None:
         """Count the response and log it."""

@@ -9,8 +9,9 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,11 +27,7 @@ from penstock.protocol.errors import (
 )
 from penstock.protocol.messages import Client, TraceContext
 from penstock.services.client.output_collector import Reply
-from penstock.services.client.session import digest
 from penstock.services.supervisor import logs
-
-if TYPE_CHECKING:
-    from penstock.services.http.connection import BodyWriter
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +36,7 @@ BODY_WRITER = "penstock.body_writer"  # where the scope holds the connection's, 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 SESSION = re.compile(rb"[\x21-\x7e]{1,256}")
+DIGEST_BYTES = 12
 LOGGED = 64 << 10  # bytes of a body that --log-prompts shows
 MEASURED = 8 << 10  # bytes of a body whose nesting is measured in one go: less than half a millisecond
 # A string, or the rest of a piece in which one has begun: without that end each quote in it would be tried.
@@ -124,12 +122,6 @@ class RequestContext:
         values = self.headers.get(name)
         return values[0] if values else None
 
-    @property
-    def body_writer(self) -> BodyWriter | None:
-        """The direct way to the connection, where the server has one."""
-        writer: BodyWriter | None = self.scope.get(BODY_WRITER)
-        return writer
-
     def set_timeout(self, seconds: float | None, source: str) -> None:
         """End the request at most so many seconds after its start; the shortest of several timeouts holds."""
         if seconds is not None and seconds < self.timeout:
@@ -157,7 +149,8 @@ class RequestContext:
     def session(self, user: str | None = None) -> str:
         """A digest of the session's name: the header X-Session-Id, or else the body's `user`. Empty without either.
 
-        Raises InvalidRequest for a header that is no name.
+        A session's requests go to one replica where no cached prefix decides (engine_core/placement). Raises
+        InvalidRequest for a header that is no name.
         """
         given = self.headers.get(b"x-session-id")
         if given is None:
@@ -168,7 +161,12 @@ class RequestContext:
         return digest(b"header:" + given[0])
 
     def client(self, user: str | None = None) -> Client:
-        """The client that the request counts against, as `services.client.session` describes it."""
+        """The client that the request counts against in the engine's fair queue.
+
+        The tenant is the key, on a server that has keys; below it stands the body's `user`, or else the session, or
+        else the connection. So a key gains nothing by inventing users. Unchecked keys count for nothing: OpenAI's
+        client sends the same one from everywhere.
+        """
         if user:
             name = digest(b"user:" + user.encode("utf-8", "surrogatepass"))
         elif not (name := self.session()):
@@ -285,6 +283,10 @@ def too_large(limit: int) -> PayloadTooLarge:
 def reason_of(error: RequestError) -> str:
     """The error in one word, as log and metrics have it."""
     return error.code or error.type
+
+
+def digest(name: bytes) -> str:
+    return blake2b(name, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def new_id() -> bytes:

@@ -19,7 +19,7 @@ from penstock.protocol.errors import EngineFailure, RequestError
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.output_collector import Choice, Reply
 from penstock.services.http.connection import BodyWriter
-from penstock.services.http.request_context import ClientDisconnect, RequestContext
+from penstock.services.http.request_context import BODY_WRITER, ClientDisconnect, RequestContext
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ async def stream(reply: Reply, frames: Framing, context: RequestContext) -> None
     news = await reply.news()
     if (failure := reply.failure) is not None and not reply.left:
         raise failure
-    send, writer = context.send, context.body_writer
+    send = context.send
+    writer: BodyWriter | None = context.scope.get(BODY_WRITER)
     if not reply.left:
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
     flow = StreamWriter(frames, writer, context) if writer is not None else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.protocol.steps import ExecutorReady
     from penstock.services.client.engine_client import PipelineStatistics
     from penstock.services.executor.steps import StepsStatistics
-    from penstock.services.http.accept import RoomStatistics
+    from penstock.services.http.server import ConnectionStatistics
     from penstock.services.links.link import SocketStatistics
     from penstock.services.metrics.requests import Traffic
     from penstock.services.openai.responses.store import StoreStatistics
@@ -337,7 +337,7 @@ RESPONSES: tuple[Metric[StoreStatistics], ...] = (
     counter("stored_response_losses", "Responses that were answered and could not be kept: the disk did not take them",
             lambda s: s.lost),
 )  # fmt: skip
-ROOM: tuple[Metric[RoomStatistics], ...] = (
+ROOM: tuple[Metric[ConnectionStatistics], ...] = (
     gauge("connections", "Open connections of clients", lambda s: s.open),
     gauge("connections_limit", "Most connections that are open at once; the next ones wait to be accepted",
           lambda s: s.limit),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.protocol.steps import ExecutorReady
     from penstock.services.client.engine_client import Pipeline
     from penstock.services.executor.steps import Steps
-    from penstock.services.http.accept import Room
+    from penstock.services.http.server import ConnectionLimiter
     from penstock.services.metrics.requests import Traffic
     from penstock.services.openai.responses.store import ResponseStore
     from penstock.services.scheduler.server_loop import SchedulerLoop
@@ -159,15 +159,16 @@ def collect_tokenizer(
 
 
 def collect_api(
-    pipeline: Pipeline, text: Sequence[End], traffic: Traffic, room: Room, responses: ResponseStore, into: Snapshot
-) -> None:
+    pipeline: Pipeline, text: Sequence[End], traffic: Traffic, limiter: ConnectionLimiter, responses: ResponseStore,
+    into: Snapshot,
+) -> None:  # fmt: skip
     found = pipeline.statistics()
     collect_link(into, "text", text, found.held + found.aborts_owed)
     into.collect(definitions.TRAFFIC, traffic)
     into.collect(definitions.PIPELINE, found)
     into.collect(definitions.API_READY, pipeline.ready(time.monotonic()))
     into.collect(definitions.RESPONSES, responses.statistics())
-    into.collect(definitions.ROOM, room.statistics())
+    into.collect(definitions.ROOM, limiter.statistics())
 
 
 def resident_bytes(statm: Path = STATM) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from penstock.protocol.config import Config
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.model_info import ServedModel
-from penstock.services.http.accept import Room
-from penstock.services.http.api_keys import Keys
+from penstock.services.http.security import Keys
+from penstock.services.http.server import ConnectionLimiter
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.responses.background import BackgroundWork
@@ -30,4 +30,4 @@ class AppState:
     responses: ResponseStore
     background: BackgroundWork
     tracer: Tracer = field(default_factory=Tracer)
-    room: Room = field(default_factory=Room)
+    limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)

@@ -113,14 +113,13 @@ ROUTES: tuple[Route, ...] = (
       for path, file in FILES.items()),
 )  # fmt: skip
 
-OPENAI = Dialect(lambda error, _: errors.encode(error), (b"x-request-id",))
-ANTHROPIC = Dialect(
-    lambda error, name: message_errors.encode(error, name), (b"x-request-id", b"request-id")
-)
-
-
-def dialect_of(context: RequestContext) -> Dialect:
-    return ANTHROPIC if message_errors.spoken(context) else OPENAI
+DIALECTS = (
+    Dialect(
+        message_errors.encode, (b"x-request-id", b"request-id"),
+        {message_errors.PATH: b"", "/v1/models": message_errors.VERSION},
+    ),
+    Dialect(lambda error, _: errors.encode(error)),
+)  # fmt: skip
 
 
 def application(app: AppState) -> Middleware:
@@ -128,7 +127,7 @@ def application(app: AppState) -> Middleware:
     options, wrong = app.config.api, wrong_output(app.model.wrong_output)
     router = Router(ROUTES, PREFIX)
     return Middleware(
-        router, app, options, app.keys, app.traffic, dialect_of, always=wrong, tracer=app.tracer
+        router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
     )
 
 

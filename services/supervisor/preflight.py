@@ -13,8 +13,8 @@ from penstock.engine_core.models.sharding import check_ranks
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError
-from penstock.services.http import listener as listening
-from penstock.services.http.api_keys import Keys
+from penstock.services.http.security import Keys
+from penstock.services.http.server import tls
 from penstock.services.supervisor import address
 
 
@@ -41,7 +41,7 @@ def check_api(options: ApiConfig) -> None:
         address.check_file(Path(options.uds))
     else:
         address.check(options.host, options.port)
-    listening.tls(options)
+    tls(options)
     Keys(options)
 
 

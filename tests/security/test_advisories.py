@@ -29,7 +29,7 @@ from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
 from penstock.protocol.messages import SubmitText, request_id
 from penstock.services.executor.process_groups import ONE_HOST
-from penstock.services.http import api_keys as keys
+from penstock.services.http import security as keys
 from penstock.services.http.routing import Access
 from penstock.services.links.link import Identity, Link
 from penstock.services.openai.embeddings import EmbeddingRequest

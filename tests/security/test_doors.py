@@ -13,7 +13,7 @@ import pytest
 from penstock.engine_core.kv.prefix_index import root
 from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Message, Rejected, SubmitText
-from penstock.services.openai.generation import digest
+from penstock.services.http.request_context import digest
 from tests.rules.source import ROOT
 from tests.services.client.pipe import FakePort, client, service, silent
 

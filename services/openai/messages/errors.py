@@ -8,10 +8,8 @@ from typing import Literal
 import msgspec
 
 from penstock.protocol.errors import ContextExceeded, RequestError
-from penstock.services.http.request_context import RequestContext
 
 PATH = "/v1/messages"  # this and what is below answers so
-MODELS = "/v1/models"  # and this, if it is asked as Anthropic's clients ask
 VERSION = b"anthropic-version"  # their header
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -64,14 +62,4 @@ def context_exceeded(error: ContextExceeded) -> str:
 
 def concerns(path: str) -> bool:
     """Whether what is answered on this path has Anthropic's shape."""
-    return below(path, PATH)
-
-
-def spoken(context: RequestContext) -> bool:
-    """Whether this request is one of Anthropic's API."""
-    path = context.path
-    return concerns(path) or (below(path, MODELS) and VERSION in context.headers)
-
-
-def below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root + "/")
+    return path == PATH or path.startswith(PATH + "/")

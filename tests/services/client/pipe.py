@@ -37,9 +37,9 @@ from penstock.protocol.messages import (
 )
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.model_info import ServedModel
-from penstock.services.http.accept import Room
-from penstock.services.http.api_keys import Keys
 from penstock.services.http.request_context import BodyBudget, RequestContext
+from penstock.services.http.security import Keys
+from penstock.services.http.server import ConnectionLimiter
 from penstock.services.links.link import Arrival, Identity, Joined, Left, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api
@@ -213,13 +213,13 @@ def service(
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation(), wrong_output=wrong_output)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
-    traffic, room, run_dir = Traffic(), Room(), Path(config.run.run_dir)
-    collector = partial(collect_api, pipeline, ports, traffic, room, responses)
+    traffic, limiter, run_dir = Traffic(), ConnectionLimiter(), Path(config.run.run_dir)
+    collector = partial(collect_api, pipeline, ports, traffic, limiter, responses)
     me = Identity(Role.API, 0, 1, 7)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=pipeline.remote)
     background = BackgroundWork(pipeline, traffic)
     keys = Keys(config.api)
-    return AppState(config, 0, model, pipeline, traffic, exporter, keys, responses, background, room=room)
+    return AppState(config, 0, model, pipeline, traffic, exporter, keys, responses, background, limiter=limiter)
 
 
 def request_context(

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
-from penstock.services.client.session import affinity, tenant_of
-from penstock.services.http.request_context import RequestContext
+from penstock.services.client.session import affinity
+from penstock.services.http.request_context import RequestContext, digest
 from penstock.services.openai.routes import application
 from tests.services.client.pipe import FakePort, Row, answering, request_context, service, words
 
@@ -100,11 +100,11 @@ def test_a_client_is_its_user_or_else_its_session_or_else_its_connection() -> No
 
 
 def test_the_key_stands_above_the_user_and_is_not_told() -> None:
-    one, other = (request(tenant=tenant_of(key)).client("a") for key in (b"sk-1", b"sk-2"))
+    one, other = (request(tenant=digest(b"key:" + key)).client("a") for key in (b"sk-1", b"sk-2"))
     assert one.name == other.name
     assert one.tenant != other.tenant
     assert "sk-1" not in one.tenant
-    assert len(tenant_of(b"k" * 10_000)) == 24
+    assert len(digest(b"key:" + b"k" * 10_000)) == 24
 
 
 def test_a_session_without_a_name_is_refused_here_too() -> None:
@@ -144,7 +144,7 @@ async def test_every_route_says_whose_its_requests_are(
 
     ann = await ask(1, "sk-1", named)
     assert ann == await ask(2, "sk-1", named)
-    assert ann == Client(tenant_of(b"sk-1") if keys else "", ann.name)
+    assert ann == Client(digest(b"key:" + b"sk-1") if keys else "", ann.name)
     bare = [await ask(connection, "sk-1", {}) for connection in (1, 1, 2)]
     assert bare[0] == bare[1] != bare[2]
     assert ann not in bare

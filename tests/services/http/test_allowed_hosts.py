@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.config import ApiConfig, Config, check
 from penstock.protocol.errors import ConfigError, Forbidden
-from penstock.services.http.allowed_hosts import Hosts
+from penstock.services.http.security import TrustedHosts
 from tests.services.client.pipe import FakePort, client, request_context, service, silent
 from tests.services.http.test_refused_bodies import listening
 from tests.services.openai.shapes import check_error
@@ -28,7 +28,7 @@ OTHERS = [
 def allowed(name: str | None, server: tuple[str, int] | None = ("127.0.0.1", 8000), /, **options: Any) -> bool:
     headers = [] if name is None else [(b"host", name.encode())]
     try:
-        Hosts(ApiConfig(**options)).check(request_context(*headers, server=server))
+        TrustedHosts(ApiConfig(**options)).check(request_context(*headers, server=server))
     except Forbidden:
         return False
     return True

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError
-from penstock.services.http import api_keys as keys
-from penstock.services.http.api_keys import MAX_FILE, Keys
+from penstock.services.http import security as keys
+from penstock.services.http.security import MAX_FILE, Keys
 
 
 def of(file: Path | None = None, own: str = "") -> Keys:

@@ -15,10 +15,11 @@ from uvicorn.server import ServerState
 from penstock.protocol.messages import Abort, Finish, Message, SubmitText
 from penstock.services.client.output_collector import Choice, Reply
 from penstock.services.http.connection import BodyWriter, Connection
+from penstock.services.http.request_context import BODY_WRITER
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
-from tests.services.client.pipe import LIMIT, FakePort, Row, batch, request_context, service, silent
+from tests.services.client.pipe import LIMIT, FakePort, Row, batch, service, silent
 
 BODY = json.dumps(
     {"prompt": "a", "stream": True, "max_tokens": 100, "stream_options": {"include_usage": True}}
@@ -266,7 +267,7 @@ async def streaming(found: World) -> tuple[Connection, BodyWriter]:
     found.port.arrive(batch([(number, Row(text="one"))]))
     await client.head()
     (server,) = connections(found)
-    writer = server.scope["penstock.request_context"].body_writer
+    writer = server.scope[BODY_WRITER]
     assert writer is not None
     assert writer.open
     return server, writer
@@ -290,10 +291,6 @@ async def test_a_body_that_is_not_chunked_takes_the_long_way() -> None:
         assert not writer.open
         server.resume_writing()
         assert writer.open
-
-
-def test_a_server_without_the_short_way_out() -> None:
-    assert request_context().body_writer is None
 
 
 async def test_two_requests_on_one_connection_have_an_writer_each() -> None:

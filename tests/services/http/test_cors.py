@@ -6,7 +6,7 @@ import pytest
 
 from penstock.protocol.config import ApiConfig, Config, check
 from penstock.protocol.errors import ConfigError
-from penstock.services.http.cors import MAX_ASKED
+from penstock.services.http.security import MAX_ASKED
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 

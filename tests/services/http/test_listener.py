@@ -18,7 +18,7 @@ import pytest
 
 from penstock.protocol.config import ApiConfig, Config, check
 from penstock.protocol.errors import AddressError, ConfigError
-from penstock.services.http import listener as listening
+from penstock.services.http import server as listening
 from penstock.services.supervisor import address
 from penstock.services.supervisor.options import sized
 from penstock.services.supervisor.process import ExitCode
@@ -85,9 +85,9 @@ def test_a_file_that_a_dead_server_left_is_replaced(tmp_path: Path) -> None:
         second.listen()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(options.uds)
-    listening.leave(options)
+    listening.remove_file(options)
     assert list(tmp_path.iterdir()) == []
-    listening.leave(options)
+    listening.remove_file(options)
 
 
 def test_a_file_that_cannot_be(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.http.parser import RequestParser
+from penstock.services.http.connection import RequestParser
 
 OFFERS = (b"Connection: Upgrade\r\nUpgrade: websocket\r\n", b"upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n")
 BODIES = (

@@ -14,7 +14,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from penstock.services.http import connection, main
+from penstock.services.http import connection
+from penstock.services.http import server as http_server
 from tests.rules.source import ROOT
 
 
@@ -56,7 +57,7 @@ async def test_what_a_connection_uses_is_there() -> None:
 
 
 async def test_what_the_server_uses_is_there() -> None:
-    names = used(inspect.getsource(main), "Server", "self", "super()") - {"accepting", "servers"}
+    names = used(inspect.getsource(http_server), "Server", "self", "super()") - {"accepting", "servers"}
     assert {"on_tick", "should_exit", "force_exit", "started"} <= names
     server = uvicorn.Server(uvicorn.Config(app=connection, log_config=None))  # type: ignore[arg-type]
     assert [name for name in sorted(names) if not hasattr(server, name)] == []

@@ -153,7 +153,8 @@ def test_the_sdk_is_not_imported_where_nothing_is_told() -> None:
     import subprocess
     import sys
 
-    script = "import penstock.services.http.main, penstock.services.scheduler.main, penstock.services.tokenizer.main\n"
+    script = "import penstock.services.openai.api_server\n"
+    script += "import penstock.services.scheduler.main, penstock.services.tokenizer.main\n"
     script += "import penstock.services.supervisor.launcher, sys\n"
     script += "import penstock.services.llm.llm, penstock.services.llm.async_llm\n"
     script += "print([name for name in sys.modules if name.startswith('opentelemetry')])"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import logging
@@ -12,8 +11,7 @@ import signal
 import ssl
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -25,12 +23,22 @@ from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.services.client.engine_client import Pipeline
 from penstock.services.client.model_info import served_model
-from penstock.services.http.accept import Room, accept, allow_descriptors, room_for
-from penstock.services.http.api_keys import Keys
 from penstock.services.http.connection import Connection, ConnectionLimits
-from penstock.services.http.listener import Socket, leave, listen, tls, url_of
+from penstock.services.http.security import Keys
+from penstock.services.http.server import (
+    ConnectionLimiter,
+    Server,
+    Socket,
+    accept,
+    connection_limit,
+    listen,
+    raise_descriptor_limit,
+    remove_file,
+    tls,
+    url_of,
+)
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Arrival, Identity, Link
+from penstock.services.links.link import Identity, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api, keep_exporting
@@ -40,7 +48,7 @@ from penstock.services.openai.health import hopeless
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
-from penstock.services.supervisor import logs, process
+from penstock.services.supervisor import logs
 from penstock.services.supervisor.banner import engine_facts
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
@@ -56,7 +64,6 @@ BACKLOG = 2048
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
 KEYS_TICK = 1.0  # seconds between looks at the file of API keys
-SERVER_TICK = 1.0  # seconds between new values of the Date header
 GC_THRESHOLD = 50_000  # allocations between collections: a request's parts hold few cycles
 MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
 HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
@@ -80,7 +87,7 @@ def run(config: Config, index: int) -> int:
 
 async def serve(config: Config, index: int) -> ExitCode:
     """The process's whole life; its exit code. Raises as `run` does."""
-    allow_descriptors()
+    raise_descriptor_limit()
     stages = StartupPhases()
     model = served_model(config)
     keys = Keys(config.api)
@@ -104,14 +111,14 @@ async def serve(config: Config, index: int) -> ExitCode:
         operations=Operations(tracer, model.name),
     )  # fmt: skip
     for watch in watches:
-        watch.start(functools.partial(deliver, pipeline))
+        watch.start(pipeline.receive)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
-    room = Room(room_for(config.api.max_connections, len(watches)))
+    limiter = ConnectionLimiter(connection_limit(config.api.max_connections, len(watches)))
     traffic = Traffic()
     background = BackgroundWork(pipeline, traffic)
-    collector = functools.partial(collect_api, pipeline, watches, traffic, room, responses)
+    collector = functools.partial(collect_api, pipeline, watches, traffic, limiter, responses)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=pipeline.remote)
-    app = AppState(config, index, model, pipeline, traffic, exporter, keys, responses, background, tracer, room)
+    app = AppState(config, index, model, pipeline, traffic, exporter, keys, responses, background, tracer, limiter)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
@@ -119,17 +126,13 @@ async def serve(config: Config, index: int) -> ExitCode:
     try:
         return await answer(app, listener, context_of_tls, start)
     finally:
-        leave(config.api)
+        remove_file(config.api)
         exporter.close()
         responses.close()
         for watch in watches:
             watch.close()
         context.term()
         tracer.close()
-
-
-def deliver(pipeline: Pipeline, arrivals: list[Arrival]) -> None:
-    pipeline.receive(arrivals, time.monotonic())
 
 
 async def answer(
@@ -153,7 +156,7 @@ async def answer(
         options.keep_alive_timeout,
     )
     make = functools.partial(
-        Connection, server.config, server.server_state, {}, limits=limits, room=app.room
+        Connection, server.config, server.server_state, {}, limits=limits, limiter=app.limiter
     )
     listener.listen(BACKLOG)
     url = url_of(listener, options)
@@ -183,7 +186,7 @@ async def answer(
     attendance = attend(app, server, start, heartbeat)
     work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
     tasks = [background_task(each, fail) for each in work]
-    server.accepting = background_task(accept(listener, app.room, make, encryption, limits.head_seconds), fail)
+    server.accepting = background_task(accept(listener, app.limiter, make, encryption, limits.head_seconds), fail)
     try:
         await server.serve(sockets=[listener])
         # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
@@ -197,51 +200,6 @@ async def answer(
         raise failures[0]
     logs.info(log, "ended", unfinished=app.pipeline.statistics().unfinished)
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
-
-
-class Server(uvicorn.Server):
-    """uvicorn's server; idle, it turns once a second instead of ten times, and a signal wakes it. It accepts nothing
-    itself: `accepting` does, until the end begins."""
-
-    accepting: asyncio.Task[None]
-
-    def __init__(self, config: uvicorn.Config, idle: float) -> None:
-        config.load()
-        config.timeout_keep_alive = cast(int, idle)  # it goes to call_later, which takes fractions
-        super().__init__(config)
-        self._asked = asyncio.Event()
-        self._forced = asyncio.Event()
-
-    async def startup(self, sockets: list[Socket] | None = None) -> None:
-        self.servers = []
-        self.started = True
-
-    async def shutdown(self, sockets: list[Socket] | None = None) -> None:
-        self.accepting.cancel()
-        await asyncio.wait((self.accepting,))  # then nobody reads from the listener, which is closed next
-        await super().shutdown(sockets)
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            await self.pause(SERVER_TICK)
-
-    def exit(self, *, force: bool = False) -> None:
-        """End, at once or when every response is complete."""
-        self.should_exit = True
-        self._asked.set()
-        if force:
-            self.force_exit = True
-            self._forced.set()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Without uvicorn's own, which would raise the signal once more at the end."""
-        del sig, frame
-        self.exit(force=self.should_exit or process.orphaned())
-
-    async def pause(self, seconds: float) -> None:
-        """Wait so long, or until the end is asked for; then until it must come at once."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for((self._forced if self.should_exit else self._asked).wait(), seconds)
 
 
 async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbeat) -> None:

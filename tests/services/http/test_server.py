@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.samples import read_samples, total
 from penstock.protocol.messages import Finish, Message, SubmitText
-from penstock.services.http import accept as accepting
-from penstock.services.http.accept import Room, accept, room_for
+from penstock.services.http import server
+from penstock.services.http.server import ConnectionLimiter, accept, connection_limit
 from penstock.services.supervisor.process import ExitCode
 from tests.services.client.pipe import LIMIT, Row, batch
 from tests.services.http.process import Tokenizer, api
@@ -28,8 +28,8 @@ CROWD = 3 * FILES  # connections
 class Echo(asyncio.Protocol):
     """Says what it hears."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self.limiter = limiter
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -39,17 +39,17 @@ class Echo(asyncio.Protocol):
         self.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.room.left()
+        self.limiter.release()
 
 
 class Place:
     """A listener whose connections are echoed."""
 
     def __init__(self, limit: int) -> None:
-        self.room = Room(limit)
+        self.limiter = ConnectionLimiter(limit)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
-        self.task = asyncio.create_task(accept(self.listener, self.room, lambda: Echo(self.room), None, 1.0))
+        self.task = asyncio.create_task(accept(self.listener, self.limiter, lambda: Echo(self.limiter), None, 1.0))
 
     async def client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(*self.listener.getsockname())
@@ -74,10 +74,10 @@ async def test_the_next_connection_waits_for_one_to_close() -> None:
     clients[2][1].write(b"a")
     assert await echoed(*clients[1])
     assert not third.at_eof()
-    assert place.room.statistics() == accepting.RoomStatistics(open=2, limit=2, waits=1, failures=0)
+    assert place.limiter.statistics() == server.ConnectionStatistics(open=2, limit=2, waits=1, failures=0)
     clients[0][1].close()
     assert await asyncio.wait_for(third.readexactly(1), LIMIT) == b"a"
-    assert place.room.statistics().open == 2
+    assert place.limiter.statistics().open == 2
     for _, writer in clients:
         writer.close()
         await writer.wait_closed()
@@ -94,12 +94,12 @@ async def test_an_accept_that_fails_is_tried_again(number: int, monkeypatch: pyt
         return real(self)
 
     monkeypatch.setattr(socket.socket, "accept", failing)
-    monkeypatch.setattr(accepting, "PAUSE", 0.001)
+    monkeypatch.setattr(server, "PAUSE", 0.001)
     place = Place(2)
     reader, writer = await place.client()
     assert await echoed(reader, writer)
     assert failures == []
-    assert place.room.statistics().failures == (0 if number == errno.ECONNABORTED else 3)
+    assert place.limiter.statistics().failures == (0 if number == errno.ECONNABORTED else 3)
     writer.close()
     await writer.wait_closed()
     await place.close()
@@ -122,11 +122,11 @@ def test_the_room_follows_the_limit_of_open_files() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, used + 200), most))
         free = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - used
-        assert free - 50 < room_for(0, 2) < free - accepting.SPARE
-        assert room_for(10, 2) == 10
-        assert room_for(10**6, 2) == room_for(0, 2)
+        assert free - 50 < connection_limit(0, 2) < free - server.SPARE
+        assert connection_limit(10, 2) == 10
+        assert connection_limit(10**6, 2) == connection_limit(0, 2)
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 3, most))
-        assert room_for(0, 2) == 1
+        assert connection_limit(0, 2) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -170,8 +170,8 @@ async def test_a_crowd_beyond_the_limit_of_open_files_costs_no_stream(tmp_path: 
             process.signal()
             assert await process.ended() == ExitCode.ORDERLY
         found = read_samples(metrics)
-        room = total(found, "connections_limit", role="api")
-        assert FILES / 4 < room < FILES - accepting.SPARE
+        most = total(found, "connections_limit", role="api")
+        assert FILES / 4 < most < FILES - server.SPARE
         assert total(found, "accept_waits_total", role="api") >= 1
         assert total(found, "accept_failures_total", role="api") == 0
         assert process.log.read_text().count("connections_full") == 1

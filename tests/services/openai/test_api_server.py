@@ -297,6 +297,7 @@ async def test_a_refused_handshake_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_starting_imports_no_torch_and_no_transformers() -> None:
-    code = "import sys, penstock.services.http.main; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, penstock.services.openai.api_server\n"
+    code += "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
