@@ -229,8 +229,8 @@ def run_loop(
         clients.arrivals.append(Arrival(clients.peer, request))
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     poller = select.poll()
-    poller.register(masker.aside.fileno(), select.POLLIN)
-    poller.register(guides.aside.fileno(), select.POLLIN)
+    poller.register(masker.jobs.fileno(), select.POLLIN)
+    poller.register(guides.jobs.fileno(), select.POLLIN)
     now, done = 0.0, 0
     turn, process, began = 0.0, 0.0, 0.0
     while done < warm + steps:
@@ -259,8 +259,8 @@ def run_loop(
         watch.seconds.clear()
         turn, process, began = 0.0, time.process_time(), time.perf_counter()
     gc.enable()
-    guides.aside.close()
-    masker.aside.close()
+    guides.jobs.close()
+    masker.jobs.close()
     return Measured(
         rows,
         steps,
@@ -276,7 +276,7 @@ def make_popular(guides: GrammarQueue, automaton: Automaton, families: int) -> N
     peer = Wire(Role.TOKENIZER, Stopwatch()).peer
     while guides.statistics().built < families:
         guides.take(peer, SubmitTokens(id=0, token_ids=b"", sampling=Sampling(), automaton=automaton))
-        select.select([guides.aside.fileno()], [], [], 0.01)
+        select.select([guides.jobs.fileno()], [], [], 0.01)
         guides.admit()
 
 

@@ -24,6 +24,7 @@ SEED_BITS = 63  # of a seed that the client left to us
 MOST_NAMED = 16  # wrong keys in one message
 TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 # Parameters that a model has defaults for, with the values that change nothing.
+NO_ALIASES: Mapping[str, str] = {}
 NEUTRAL: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 STRUCTURE_FIELDS = (*GRAMMAR_FIELDS, "whitespace", "guided_whitespace_pattern", "lenient")
 
@@ -197,7 +198,10 @@ def prompt_logprobs(request: GenerationRequest) -> int:
 
 
 def check_limits(
-    request: GenerationRequest, options: ApiConfig, logprobs: tuple[str, int | None], names: Mapping[str, str] = {}
+    request: GenerationRequest,
+    options: ApiConfig,
+    logprobs: tuple[str, int | None],
+    names: Mapping[str, str] = NO_ALIASES,
 ) -> None:
     """Raise InvalidRequest for the first parameter that asks for more than its option allows. `logprobs` is the
     parameter of the most likely tokens, with its value; `names`: what the API calls other parameters."""

@@ -10,6 +10,8 @@ from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.messages import Message
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer
+from penstock.services.tracing.executor import ExecutorTraces
+from penstock.services.tracing.tracer import Tracer
 
 
 def ints(*values: int) -> bytes:
@@ -71,7 +73,7 @@ def test_steps_run_one_after_the_other() -> None:
 
 def test_the_scheduler_is_told_and_answered_in_time() -> None:
     port = FakePort()
-    executor = FakeExecutor(port, ModelConfig(block_size=32), Device(1.0, 300))  # type: ignore[arg-type]
+    executor = FakeExecutor(port, ModelConfig(block_size=32), Device(1.0, 300), ExecutorTraces(Tracer()))  # type: ignore[arg-type]
     port.arrives(Joined())
     executor.turn(0.0)
     (ready,) = port.sent
@@ -90,7 +92,7 @@ def test_the_scheduler_is_told_and_answered_in_time() -> None:
 def test_a_lost_scheduler_is_not_answered_and_a_new_one_starts_afresh() -> None:
     port = FakePort()
     device = Device(1.0, 300)
-    executor = FakeExecutor(port, ModelConfig(), device)  # type: ignore[arg-type]
+    executor = FakeExecutor(port, ModelConfig(), device, ExecutorTraces(Tracer()))  # type: ignore[arg-type]
     port.arrives(Joined(), plan(1, decode_on=ints(2)))
     executor.turn(0.0)
     port.arrives(Left("gone"))

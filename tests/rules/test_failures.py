@@ -12,7 +12,7 @@ from tests.rules.source import Source, none, parse, product
 
 BROAD = frozenset(("Exception", "BaseException", "builtins.Exception", "builtins.BaseException"))
 GUARD = re.compile(r"#.*\bguard: design 7\b")
-MAIN = re.compile(r"services/\w+/main\.py$")
+MAIN = re.compile(r"services/(\w+/main|openai/api_server)\.py$")
 
 
 def kinds(node: ast.expr | None) -> list[ast.expr]:
