@@ -208,7 +208,6 @@ def test_structured_requests_do_not_change_free_ones(client: openai.OpenAI) -> N
 
 def test_compile_workers_are_children_and_few(client: openai.OpenAI, server: Server) -> None:
     said(client, extra_body={"guided_choice": ["a"]})
-    workers = [
-        pid for pid in descendants(server.process.pid) if b"tokenizer.compile_worker" in command_line(pid)
-    ]
+    module = b"penstock.services.tokenizer.compile_worker"
+    workers = [pid for pid in descendants(server.process.pid) if module in command_line(pid)]
     assert 1 <= len(workers) <= 2 * 64
