@@ -183,8 +183,13 @@ class RawFields(msgspec.Struct, frozen=True):
     """`text` is the body with null in place of what stands in `deferred`."""
 
     text: bytes
-    fields: Mapping[str, msgspec.Raw]  # all of them by name
     deferred: Mapping[str, msgspec.Raw] = {}
+    known: Mapping[str, msgspec.Raw] | None = None
+
+    @property
+    def fields(self) -> Mapping[str, msgspec.Raw]:
+        """All of them by name. Raises InvalidRequest for what is no JSON object."""
+        return raw_fields(self.text) if self.known is None else self.known
 
     def decode(self, decoder: msgspec.json.Decoder[S]) -> S:
         """The object as the decoder's type. Raises InvalidRequest naming the parameter."""
@@ -193,15 +198,15 @@ class RawFields(msgspec.Struct, frozen=True):
 
 
 async def read_fields(body: bytes) -> RawFields:
-    """Raises InvalidRequest for a body that is no JSON object. A long one leaves streams their turns."""
+    """Raises InvalidRequest for a long body that is no JSON object. A long one leaves streams their turns."""
     if len(body) <= LONG:
-        return RawFields(body, raw_fields(body))
+        return RawFields(body)
     await asyncio.sleep(0)
     fields = raw_fields(body)
     await asyncio.sleep(0)
     deferred = {name: fields[name] for name in GRAMMAR_FIELDS if name in fields and len(fields[name]) > UNREAD}
     text = msgspec.json.encode({**fields, **dict.fromkeys(deferred)}) if deferred else body
-    return RawFields(text, fields, deferred)
+    return RawFields(text, deferred, fields)
 
 
 def raw_fields(body: bytes) -> Mapping[str, msgspec.Raw]:
