@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 120.0  # seconds
+AGAIN = 10.0  # seconds
 
 
 def penstock(*words: str, given: str = "", key: str = "open", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -36,11 +37,19 @@ class Terminal:
             os.execv(sys.executable, [sys.executable, "-m", "penstock", *words])
         self.seen = ""
 
-    def until(self, text: str, start: int = 0) -> int:
-        """Read on until `text` was shown behind position `start`; where it ends. More may have been shown by then."""
+    def until(self, text: str, start: int = 0, again: str = "") -> int:
+        """Read on until `text` was shown behind position `start`; where it ends. More may have been shown by then.
+
+        `again`: keys typed once more when nothing has come of them for AGAIN seconds: Python's readline forgets
+        a Ctrl-C that comes while it writes a key, until the next one.
+        """
         deadline = time.monotonic() + LIMIT
         while text not in self.seen[start:]:
-            ready, _, _ = select.select([self._descriptor], [], [], deadline - time.monotonic())
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._descriptor], [], [], min(left, AGAIN) if again else left)
+            if not ready and again and left > AGAIN:
+                self.type(again)
+                continue
             assert ready, self.seen
             try:
                 data = os.read(self._descriptor, 4096)

@@ -69,7 +69,7 @@ def test_a_conversation(server: Server) -> None:
         for line in ("/set ignore_eos=false", "/set max_tokens=40", "/clear"):
             shown.until("> ", shown.type(line + "\n") + len(line) + 1)
         shown.until("half", shown.type("half"))
-        shown.until("> ", shown.type("\x03"))
+        shown.until("> ", shown.type("\x03"), again="\x03")
         shown.until(SUM, shown.type("What is 128 + 457?\n"))
         shown.type("/exit\n")
         assert shown.ended() == 0
