@@ -36,7 +36,7 @@ from penstock.protocol.errors import (
     UnknownCoding,
     UnknownVersion,
 )
-from penstock.services.http.request_context import BODY_WRITER, KEY, new_id
+from penstock.services.http.request_context import BODY_WRITER, REQUEST_ID_KEY, new_id
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.openai import errors
 from penstock.services.supervisor import logs
@@ -360,8 +360,8 @@ class Connection(HttpToolsProtocol):
         """What the log calls the request that came in part. One that the application has not seen gets its name and
         its line in the log here."""
         scope = cast(Scope | None, self.scope)
-        if self._phase is Phase.BODY and scope is not None and KEY in scope:
-            return bytes(scope[KEY].id)
+        if self._phase is Phase.BODY and scope is not None and REQUEST_ID_KEY in scope:
+            return bytes(scope[REQUEST_ID_KEY])
         name = new_id()
         trace = unsampled().trace_id
         logs.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)

@@ -26,7 +26,7 @@ from penstock.protocol.errors import (
 )
 from penstock.services.http.connection import LATE
 from penstock.services.http.request_context import (
-    KEY,
+    REQUEST_ID_KEY,
     BodyBudget,
     ClientDisconnect,
     RequestContext,
@@ -96,7 +96,8 @@ class Middleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # websockets and lifespan are switched off
-        context = scope[KEY] = RequestContext(scope, receive, send, self._budget)
+        context = RequestContext(scope, receive, send, self._budget)
+        scope[REQUEST_ID_KEY] = context.id
         context.set_timeout(self._timeout, "--request-timeout")
         methods, context.path_params = self._router.find(context.path)
         quiet = any(route.quiet for route in methods.values())
@@ -121,6 +122,7 @@ class Middleware:
         try:
             await self._handle(context, methods, dialect)
         finally:
+            context.send = send  # the one above holds the context, an endpoint's perhaps the body: cycles
             if not context.background:
                 context.release()
             self._account(context)

@@ -31,7 +31,7 @@ from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
-KEY = "penstock.request_context"  # where the scope holds it
+REQUEST_ID_KEY = "penstock.request_id"  # where the scope holds the id: the context itself would make a cycle with it
 BODY_WRITER = "penstock.body_writer"  # where the scope holds the connection's, if the server has one
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")

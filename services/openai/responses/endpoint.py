@@ -50,12 +50,8 @@ async def create_response(app: AppState, context: RequestContext) -> None:
         await turn.saved()
         await context.send_json(msgspec.json.encode(begun))
         return
-    send = context.send
-    context.send = Kept(turn, send)
-    try:
-        await generation.generate(app, asked, ResponseEvents(turn), context)
-    finally:
-        context.send = send  # which outlives a refusal; the turn holds the body
+    context.send = Kept(turn, context.send)
+    await generation.generate(app, asked, ResponseEvents(turn), context)
 
 
 class Kept:

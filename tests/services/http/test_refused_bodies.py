@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.messages import Finish, Message, Rejected, SubmitText, Tokenize
 from penstock.services.http.connection import Connection
+from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from tests.services.client.pipe import LIMIT, FakePort, Row, batch, service, silent
@@ -74,8 +75,10 @@ async def listening(parts: AppState) -> AsyncIterator[tuple[str, int]]:
 async def status_of(reader: asyncio.StreamReader) -> int:
     """Status of the next answer, whose body is read past."""
     head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT)).lower()
-    length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
-    await reader.readexactly(length)
+    if b"transfer-encoding: chunked" in head:
+        await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), LIMIT)
+    else:
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
     return int(head.split()[1])
 
 
@@ -214,3 +217,29 @@ async def test_a_connection_that_stays_open_keeps_nothing_of_a_refused_body() ->
         for _, writer in idle:
             writer.close()
             await writer.wait_closed()
+
+
+CONTEXTS = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, 200),
+    "stream": ("/v1/completions", {"prompt": "x", "stream": True}, 200),
+    "responses": ("/v1/responses", {"input": "x", "store": False}, 200),
+    "refused": ("/v1/completions", {"prompt": "x", "temperature": 9}, 400),
+    "nowhere": ("/v1/nowhere", {}, 404),
+}
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("case", CONTEXTS)
+async def test_a_request_leaves_no_cycle_behind(case: str) -> None:
+    """The api process collects cycles rarely: a context in one would keep its headers and its scope until then."""
+
+    def ending(port: FakePort, message: Message) -> None:
+        port.sent.clear()
+        if isinstance(message, SubmitText):
+            row = Row(text="ok", finish=Finish.STOP, extra={"prompt_tokens": 3})
+            asyncio.get_running_loop().call_soon(port.arrive, batch([(message.id, row)]))
+
+    path, body, status = CONTEXTS[case]
+    parts = service(FakePort(ending), api_key="right")
+    await flood(parts, asking(path, json.dumps(body)), status, close=True)
+    assert sum(isinstance(each, RequestContext) for each in gc.get_objects()) == 0
