@@ -3,11 +3,11 @@
 #   benchmarks/demo_model/remake.sh model OUT    the demo model, onward from the folder that ships, or from a file in parts
 #                                                in build/remake/parts (MINUTES=7.4, STEPS=10000, RATE=3e-3)
 #   benchmarks/demo_model/remake.sh rest OUT     draft, head, scores and canary of it
-# What is made lies in build/remake, what is to be kept in OUT: few files, each under 16 MiB. Where build/remake/demo was
+# What is made lies in build/remake (or WORK), what is to be kept in OUT: few files, each under 16 MiB. Where build/remake/demo was
 # lost between the calls, `rest` takes the model's parts from build/remake/parts.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-stage=$1 out=$2 python=${PYTHON:-python3} work=build/remake shipped=engine_core/embedded
+stage=$1 out=$2 python=${PYTHON:-python3} work=${WORK:-build/remake} shipped=engine_core/embedded
 mkdir -p "$out" "$work"
 
 joined() { # the folder $1 with weights from build/remake/parts
