@@ -1,13 +1,12 @@
-"""Every option of every process, in frozen structs, and the one validation of them.
+"""Every option of every process, in frozen structs.
 
-A field's `Option` (option.py) gives its help text, bounds or choices; the command line, the config file and
-`penstock config` are made from these structs, so an option exists once. Field
-`max_model_len` is typed `--max-model-len`.
+A field's `Option` gives its help text, bounds or choices; the command line, the config file and `penstock config` are
+made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`. validation.py
+checks the values.
 """
 
 from __future__ import annotations
 
-import re
 import types
 import typing
 from typing import Annotated
@@ -15,18 +14,66 @@ from typing import Annotated
 import msgspec
 
 from penstock.protocol import limits
-from penstock.protocol.addresses import HostAddress, check_apart, read_address
-from penstock.protocol.errors import ConfigError
-from penstock.protocol.groups import MOST_EXECUTORS, check_groups
-from penstock.protocol.links import ports_of
-from penstock.protocol.option import Field, Option, check_value, words
-from penstock.protocol.parts import check_parts
 from penstock.protocol.speculation import read_speculative
 
+MOST_EXECUTORS = 512  # processes of one server; each opens a few descriptors at its scheduler
 ON, OFF = "on", "off"  # --fairness
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
 NO_KEY = "a server without keys answers everybody"
 CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max-tokens
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What the command line says about a field, and what values it may take."""
+
+    help: str
+    low: int | float | None = None
+    high: int | float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    metavar: str = ""
+    several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` takes the text apart
+    greedy: bool = False  # of those: one flag takes every word up to the next option
+    blank: str = ""  # what leaving it empty means, where a value without content is refused: a variable was not set
+    secret: bool = False  # may come from the environment, is never printed and never stands in a child's argv
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One option as the command line sees it."""
+
+    section: str
+    name: str
+    type: type
+    default: object
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable that may hold a secret option."""
+        return "PENSTOCK_" + self.name.upper()
+
+    @property
+    def allowed(self) -> str:
+        """Bounds or choices in words; empty where any value will do."""
+        if self.option.choices:
+            return "one of " + ", ".join(self.option.choices)
+        if self.option.low is None or self.option.high is None:
+            return ""
+        return f"between {number(self.option.low)} and {number(self.option.high)}"
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The values of an option that takes several."""
+    return tuple(word for word in (part.strip() for part in text.split(",")) if word)
+
+
+def number(value: int | float) -> str:
+    """A bound in full digits: 9223372036854775807 and 0.05, never 9.2e+18."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -368,11 +415,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trace: TraceConfig = TraceConfig()
 
 
-ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2
-HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)(:[0-9]{1,5})?")
-TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
-
-
 def fields() -> tuple[Field, ...]:
     """Every option of every section, in the order of the structs."""
     found = []
@@ -386,29 +428,6 @@ def fields() -> tuple[Field, ...]:
     return tuple(found)
 
 
-def check(config: Config) -> Config:
-    """Return `config` if every option is allowed, alone and with the others.
-
-    Raises ConfigError with the option as typed, its value and what is allowed.
-    """
-    for field in fields():
-        check_value(field, getattr(getattr(config, field.section), field.name))
-    model, tokens = config.model, config.model.max_num_batched_tokens
-    if 0 < tokens < model.max_num_seqs:
-        raise ConfigError(
-            "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
-        )
-    check_groups(model)
-    check_links(config)
-    check_parts(config)
-    drafting = read_speculative(config.scheduler.speculative_config)
-    if drafting.synthetic_acceptance is not None and not model.allow_wrong_output:
-        why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
-        raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
-    check_listening(config.api)
-    return config
-
-
 def wrong_output(config: Config) -> tuple[str, ...]:
     """Why what the server says is wrong, in words for its users; empty for a server that can be relied on."""
     reasons = []
@@ -417,47 +436,3 @@ def wrong_output(config: Config) -> tuple[str, ...]:
     if read_speculative(config.scheduler.speculative_config).synthetic_acceptance is not None:
         reasons.append("drafts that are kept whatever the model says (synthetic_acceptance)")
     return tuple(reasons)
-
-
-def check_links(config: Config) -> None:
-    """Raise ConfigError for what is no address, for ports that two options want, and where hosts would meet without
-    keys: nothing that crosses a network does so in the clear, or with somebody who was not asked."""
-    replicas, links = config.model.data_parallel_size, config.links
-    tokenizers = max(1, config.tokenizer.tokenizer_processes)
-    given = (
-        ("--scheduler-address", links.scheduler_address, replicas * ports_of("scheduler")),
-        ("--tokenizer-address", links.tokenizer_address, tokenizers * ports_of("tokenizer")),
-        ("--rendezvous", config.executor.rendezvous, replicas),
-    )
-    wanted: dict[str, tuple[HostAddress, int]] = {}
-    for option, text, ports in given:
-        if text:
-            wanted[option] = read_address(option, text, ports), ports
-            if not links.link_keys:
-                raise ConfigError(option, text, "it needs --link-keys, a file that `penstock keys FILE` makes")
-    check_apart(wanted)
-
-
-def check_listening(api: ApiConfig) -> None:
-    """Options of the socket and of who may use it that do not go together."""
-    if api.uds and api.api_processes > 1:
-        raise ConfigError("--uds", api.uds, f"one process listens at a file; --api-processes is {api.api_processes}")
-    if api.uds and api.ssl_certfile:
-        raise ConfigError("--uds", api.uds, "TLS is for addresses; leave out --ssl-certfile")
-    if not api.ssl_certfile:
-        for flag, value in (("--ssl-keyfile", api.ssl_keyfile), ("--ssl-ca-certs", api.ssl_ca_certs)):
-            if value:
-                raise ConfigError(flag, value, "it needs --ssl-certfile")
-    for name in words(api.allowed_hosts):
-        if name != "*" and not HOST.fullmatch(name):
-            raise ConfigError("--allowed-hosts", name, "it must be *, or like example.org, *.example.org or [::1]:8000")
-    origins = words(api.allowed_origins)
-    if api.allow_credentials and ("*" in origins or not origins):
-        raise ConfigError("--allow-credentials", True, "it needs the origins by name in --allowed-origins")
-    for origin in origins:
-        if origin != "*" and not ORIGIN.fullmatch(origin):
-            raise ConfigError("--allowed-origins", origin, "it must be *, null or like https://example.org:8443")
-    for flag, text in (("--allowed-methods", api.allowed_methods), ("--allowed-headers", api.allowed_headers)):
-        for word in words(text):
-            if not TOKEN.fullmatch(word):
-                raise ConfigError(flag, word, "it must be * or names")

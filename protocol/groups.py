@@ -6,16 +6,10 @@ are numbered replica by replica, stage by stage, rank by rank. Scheduler number 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from penstock.protocol.config import MOST_EXECUTORS, ModelConfig
 from penstock.protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from penstock.protocol.config import ModelConfig
-
-MOST_EXECUTORS = 512  # processes of one server; each opens a few descriptors at its scheduler
 
 
 class Place(msgspec.Struct, frozen=True, order=True):

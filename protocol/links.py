@@ -12,11 +12,11 @@ import enum
 import secrets
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.protocol.addresses import read_address
+from penstock.protocol.config import LinksConfig
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
@@ -34,9 +34,6 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
-
-if TYPE_CHECKING:
-    from penstock.protocol.config import LinksConfig
 
 PROTOCOL_VERSION = 1
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.protocol import groups
+from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
-
-if TYPE_CHECKING:
-    from penstock.protocol.config import Config
 
 OPTION = "--parts"
 FORM = re.compile(r"(api|tokenizer|scheduler|executor)(?::([0-9]{1,4})(?:-([0-9]{1,4}))?)?")

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 import msgspec
 
-from penstock.protocol.config import Config, check, fields
+from penstock.protocol.config import Config, Field, fields
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.option import Field, check_content, check_value
+from penstock.protocol.validation import check, check_content, check_value
 
 TITLES: Mapping[str, str] = {
     "model": "model (the same for every process)",

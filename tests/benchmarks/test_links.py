@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import links
 from benchmarks.links import Trips, free_address, least
-from penstock.protocol.config import Config, LinksConfig, check
+from penstock.protocol.config import Config, LinksConfig
+from penstock.protocol.validation import check
 from penstock.services.links.curve import new_keys, write_keys
 
 

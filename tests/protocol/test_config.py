@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from penstock.protocol.config import (
     Config,
     ExecutorConfig,
+    Field,
     LinksConfig,
     ModelConfig,
     TokenizerConfig,
-    check,
     fields,
+    number,
 )
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.option import Field, check_value, number
+from penstock.protocol.validation import check, check_value
 
 BOUNDED = [field for field in fields() if field.option.low is not None]
 CHOSEN = [field for field in fields() if field.option.choices]

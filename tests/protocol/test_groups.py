@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, check
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
 from penstock.protocol.groups import (
     MOST_EXECUTORS,
     Place,
@@ -19,6 +19,7 @@ from penstock.protocol.groups import (
     number,
     place,
 )
+from penstock.protocol.validation import check
 
 SIZES = st.integers(1, 8)
 

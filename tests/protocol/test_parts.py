@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol import groups
-from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig, check
+from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import ORDER, Part, check_parts, count, missing, parts_of, read_parts, spelled
+from penstock.protocol.validation import check
 
 SCHEDULERS, TOKENIZERS, MEETING = "tcp://10.0.0.1:7000", "tcp://10.0.0.1:7100", "tcp://10.0.0.1:29500"
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import Config, check
+from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import BOUNDS, FLAG, METHODS, WITH_MODEL, SpeculativeConfig, read_speculative
+from penstock.protocol.validation import check
 
 NGRAM = {"method": "ngram"}
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, check, wrong_output
+from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, wrong_output
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.validation import check
 
 
 def config(rate: float | None = None, **model: object) -> Config:

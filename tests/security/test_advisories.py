@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 
 from penstock.engine_core.kv.prefix_index import IDENTITY_BYTES, extend, root
 from penstock.engine_core.loading.checkpoint import find_files
-from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, check, fields
+from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, fields
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
 from penstock.protocol.messages import SubmitText, request_id
+from penstock.protocol.validation import check
 from penstock.services.executor.process_groups import ONE_HOST
 from penstock.services.http import security as keys
 from penstock.services.http.routing import Access
@@ -336,7 +337,8 @@ def test_users_mistakes_are_told_without_assertions_too() -> None:
     script = """
 import sys
 assert False, "assertions are on"
-from penstock.protocol.config import Config, ApiConfig, check
+from penstock.protocol.config import Config, ApiConfig
+from penstock.protocol.validation import check
 from penstock.protocol.errors import RequestError, PenstockError
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler

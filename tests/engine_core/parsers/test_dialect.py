@@ -23,8 +23,7 @@ from penstock.engine_core.parsers.dialect import (
 )
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
-from penstock.protocol.config import TokenizerConfig
-from penstock.protocol.option import Option
+from penstock.protocol.config import Option, TokenizerConfig
 from tests.engine_core.tokenizer.vocabularies import vocabulary
 
 TEMPLATES = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocol.config import ApiConfig, Config, check
+from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.validation import check
 from penstock.services.http.security import MAX_ASKED
 from tests.services.client.pipe import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error

@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.protocol.config import ApiConfig, Config, check
+from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.validation import check
 from penstock.services.http import server as listening
 from penstock.services.supervisor import address
 from penstock.services.supervisor.options import sized

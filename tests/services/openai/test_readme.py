@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.config import ApiConfig, SchedulerConfig, fields
-from penstock.protocol.option import Field
+from penstock.protocol.config import ApiConfig, Field, SchedulerConfig, fields
 from penstock.services.openai import embeddings
 from penstock.services.openai.cohere import EmbedRequest
 from penstock.services.openai.embeddings import EmbeddingRequest, VectorRequest

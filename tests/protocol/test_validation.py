@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocol.config import fields
+from penstock.protocol.config import fields, number, words
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.option import check_content, number, words
+from penstock.protocol.validation import check_content
 
 
 def test_bounds_are_written_in_full():

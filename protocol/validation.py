@@ -1,0 +1,111 @@
+"""The validation of options: each value by itself, then those that must go together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from penstock.protocol.addresses import HostAddress, check_apart, read_address
+from penstock.protocol.config import ApiConfig, Config, Field, fields, words
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.groups import check_groups
+from penstock.protocol.links import ports_of
+from penstock.protocol.parts import check_parts
+from penstock.protocol.speculation import read_speculative
+
+TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2
+HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)(:[0-9]{1,5})?")
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+
+
+def check_value(field: Field, value: object) -> None:
+    """Raise ConfigError unless `value` has the field's type and stands within its bounds or choices."""
+    option = field.option
+    if field.type is float and type(value) is int:
+        value = float(value)
+    if type(value) is not field.type:
+        raise ConfigError(field.flag, value, f"it must be {TYPE_WORDS[field.type]}")
+    if value:
+        check_content(field, value)
+    if option.choices and value not in option.choices:
+        raise ConfigError(field.flag, value, f"it must be {field.allowed}")
+    if isinstance(value, int | float) and option.low is not None:
+        assert option.high is not None
+        if not (math.isfinite(value) and option.low <= value <= option.high):
+            raise ConfigError(field.flag, value, f"it must be {field.allowed}")
+
+
+def check_content(field: Field, value: object) -> None:
+    """Raise ConfigError for a value without content where that would mean more than its absence seems to."""
+    empty = isinstance(value, str) and not (words(value) if field.option.several else value.strip())
+    if field.option.blank and empty:
+        raise ConfigError(field.flag, value, f"{field.option.blank}; leave the option out if that is meant")
+
+
+def check(config: Config) -> Config:
+    """Return `config` if every option is allowed, alone and with the others.
+
+    Raises ConfigError with the option as typed, its value and what is allowed.
+    """
+    for field in fields():
+        check_value(field, getattr(getattr(config, field.section), field.name))
+    model, tokens = config.model, config.model.max_num_batched_tokens
+    if 0 < tokens < model.max_num_seqs:
+        raise ConfigError(
+            "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
+        )
+    check_groups(model)
+    check_links(config)
+    check_parts(config)
+    drafting = read_speculative(config.scheduler.speculative_config)
+    if drafting.synthetic_acceptance is not None and not model.allow_wrong_output:
+        why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
+        raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
+    check_listening(config.api)
+    return config
+
+
+def check_links(config: Config) -> None:
+    """Raise ConfigError for what is no address, for ports that two options want, and where hosts would meet without
+    keys: nothing that crosses a network does so in the clear, or with somebody who was not asked."""
+    replicas, links = config.model.data_parallel_size, config.links
+    tokenizers = max(1, config.tokenizer.tokenizer_processes)
+    given = (
+        ("--scheduler-address", links.scheduler_address, replicas * ports_of("scheduler")),
+        ("--tokenizer-address", links.tokenizer_address, tokenizers * ports_of("tokenizer")),
+        ("--rendezvous", config.executor.rendezvous, replicas),
+    )
+    wanted: dict[str, tuple[HostAddress, int]] = {}
+    for option, text, ports in given:
+        if text:
+            wanted[option] = read_address(option, text, ports), ports
+            if not links.link_keys:
+                raise ConfigError(option, text, "it needs --link-keys, a file that `penstock keys FILE` makes")
+    check_apart(wanted)
+
+
+def check_listening(api: ApiConfig) -> None:
+    """Options of the socket and of who may use it that do not go together."""
+    if api.uds and api.api_processes > 1:
+        raise ConfigError("--uds", api.uds, f"one process listens at a file; --api-processes is {api.api_processes}")
+    if api.uds and api.ssl_certfile:
+        raise ConfigError("--uds", api.uds, "TLS is for addresses; leave out --ssl-certfile")
+    if not api.ssl_certfile:
+        for flag, value in (("--ssl-keyfile", api.ssl_keyfile), ("--ssl-ca-certs", api.ssl_ca_certs)):
+            if value:
+                raise ConfigError(flag, value, "it needs --ssl-certfile")
+    for name in words(api.allowed_hosts):
+        if name != "*" and not HOST.fullmatch(name):
+            raise ConfigError("--allowed-hosts", name, "it must be *, or like example.org, *.example.org or [::1]:8000")
+    origins = words(api.allowed_origins)
+    if api.allow_credentials and ("*" in origins or not origins):
+        raise ConfigError("--allow-credentials", True, "it needs the origins by name in --allowed-origins")
+    for origin in origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError("--allowed-origins", origin, "it must be *, null or like https://example.org:8443")
+    for flag, text in (("--allowed-methods", api.allowed_methods), ("--allowed-headers", api.allowed_headers)):
+        for word in words(text):
+            if not TOKEN.fullmatch(word):
+                raise ConfigError(flag, word, "it must be * or names")
