@@ -17,21 +17,18 @@ class PoisonRequests:
     """Signatures of requests that killed processes. Bounded: the oldest is forgotten first."""
 
     def __init__(self) -> None:
-        self._until: OrderedDict[bytes, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._until)
+        self.until: OrderedDict[bytes, float] = OrderedDict()  # the seconds at which each is forgotten
 
     def add(self, found: bytes, now: float) -> None:
-        self._until[found] = now + REFUSED_SECONDS
-        while len(self._until) > MOST:
-            self._until.popitem(last=False)
+        self.until[found] = now + REFUSED_SECONDS
+        while len(self.until) > MOST:
+            self.until.popitem(last=False)
 
     def holds(self, found: bytes, now: float) -> bool:
         """Whether the like of a request with this signature is refused now."""
-        while self._until and next(iter(self._until.values())) <= now:
-            self._until.popitem(last=False)
-        return found in self._until
+        while self.until and next(iter(self.until.values())) <= now:
+            self.until.popitem(last=False)
+        return found in self.until
 
 
 def signature(message: SubmitTokens) -> bytes:

@@ -115,7 +115,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         if message.id in state.requests:
             raise EngineFailure("a request with this id is already running")
         validate(message, options, state.kv.pool.capacity)
-        if state.poison_requests and state.poison_requests.holds(signature(message), now):
+        if state.poison_requests.until and state.poison_requests.holds(signature(message), now):
             raise InvalidRequest(CONDEMNED, code="condemned")
         check_room(state, message)
     except RequestError as error:

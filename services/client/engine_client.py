@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import struct
 import time
 from collections import OrderedDict, deque
@@ -22,10 +23,17 @@ from typing import Protocol
 import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
-from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
+from penstock.protocol.errors import (
+    REQUEST_ERRORS,
+    ContextExceeded,
+    EngineFailure,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from penstock.protocol.messages import (
     Abort,
-    Client,
     Detokenize,
     Detokenized,
     EngineStatus,
@@ -44,12 +52,10 @@ from penstock.services.client.replicas import Engines
 from penstock.services.client.session import affinity
 from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import RemoteSnapshots
-from penstock.services.openai.errors import from_rejected
 from penstock.services.tracing.names import MOVED
 from penstock.services.tracing.request import Operations
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
-NOBODY = Client()  # all requests of a program are one client's
 MOST_DEATHS = 3  # of tokenizers, while a request did not get further; then it ends
 KILLER = f"{MOST_DEATHS + 1} tokenizers died while they had this request"
 LIKE_KILLER = "a tokenizer died of a request like this one; it is refused for ten minutes"
@@ -78,21 +84,18 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     moved: int  # requests that went on elsewhere when their tokenizer was lost
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """One internal request: its rows go to choices `first`.. of `reply`."""
 
-    __slots__ = ("deaths", "ended", "first", "id", "mark", "peer", "reply", "request", "written")
-
-    def __init__(self, request: SubmitText, reply: Reply, first: int) -> None:
-        self.id = request.id
-        self.request = request
-        self.peer: Peer | None = None  # None while no tokenizer has it
-        self.reply = reply
-        self.first = first
-        self.written = [bytearray() for _ in range(request.n)]  # int32: ids of the tokens that were delivered
-        self.ended: set[int] = set()
-        self.deaths = 0  # tokenizers that died since it got further
-        self.mark = 0  # how far it had got when the last one died
+    id: int
+    request: SubmitText
+    reply: Reply
+    first: int
+    written: list[bytearray]  # [n] of int32: ids of the tokens that were delivered
+    peer: Peer | None = None  # None while no tokenizer has it
+    ended: set[int] = set()
+    deaths: int = 0  # tokenizers that died since it got further
+    mark: int = 0  # how far it had got when the last one died
 
     def message(self) -> SubmitText:
         """What has a tokenizer begin it, or go on behind what was delivered."""
@@ -169,6 +172,7 @@ class Pipeline:
         self._owed: dict[Peer, deque[Abort]] = {}  # by the tokenizer that lacks the credit for them
         self._served = False  # requests were taken once
         self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
+        self._open_until = -math.inf  # monotonic seconds until which they can, unless a process says otherwise before
         self._condemned = PoisonRequests()
         self._submitted = self._refused = self._moved = 0
 
@@ -190,8 +194,8 @@ class Pipeline:
         """Why requests cannot be served; empty when they can."""
         return self._tokenizer_trouble() or self.engines.trouble(now)
 
-    def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float, client: Client = NOBODY) -> None:
-        """Send all `requests` of `client`, prompt i's choices being those from i * n on, or none of them.
+    def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float) -> None:
+        """Send all `requests`, prompt i's choices being those from i * n on, or none of them.
 
         Raises Unavailable when the engine was never ready, is draining or has been missing a part for too long,
         Overloaded when too many requests are unfinished or a tokenizer takes no more, InvalidRequest when these alone
@@ -200,25 +204,31 @@ class Pipeline:
         if not self._ordered and any(request.priority for request in requests):
             message = "priority needs --scheduling-policy priority; this server takes requests as they come"
             raise InvalidRequest(message, param="priority", code="unsupported")
-        self._check_open(self.trouble(now), now)
+        if self.draining or now > self._open_until:
+            self._check_open(self.trouble(now), now)
         if len(requests) > self._limit:
             message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"
             raise InvalidRequest(message, param="prompt", code="invalid_value")
-        for request in requests:
-            self._check_condemned(request, now)
+        if self._condemned.until:
+            for request in requests:
+                self._check_condemned(request, now)
         if len(self._tickets) + len(requests) > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
-        requests = [msgspec.structs.replace(request, client=client) for request in requests]
-        operation = self._operations.begin(requests, now)
+        operation = self._operations.begin(requests, now) if self._operations.enabled else None
         if operation is not None:
             requests = operation.requests
-        try:
-            self._place_all(requests, reply)
-        except Overloaded as error:
-            if operation is not None:
-                operation.end(reply, now, error)
-            raise
+        for number, request in enumerate(requests):
+            ticket = Ticket(request.id, request, reply, number * request.n, [bytearray() for _ in range(request.n)])
+            if not self._place(ticket, request):
+                self.drop(reply)
+                self._refused += 1
+                error = Overloaded("the server is busy; try again later", retry_after=self.retry_after())
+                if operation is not None:
+                    operation.end(reply, now, error)
+                raise error
+            self._tickets[request.id] = ticket
+            reply.tickets.append(request.id)
         self._submitted += len(requests)
         reply.operation = operation
 
@@ -230,7 +240,8 @@ class Pipeline:
             if ticket is not None and ticket.peer is not None:
                 self._owed.setdefault(ticket.peer, deque()).append(Abort(number))
         reply.tickets.clear()
-        self.settle()
+        if self._owed or self._held:
+            self.settle()
 
     def tend(self, now: float) -> None:
         """Do what is owed, and end what has waited too long for a missing part. Called several times a second."""
@@ -244,7 +255,7 @@ class Pipeline:
         request, so it looks at no more of them than it sends, and at the first that it cannot send."""
         while self._held:
             number, waiting = next(iter(self._held.items()))
-            waiting.peer = self._send(waiting)
+            waiting.peer = self._send(waiting.message())
             if waiting.peer is None:
                 break
             del self._held[number]
@@ -264,7 +275,7 @@ class Pipeline:
         self._check_condemned(question, time.monotonic())
         answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
         asked = Question(question, answer)
-        if len(self._questions) >= self._limit or not self._place(asked):
+        if len(self._questions) >= self._limit or not self._place(asked, question):
             self._refused += 1
             raise Overloaded("the server is busy; try again later", retry_after=RETRY_AFTER)
         self._questions[question.id] = asked
@@ -284,6 +295,7 @@ class Pipeline:
                     self._rows(batch, now)
                 case EngineStatus() as status:
                     self.engines.report(status, now)
+                    self._open_until = -math.inf
                 case MetricsSnapshots() as snapshots:
                     self.remote.receive(arrival.peer, snapshots)
                 case Rejected() as rejected:
@@ -338,6 +350,7 @@ class Pipeline:
         """Seconds since when requests cannot be served."""
         if not self.trouble(now):
             self._served, self._missing_since = True, None
+            self._open_until = self.engines.open_until
             return 0.0
         if self._missing_since is None:
             self._missing_since = now
@@ -397,6 +410,7 @@ class Pipeline:
         What did not get further there may be what it died of. The next one tries it in a process of its own; what
         outlives that and is still there when several have died ends.
         """
+        self._open_until = -math.inf
         renamed: dict[int, int] = {}
         moved = [ticket for ticket in self._tickets.values() if ticket.peer is peer]
         for ticket in moved:
@@ -429,37 +443,23 @@ class Pipeline:
 
     def _check_condemned(self, message: SubmitText | Tokenize | Detokenize, now: float) -> None:
         """Raise InvalidRequest for the like of what a tokenizer died of."""
-        if self._condemned and self._condemned.holds(text_signature(message), now):
+        if self._condemned.until and self._condemned.holds(text_signature(message), now):
             self._refused += 1
             raise InvalidRequest(LIKE_KILLER, code=CONDEMNED)
 
-    def _place_all(self, requests: Sequence[SubmitText], reply: Reply) -> None:
-        """Place all of them or none. Raises Overloaded."""
-        for number, request in enumerate(requests):
-            ticket = Ticket(request, reply, number * request.n)
-            if not self._place(ticket):
-                self.drop(reply)
-                self._refused += 1
-                raise Overloaded("the server is busy; try again later", retry_after=self.retry_after())
-            self._tickets[request.id] = ticket
-            reply.tickets.append(request.id)
-
-    def _place(self, waiting: Ticket | Question) -> bool:
-        """Give it to a tokenizer, or have it wait while there is none; False when all are full."""
-        self.settle()
-        if not any(port.peers for port in self._ports):
+    def _place(self, waiting: Ticket | Question, message: SubmitText | Tokenize | Detokenize) -> bool:
+        """Send `message`, or have it wait while there is no tokenizer; False when all are full."""
+        if self._owed or self._held:
+            self.settle()
+        if not self._held:
+            waiting.peer = self._send(message)
+        if waiting.peer is None and not any(port.peers for port in self._ports):
             self._held[waiting.id] = waiting
             return True
-        if self._held:
-            return False
-        waiting.peer = self._send(waiting)
         return waiting.peer is not None
 
-    def _send(self, waiting: Ticket | Question) -> Peer | None:
+    def _send(self, message: SubmitText | Tokenize | Detokenize) -> Peer | None:
         """Hand it to the tokenizer that its number falls to, or to the next with credit; None: there is none."""
-        if not any(port.peers for port in self._ports):
-            return None
-        message = waiting.message()
         first = affinity(message) if self._affine and isinstance(message, SubmitText) else message.id
         for ports in (self._own, self._spare):
             candidates = [(port, peer) for port in ports for peer in port.peers]
@@ -477,3 +477,20 @@ class Pipeline:
 def unavailable(trouble: str) -> Unavailable:
     """The error of a request that cannot be served now."""
     return Unavailable(trouble, code="not_ready", retry_after=RETRY_AFTER)
+
+
+def from_rejected(rejected: Rejected) -> RequestError:
+    """The error that a later part refused the request with."""
+    if rejected.status == 429:
+        return Overloaded(rejected.message, retry_after=rejected.retry_after or 1.0)
+    if rejected.status == Unavailable.status:
+        return Unavailable(rejected.message, code=rejected.code, retry_after=rejected.retry_after)
+    if rejected.context is not None:
+        length = rejected.context
+        return ContextExceeded(
+            rejected.message, param=rejected.param, prompt=length.prompt, wanted=length.wanted, limit=length.limit
+        )
+    kind = REQUEST_ERRORS.get(rejected.status, EngineFailure)
+    error = kind(rejected.message, param=rejected.param)
+    error.code = rejected.code or error.code
+    return error

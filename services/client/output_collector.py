@@ -34,44 +34,76 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0  # of the completion's, its markers among them
 
 
-class PromptFacts:
+class PromptFacts(msgspec.Struct, eq=False):
     """What is known of one prompt once its first choice begins."""
 
-    __slots__ = ("approximations", "cached_tokens", "logprobs", "reasons", "token_ids", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.token_ids = b""  # int32, where they were asked for
-        self.cached_tokens: int | None = None
-        self.approximations: tuple[str, ...] = ()
-        self.reasons = False  # reasoning is told apart from the content
-        self.logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    tokens: int = 0
+    token_ids: bytes = b""  # int32, where they were asked for
+    cached_tokens: int | None = None
+    approximations: tuple[str, ...] = ()
+    reasons: bool = False  # reasoning is told apart from the content
+    logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
-class Choice:
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch of one choice's output."""
+
+    kind: int  # PieceKind
+    text: str  # of a CALL the function's name
+    call: int = -1  # which of the choice's calls, from 0
+    id: str = ""  # of a CALL
+    name: str = ""  # of the function that ARGUMENTS belong to
+
+
+class Segments(msgspec.Struct, eq=False):
+    """What waits to be taken of one choice, beside text that came before it. Makes the calls' ids."""
+
+    calls: int = 0
+    name: str = ""  # of the last call's function
+    waiting: list[Segment] = []
+
+    def push(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece.kind == PieceKind.CALL:
+                self.waiting.append(Segment(piece.kind, piece.text, self.calls, "call_" + secrets.token_hex(12)))
+                self.calls += 1
+                self.name = piece.text
+            elif piece.kind == PieceKind.ARGUMENTS:
+                self.waiting.append(Segment(piece.kind, piece.text, self.calls - 1, name=self.name))
+            else:
+                self.waiting.append(Segment(piece.kind, piece.text))
+
+    def take(self, text: str) -> list[Segment]:
+        """`text` and what waits behind it, neighbours of a kind as one."""
+        found = [Segment(PieceKind.CONTENT, text)] if text else []
+        for segment in self.waiting:
+            last = found[-1] if found else None
+            if last is not None and last.kind == segment.kind != PieceKind.CALL:
+                found[-1] = Segment(last.kind, last.text + segment.text, last.call, name=last.name)
+            else:
+                found.append(segment)
+        self.waiting = []
+        return found
+
+
+class Choice(msgspec.Struct, eq=False):
     """One choice: `text`, `segments`, `logprobs` and `token_ids` wait to be taken, the rest is of the whole choice."""
 
-    __slots__ = (
-        "begun", "drafted", "finish", "index", "last", "logprobs", "news", "prompt", "reasoning_tokens", "segments",
-        "stop_reason", "text", "token_ids", "tokens", "vector",
-    )  # fmt: skip
-
-    def __init__(self, index: int, prompt: int) -> None:
-        self.index = index
-        self.prompt = prompt
-        self.text: list[str] = []
-        self.segments = Segments()  # what comes after the text
-        self.logprobs: list[PositionLogprobs] = []
-        self.token_ids: list[bytes] = []  # int32, where they were asked for
-        self.tokens = 0
-        self.finish = Finish.NONE
-        self.stop_reason: str | int | None = None
-        self.drafted = (0, 0)  # draft tokens accepted and rejected
-        self.reasoning_tokens = 0
-        self.vector: bytes | None = None  # float32, where one was asked for
-        self.news = False  # stands in the reply's list of choices with news
-        self.begun = False  # the stream's first frame of this choice was made
-        self.last = 0.0  # when the latest tokens came; 0 before the first
+    index: int
+    prompt: int
+    text: list[str] = []
+    segments: Segments = msgspec.field(default_factory=Segments)  # what comes after the text
+    logprobs: list[PositionLogprobs] = []
+    token_ids: list[bytes] = []  # int32, where they were asked for
+    tokens: int = 0
+    finish: Finish = Finish.NONE
+    stop_reason: str | int | None = None
+    drafted: tuple[int, int] = (0, 0)  # draft tokens accepted and rejected
+    reasoning_tokens: int = 0
+    vector: bytes | None = None  # float32, where one was asked for
+    news: bool = False  # stands in the reply's list of choices with news
+    begun: bool = False  # the stream's first frame of this choice was made
+    last: float = 0.0  # when the latest tokens came; 0 before the first
 
     def take_text(self) -> str:
         if not self.text:
@@ -284,16 +316,6 @@ class Reply:
             self._waiter.set_result(None)
 
 
-class Segment(msgspec.Struct, frozen=True):
-    """A stretch of it."""
-
-    kind: int  # PieceKind
-    text: str  # of a CALL the function's name
-    call: int = -1  # which of the choice's calls, from 0
-    id: str = ""  # of a CALL
-    name: str = ""  # of the function that ARGUMENTS belong to
-
-
 class Call(msgspec.Struct, frozen=True):
     """A whole tool call."""
 
@@ -308,40 +330,6 @@ class Output(msgspec.Struct, frozen=True):
     content: str
     reasoning: str
     calls: tuple[Call, ...]
-
-
-class Segments:
-    """What waits to be taken of one choice, beside text that came before it. Makes the calls' ids."""
-
-    __slots__ = ("_calls", "_name", "waiting")
-
-    def __init__(self) -> None:
-        self._calls = 0
-        self._name = ""  # of the last call's function
-        self.waiting: list[Segment] = []
-
-    def push(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            if piece.kind == PieceKind.CALL:
-                self.waiting.append(Segment(piece.kind, piece.text, self._calls, "call_" + secrets.token_hex(12)))
-                self._calls += 1
-                self._name = piece.text
-            elif piece.kind == PieceKind.ARGUMENTS:
-                self.waiting.append(Segment(piece.kind, piece.text, self._calls - 1, name=self._name))
-            else:
-                self.waiting.append(Segment(piece.kind, piece.text))
-
-    def take(self, text: str) -> list[Segment]:
-        """`text` and what waits behind it, neighbours of a kind as one."""
-        found = [Segment(PieceKind.CONTENT, text)] if text else []
-        for segment in self.waiting:
-            last = found[-1] if found else None
-            if last is not None and last.kind == segment.kind != PieceKind.CALL:
-                found[-1] = Segment(last.kind, last.text + segment.text, last.call, name=last.name)
-            else:
-                found.append(segment)
-        self.waiting = []
-        return found
 
 
 def output_of(segments: Iterable[Segment]) -> Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -74,6 +75,12 @@ class Engines:
     def time(self) -> float:
         """When the last heartbeat of any came."""
         return max((time for _, time in self._statuses.values()), default=0.0)
+
+    @property
+    def open_until(self) -> float:
+        """When the heartbeat of the last replica that serves will be missing; minus infinity when none serves."""
+        times = (time for status, time in self._statuses.values() if status.ready and not status.draining)
+        return max(times, default=-math.inf) + self.limit
 
     def trouble(self, now: float) -> str:
         """Why no replica serves; empty when one does."""

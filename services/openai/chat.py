@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.messages import Grammar, SubmitText, ToolUse, TraceContext
+from penstock.protocol.messages import Client, Grammar, SubmitText, ToolUse, TraceContext
 from penstock.services.client.model_info import ServedModel
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, Told
@@ -47,15 +47,14 @@ async def create_chat_completion(app: AppState, context: RequestContext) -> None
         message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
         raise InvalidRequest(message, param="chat_template", code="unsupported")
     usage = wants_usage(request)
+    session, client = context.session(request.user), context.client(request.user)
     submit = chat_submission(
-        request, app.pipeline.new_id(), model, n, context.trace, context.session(request.user),
+        request, app.pipeline.new_id(), model, n, context.trace, session, client,
         clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.names[0])
     encoder = Frames(identity, chat=True, choices=n, usage=usage, told=Told.of(request, submit.tool_use))
-    asked = GenerateRequest(
-        id=identity.id, prompts=(submit,), n=n, stream=submit.stream, client=context.client(request.user)
-    )
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
     await generate(app, asked, encoder, context)
 
 
@@ -66,6 +65,7 @@ def chat_submission(
     n: int,
     trace: TraceContext,
     session: str = "",
+    client: Client = Client(),  # noqa: B008 (frozen)
     *,
     clamp: bool = False,
 ) -> SubmitText:
@@ -78,7 +78,7 @@ def chat_submission(
     if found.grammar is not None:
         check_structure(prompt.tools.use, found.grammar)
     return msgspec.structs.replace(
-        prompt.prompt_of(found), id=number, session=session, chat_template=request.chat_template
+        prompt.prompt_of(found), id=number, session=session, client=client, chat_template=request.chat_template
     )
 
 

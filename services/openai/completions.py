@@ -54,13 +54,13 @@ async def create_completion(app: AppState, context: RequestContext) -> None:
     usage = wants_usage(request)
     length = msgspec.structs.replace(lengths(request), clamp=options.clamp_max_tokens == CLAMP_ALL)
     common = submission(request, length, model, n, context.trace)
-    common = msgspec.structs.replace(common, session=context.session(request.user))
+    common = msgspec.structs.replace(
+        common, session=context.session(request.user), client=context.client(request.user)
+    )
     submits = tuple(prompt_submission(common, request, app.pipeline.new_id(), prompt) for prompt in prompts)
     identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
     encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=Told.of(request))
-    asked = GenerateRequest(
-        id=identity.id, prompts=submits, n=n, stream=common.stream, client=context.client(request.user)
-    )
+    asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream)
     await generate(app, asked, encoder, context)
 
 

@@ -163,10 +163,12 @@ async def pooled(
     vectors: list[Vector] = []
     tokens = 0
     for low in range(0, len(submits), most):
-        part = [msgspec.structs.replace(submit, id=pipeline.new_id()) for submit in submits[low : low + most]]
+        part = [
+            msgspec.structs.replace(submit, id=pipeline.new_id(), client=client) for submit in submits[low : low + most]
+        ]
         now = time.monotonic()
         reply = Reply(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
-        pipeline.submit(part, reply, now, client)
+        pipeline.submit(part, reply, now)
         async with attended(reply, pipeline, context):
             await whole(reply)
         vectors += vectors_of(reply)

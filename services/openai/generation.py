@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.messages import Client, SubmitText
+from penstock.protocol.messages import SubmitText
 from penstock.services.client.output_collector import OWN_NAMES, Reply
 from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import Framing, attended, stream, whole
@@ -25,7 +25,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[SubmitText, ...]
     n: int = 1
     stream: bool = False
-    client: Client
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
 
 
@@ -55,5 +54,5 @@ def submit(app: AppState, request: GenerateRequest) -> Reply:
         len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
         name=request.id, field_names=request.field_names,
     )  # fmt: skip
-    app.pipeline.submit(request.prompts, outputs, now, request.client)
+    app.pipeline.submit(request.prompts, outputs, now)
     return outputs

@@ -109,6 +109,7 @@ class Operations:
     def __init__(self, tracer: Tracer | None = None, model: str = "") -> None:
         self._tracer = tracer if tracer is not None else Tracer()
         self._model = model
+        self.enabled = self._tracer.enabled
 
     def begin(self, requests: Sequence[SubmitText], now: float) -> Operation | None:
         """None where they are not traced; they came together, so all are or none is."""

@@ -47,11 +47,10 @@ async def create_message(app: AppState, context: RequestContext) -> None:
         prompt.prompt_of(submission(parameters, lengths, model, 1, context.trace, grammar)),
         id=app.pipeline.new_id(),
         session=context.session(user),
+        client=context.client(user),
     )
     identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.name)
-    asked = GenerateRequest(
-        id=identity.id, prompts=(submit,), stream=submit.stream, client=context.client(user), field_names=FIELD_NAMES
-    )
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES)
     await generate(app, asked, MessageEvents(identity, Told.of(request, context.id.decode())), context)
 
 

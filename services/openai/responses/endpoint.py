@@ -39,12 +39,10 @@ async def create_response(app: AppState, context: RequestContext) -> None:
         turn.submission(app.config.api, app.model, context.trace),
         id=app.pipeline.new_id(),
         session=context.session(request.user),
+        client=context.client(request.user),
     )
     turn.open(submit.sampling)
-    asked = GenerateRequest(
-        id=turn.id, prompts=(submit,), stream=submit.stream, client=context.client(request.user),
-        field_names=turn.field_names,
-    )  # fmt: skip
+    asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
     if request.background:
         begun = app.background.begin(turn, generation.submit(app, asked), context)
         await turn.saved()

@@ -42,13 +42,13 @@ def test_it_is_refused_for_a_while() -> None:
     assert condemned.holds(signature(request(2)), 100.0 + REFUSED_SECONDS - 1)
     assert not condemned.holds(signature(request(prompt=(9,))), 101.0)
     assert not condemned.holds(signature(request()), 100.0 + REFUSED_SECONDS)
-    assert len(condemned) == 0
+    assert len(condemned.until) == 0
 
 
 def test_memory_is_bounded() -> None:
     condemned = PoisonRequests()
     for number in range(MOST + 10):
         condemned.add(signature(request(prompt=(number,))), 100.0)
-    assert len(condemned) == MOST
+    assert len(condemned.until) == MOST
     assert not condemned.holds(signature(request(prompt=(9,))), 100.0)
     assert condemned.holds(signature(request(prompt=(10,))), 100.0)

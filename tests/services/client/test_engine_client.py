@@ -58,8 +58,8 @@ def reply(prompts: int = 1, n: int = 1) -> Reply:
 
 def submit(made: Pipeline, count: int = 1, n: int = 1) -> tuple[Reply, list[SubmitText]]:
     waiting = reply(count, n)
-    requests = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), n=n) for _ in range(count)]
-    made.submit(requests, waiting, NOW, OWNER)
+    requests = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), n=n, client=OWNER) for _ in range(count)]
+    made.submit(requests, waiting, NOW)
     return waiting, requests
 
 
