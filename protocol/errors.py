@@ -123,9 +123,7 @@ class MethodNotAllowed(RequestError):
     status = 405
     type = "invalid_request_error"
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, allowed: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, allowed: str = "") -> None:
         super().__init__(message, param=param, code=code)
         self.allowed = allowed
 

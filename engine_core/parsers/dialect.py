@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -19,7 +18,7 @@ from penstock.engine_core.parsers.pythonic import CLOSING as PYTHON_END
 from penstock.engine_core.parsers.pythonic import OPENING as PYTHON_START
 from penstock.engine_core.parsers.pythonic import PythonicParser
 from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
-from penstock.engine_core.parsers.scanning import content
+from penstock.engine_core.parsers.scanning import CallParser, content
 from penstock.engine_core.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
 from penstock.engine_core.parsers.values import Kinds
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
@@ -173,20 +172,6 @@ def single_token(vocabulary: Vocabulary, text: str) -> int | None:
     """The one token that a text is, where it is one."""
     token_ids = vocabulary.encode(text, add_special_tokens=False)
     return token_ids[0] if len(token_ids) == 1 and vocabulary.raw(token_ids[0]) == text.encode() else None
-
-
-class CallParser(Protocol):
-    """Tells calls from content. The concatenation of what it gives is the same for every way of cutting its text."""
-
-    @property
-    def open(self) -> bool:
-        """Whether a call has begun whose arguments have not ended."""
-
-    def push(self, text: str) -> list[Piece]:
-        """What is now certain."""
-
-    def flush(self) -> list[Piece]:
-        """What was held: the output is over. The last call."""
 
 
 class OutputParser:

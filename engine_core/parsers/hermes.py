@@ -6,63 +6,47 @@ Source: NousResearch, "Hermes Function Calling".
 from __future__ import annotations
 
 import enum
+from typing import ClassVar
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
-from penstock.engine_core.parsers.scanning import BLANKS, Lead, Prose, content
+from penstock.engine_core.parsers.scanning import BLANKS, CallParser, Lead, Prose, content
 from penstock.protocol.messages import Piece
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
-class Place(enum.Enum):
-    """Where the text stands."""
+class State(enum.Enum):
+    """What the next character belongs to."""
 
     TEXT = enum.auto()
-    OPEN = enum.auto()  # behind the opening marker
+    OPEN = enum.auto()  # after the opening marker
     CALL = enum.auto()
-    CLOSE = enum.auto()  # behind the call's object
+    CLOSE = enum.auto()  # after the call's object
 
 
-class HermesParser:
-    """As `engine_core.parsers.output.CallParser`."""
+class HermesParser(CallParser):
+    """Tool calls of Hermes and Qwen models."""
 
-    __slots__ = ("_call", "_lead", "_mark", "_place", "_prose")
+    __slots__ = ("_call", "_lead", "_mark", "_prose")
 
     def __init__(self) -> None:
-        self._place = Place.TEXT
+        super().__init__(State.TEXT)
         self._prose = Prose(OPENING)
-        self._lead = Lead()  # behind a marker, or behind a call
-        self._mark = ""  # as much of the closing marker as has come
+        self._lead = Lead()  # after a marker, or after a call
+        self._mark = ""  # prefix of the closing marker received so far
         self._call = CallObject()
 
     @property
     def open(self) -> bool:
-        """As `CallParser.open`."""
-        return self._place is Place.CALL and self._call.stage is Stage.ARGUMENTS
-
-    def push(self, text: str) -> list[Piece]:
-        """As `CallParser.push`."""
-        out: list[Piece] = []
-        while text:
-            match self._place:
-                case Place.TEXT:
-                    text = self._free(text, out)
-                case Place.OPEN:
-                    text = self._opened(text, out)
-                case Place.CALL:
-                    text = self._called(text, out)
-                case Place.CLOSE:
-                    text = self._close(text)
-        return out
+        return self._state is State.CALL and self._call.stage is Stage.ARGUMENTS
 
     def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
-        match self._place:
-            case Place.TEXT:
+        match self._state:
+            case State.TEXT:
                 return self._prose.flush()
-            case Place.CALL if self._call.stage is not Stage.HEAD:
+            case State.CALL if self._call.stage is not Stage.HEAD:
                 return content(self._call.held.strip(BLANKS))
-            case Place.CLOSE:
+            case State.CLOSE:
                 return []
             case _:
                 return content(self._prose.blanks + OPENING + self._lead.held + self._call.held)
@@ -71,13 +55,13 @@ class HermesParser:
         rest = self._prose.push(text, out)
         if rest is None:
             return ""
-        self._place, self._lead, self._call = Place.OPEN, Lead(), CallObject()
+        self._state, self._lead, self._call = State.OPEN, Lead(), CallObject()
         return rest
 
     def _opened(self, text: str, out: list[Piece]) -> str:
         rest = self._lead.push(text)
         if rest.startswith("{"):
-            self._place = Place.CALL
+            self._state = State.CALL
         elif rest:
             self._no_call(out)
         return rest
@@ -87,21 +71,23 @@ class HermesParser:
         if self._call.stage is Stage.FAILED:
             self._no_call(out)
         elif self._call.stage is Stage.DONE:
-            self._place, self._lead, self._mark = Place.CLOSE, Lead(), ""
+            self._state, self._lead, self._mark = State.CLOSE, Lead(), ""
         return rest
 
     def _no_call(self, out: list[Piece]) -> None:
-        """The marker and what was held behind it are content."""
+        """The marker and the text held after it are content."""
         out += content(self._prose.blanks + OPENING + self._lead.held + self._call.held)
-        self._place = Place.TEXT
+        self._state = State.TEXT
         self._prose.resume(called=False)
 
-    def _close(self, text: str) -> str:
-        """Behind the object stands the closing marker; where it does not, what stands there is text."""
+    def _close(self, text: str, out: list[Piece]) -> str:
+        """Consume the closing marker; anything else after the object is text."""
         rest = self._mark + (text if self._mark else self._lead.push(text))
         if len(rest) < len(CLOSING) and CLOSING.startswith(rest):
             self._mark = rest
             return ""
-        self._place = Place.TEXT
+        self._state = State.TEXT
         self._prose.resume(called=True)
         return rest[len(CLOSING) :] if rest.startswith(CLOSING) else self._lead.held + rest
+
+    _steps: ClassVar = {State.TEXT: _free, State.OPEN: _opened, State.CALL: _called, State.CLOSE: _close}

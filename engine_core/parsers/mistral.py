@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 import re
+from typing import ClassVar
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
-from penstock.engine_core.parsers.scanning import BLANKS, Lead, Prose, ValueEnd, content
+from penstock.engine_core.parsers.scanning import BLANKS, CallParser, Lead, Prose, ValueEnd, content
 from penstock.protocol.messages import Piece, PieceKind
 
 MARKER = "[TOOL_CALLS]"
@@ -19,27 +20,27 @@ NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]\s*[^\s\[\]{}]*)?\s*(?:\[ARGS\]
 LONGEST_NAME = 256  # characters from the marker to the arguments
 
 
-class Place(enum.Enum):
-    """Where the text stands."""
+class State(enum.Enum):
+    """What the next character belongs to."""
 
     TEXT = enum.auto()
-    OPEN = enum.auto()  # behind the marker
+    OPEN = enum.auto()  # after the marker
     ITEM = enum.auto()  # in a list, before a call
     CALL = enum.auto()  # in a call of a list
-    BEHIND = enum.auto()  # in a list, behind a call
+    BEHIND = enum.auto()  # in a list, after a call
     NAME = enum.auto()
-    ARGUMENTS = enum.auto()  # behind a name
+    ARGUMENTS = enum.auto()  # after a name
 
 
-class MistralParser:
-    """As `engine_core.parsers.output.CallParser`."""
+class MistralParser(CallParser):
+    """Tool calls of Mistral models."""
 
-    __slots__ = ("_before", "_call", "_end", "_lead", "_listed", "_name", "_place", "_prose")
+    __slots__ = ("_before", "_call", "_end", "_lead", "_listed", "_name", "_prose")
 
     def __init__(self) -> None:
-        self._place = Place.TEXT
+        super().__init__(State.TEXT)
         self._prose = Prose(MARKER)
-        self._before = ""  # what goes out as content unless a call follows
+        self._before = ""  # text that becomes content unless a call follows
         self._lead = Lead()
         self._name = ""
         self._call = CallObject()
@@ -48,38 +49,19 @@ class MistralParser:
 
     @property
     def open(self) -> bool:
-        """As `CallParser.open`."""
-        inside = self._place is Place.CALL and self._call.stage is Stage.ARGUMENTS
-        return inside or self._place is Place.ARGUMENTS
-
-    def push(self, text: str) -> list[Piece]:
-        """As `CallParser.push`."""
-        out: list[Piece] = []
-        while text:
-            match self._place:
-                case Place.TEXT:
-                    text = self._free(text, out)
-                case Place.OPEN | Place.ITEM | Place.BEHIND:
-                    text = self._between(text, out)
-                case Place.CALL:
-                    text = self._take(text, out)
-                case Place.NAME:
-                    text = self._named(text, out)
-                case Place.ARGUMENTS:
-                    text = self._arguments(text, out)
-        return out
+        inside = self._state is State.CALL and self._call.stage is Stage.ARGUMENTS
+        return inside or self._state is State.ARGUMENTS
 
     def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
-        match self._place:
-            case Place.TEXT:
-                return self._prose.flush()
-            case Place.CALL if self._call.stage is not Stage.HEAD:
-                return content(self._call.held.strip(BLANKS))
-            case Place.CALL:
-                return content(self._before + self._lead.held + self._call.held)
-            case Place.ARGUMENTS | Place.BEHIND:
+        match self._state:
+            case State.ARGUMENTS | State.BEHIND:
                 return []
+            case State.TEXT:
+                return self._prose.flush()
+            case State.CALL if self._call.stage is Stage.HEAD:
+                return content(self._before + self._lead.held + self._call.held)
+            case State.CALL:
+                return content(self._call.held.strip(BLANKS))
             case _:
                 return content(self._before + self._lead.held + self._name)
 
@@ -88,44 +70,44 @@ class MistralParser:
         if rest is None:
             return ""
         self._before = self._prose.blanks + MARKER
-        self._go(Place.OPEN)
+        self._go(State.OPEN)
         return rest
 
-    def _go(self, place: Place) -> None:
-        self._place, self._lead, self._name = place, Lead(), ""
+    def _go(self, state: State) -> None:
+        self._state, self._lead, self._name = state, Lead(), ""
 
     def _between(self, text: str, out: list[Piece]) -> str:
-        """One of the characters that lead on; anything else is text."""
+        """Consume a character of the list's syntax; anything else is text."""
         rest = self._lead.push(text)
         if not rest:
             return ""
         sign = rest[0]
-        match self._place, sign:
-            case Place.OPEN, "[":
+        match self._state, sign:
+            case State.OPEN, "[":
                 self._before += self._lead.held + sign
-                self._go(Place.ITEM)
+                self._go(State.ITEM)
                 return rest[1:]
-            case (Place.OPEN | Place.ITEM), "{":
-                self._listed = self._place is Place.ITEM
-                self._place, self._call = Place.CALL, CallObject()
-            case Place.OPEN, _ if sign not in BLANKS + "]}":
-                self._place = Place.NAME
-            case Place.BEHIND, ",":
+            case ((State.OPEN | State.ITEM), "{"):
+                self._listed = self._state is State.ITEM
+                self._state, self._call = State.CALL, CallObject()
+            case State.OPEN, _ if sign not in BLANKS + "]}":
+                self._state = State.NAME
+            case State.BEHIND, ",":
                 self._before = self._lead.held + sign
-                self._go(Place.ITEM)
+                self._go(State.ITEM)
                 return rest[1:]
-            case Place.BEHIND, "]":
-                self._place = Place.TEXT
+            case State.BEHIND, "]":
+                self._state = State.TEXT
                 self._prose.resume(called=True)
                 return rest[1:]
             case _:
-                self._no_call("" if self._place is Place.BEHIND else self._before, out)
+                self._no_call("" if self._state is State.BEHIND else self._before, out)
         return rest
 
     def _no_call(self, before: str, out: list[Piece]) -> None:
-        held = self._call.held if self._place is Place.CALL else self._name
+        held = self._call.held if self._state is State.CALL else self._name
         out += content(before + self._lead.held + held)
-        self._place = Place.TEXT
+        self._state = State.TEXT
         self._prose.resume(called=False)
 
     def _take(self, text: str, out: list[Piece]) -> str:
@@ -133,14 +115,14 @@ class MistralParser:
         if self._call.stage is Stage.FAILED:
             self._no_call(self._before, out)
         elif self._call.stage is Stage.DONE and self._listed:
-            self._go(Place.BEHIND)
+            self._go(State.BEHIND)
         elif self._call.stage is Stage.DONE:
-            self._place = Place.TEXT
+            self._state = State.TEXT
             self._prose.resume(called=True)
         return rest
 
     def _named(self, text: str, out: list[Piece]) -> str:
-        """The name up to the brace of its arguments, which must come soon."""
+        """The name, up to the brace of its arguments, which must follow within LONGEST_NAME characters."""
         brace = text.find("{", 0, LONGEST_NAME - len(self._name))
         line = self._name + (text if brace < 0 else text[: brace + 1])
         if brace < 0 and len(line) < LONGEST_NAME:
@@ -149,7 +131,7 @@ class MistralParser:
         found = NAMED.match(line) if brace >= 0 else None
         if found is not None and found.end() == len(line) - 1:
             out.append(Piece(PieceKind.CALL, found[1]))
-            self._place, self._end = Place.ARGUMENTS, ValueEnd()
+            self._state, self._end = State.ARGUMENTS, ValueEnd()
             return text[brace:]
         cut = brace if brace >= 0 else LONGEST_NAME - len(self._name)
         self._name += text[:cut]
@@ -162,6 +144,14 @@ class MistralParser:
         out.append(Piece(PieceKind.ARGUMENTS, given))
         if end < 0:
             return ""
-        self._place = Place.TEXT
+        self._state = State.TEXT
         self._prose.resume(called=True)
         return text[end:]
+
+    _steps: ClassVar = {
+        State.TEXT: _free,
+        **dict.fromkeys((State.OPEN, State.ITEM, State.BEHIND), _between),
+        State.CALL: _take,
+        State.NAME: _named,
+        State.ARGUMENTS: _arguments,
+    }

@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Container
+from typing import ClassVar
 
-from penstock.engine_core.parsers.scanning import PYTHON_SIGNS, Lead, ValueEnd, content
+from penstock.engine_core.parsers.scanning import PYTHON_SIGNS, CallParser, Lead, ValueEnd, content
 from penstock.engine_core.parsers.values import keywords_json
 from penstock.protocol.messages import Piece, PieceKind
 
@@ -21,113 +22,96 @@ LONGEST_NAME = 256
 MOST_HELD = 1 << 16  # characters of a call
 
 
-class Place(enum.Enum):
-    """Where the text stands."""
+class State(enum.Enum):
+    """What the next character belongs to."""
 
     START = enum.auto()
     LIST = enum.auto()  # before the bracket
     ITEM = enum.auto()  # before a call
     NAME = enum.auto()
-    CALL = enum.auto()  # behind a name
-    BEHIND = enum.auto()  # behind a call
-    END = enum.auto()  # behind the list
+    CALL = enum.auto()  # after a name
+    BEHIND = enum.auto()  # after a call
+    END = enum.auto()  # after the list
     TEXT = enum.auto()
 
 
-class PythonicParser:
-    """As `engine_core.parsers.output.CallParser`."""
+class PythonicParser(CallParser):
+    """Tool calls in Python's syntax. `names`: functions of the request."""
 
-    __slots__ = ("_before", "_end", "_held", "_lead", "_name", "_names", "_place")
-
-    open = False  # a call goes out whole
+    __slots__ = ("_before", "_end", "_held", "_lead", "_name", "_names")
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names
-        self._place = Place.START
-        self._before = ""  # what goes out as content unless a call follows
+        super().__init__(State.START)
+        self._before = ""  # text that becomes content unless a call follows
         self._lead = Lead()
-        self._held = ""  # a marker, a name, a call, as far as it has come
+        self._held = ""  # prefix of a marker, a name or a call received so far
         self._name = ""
         self._end = ValueEnd(PYTHON_SIGNS)
 
-    def push(self, text: str) -> list[Piece]:
-        """As `CallParser.push`."""
-        out: list[Piece] = []
-        while text:
-            match self._place:
-                case Place.START:
-                    text = self._mark(text, OPENING, Place.LIST)
-                case Place.LIST | Place.ITEM | Place.BEHIND:
-                    text = self._between(text, out)
-                case Place.NAME:
-                    text = self._named(text, out)
-                case Place.CALL:
-                    text = self._called(text, out)
-                case Place.END:
-                    text = self._mark(text, CLOSING, Place.TEXT)
-                case Place.TEXT:
-                    out += content(self._before + text)
-                    self._before = text = ""
-        return out
-
     def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
-        if self._place in (Place.BEHIND, Place.END):
+        if self._state in (State.BEHIND, State.END):
             return []
         return content(self._before + self._lead.held + self._name + self._held)
 
-    def _mark(self, text: str, marker: str, place: Place) -> str:
-        """Behind blanks, the marker if it stands there."""
+    def _opening(self, text: str, out: list[Piece]) -> str:
+        return self._mark(text, OPENING, State.LIST)
+
+    def _closing(self, text: str, out: list[Piece]) -> str:
+        return self._mark(text, CLOSING, State.TEXT)
+
+    def _mark(self, text: str, marker: str, state: State) -> str:
+        """Consume the marker, if it comes next; blanks may precede it."""
         rest = self._held + (text if self._held else self._lead.push(text))
         if len(rest) < len(marker) and marker.startswith(rest):
             self._held = rest
             return ""
         marked = rest.startswith(marker)
         blanks = self._lead.held
-        self._go(place)
+        self._go(state)
         if marked:
-            self._before += blanks + marker if place is Place.LIST else ""
+            self._before += blanks + marker if state is State.LIST else ""
             return rest[len(marker) :]
         self._before += blanks
         return rest
 
-    def _go(self, place: Place) -> None:
-        self._place, self._lead, self._held, self._name = place, Lead(), "", ""
+    def _go(self, state: State) -> None:
+        self._state, self._lead, self._held, self._name = state, Lead(), "", ""
 
     def _between(self, text: str, out: list[Piece]) -> str:
-        """One of the characters that lead on; anything else is text."""
+        """Consume a character of the list's syntax; anything else is text."""
         rest = self._lead.push(text)
         if not rest:
             return ""
-        match self._place, rest[0]:
-            case (Place.LIST, "[") | (Place.BEHIND, ","):
+        match self._state, rest[0]:
+            case (State.LIST, "[") | (State.BEHIND, ","):
                 self._before += self._lead.held + rest[0]
-                self._go(Place.ITEM)
+                self._go(State.ITEM)
                 return rest[1:]
-            case Place.BEHIND, "]":
-                self._go(Place.END)
+            case State.BEHIND, "]":
+                self._go(State.END)
                 return rest[1:]
-            case Place.ITEM, _:
-                self._place = Place.NAME
+            case State.ITEM, _:
+                self._state = State.NAME
                 return rest
         return self._no_call(rest, out)
 
     def _no_call(self, rest: str, out: list[Piece]) -> str:
-        """What was held is content, and so is the rest of the output."""
+        """The held text is content, and so is the rest of the output."""
         out += content(self._before + self._lead.held + self._name + self._held)
         self._before = ""
-        self._go(Place.TEXT)
+        self._go(State.TEXT)
         return rest
 
     def _named(self, text: str, out: list[Piece]) -> str:
-        """A name of the request up to its parenthesis."""
+        """The name of a function of the request, up to its parenthesis."""
         at = text.find("(", 0, LONGEST_NAME - len(self._held))
         whole = self._held + (text if at < 0 else text[:at])
         if at < 0 and len(whole) < LONGEST_NAME and NAME.fullmatch(whole):
             self._held = whole
             return ""
         if at >= 0 and NAME.fullmatch(whole) and whole in self._names:
-            self._place, self._name, self._held, self._end = Place.CALL, whole, "", ValueEnd(PYTHON_SIGNS)
+            self._state, self._name, self._held, self._end = State.CALL, whole, "", ValueEnd(PYTHON_SIGNS)
             return text[at:]
         return self._no_call(text, out)
 
@@ -143,5 +127,19 @@ class PythonicParser:
             return self._no_call(text[end:], out)
         out += (Piece(PieceKind.CALL, self._name), Piece(PieceKind.ARGUMENTS, arguments))
         self._before = ""
-        self._go(Place.BEHIND)
+        self._go(State.BEHIND)
         return text[end:]
+
+    def _plain(self, text: str, out: list[Piece]) -> str:
+        out += content(self._before + text)
+        self._before = ""
+        return ""
+
+    _steps: ClassVar = {
+        State.START: _opening,
+        **dict.fromkeys((State.LIST, State.ITEM, State.BEHIND), _between),
+        State.NAME: _named,
+        State.CALL: _called,
+        State.END: _closing,
+        State.TEXT: _plain,
+    }

@@ -6,8 +6,10 @@ follow a call and lead to nothing.
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 from penstock.protocol.messages import Piece, PieceKind
 
@@ -16,6 +18,36 @@ MOST_BLANKS = 64  # characters before a marker that belong to it
 INSIDE: Mapping[str, re.Pattern[str]] = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 JSON_SIGNS = re.compile(r'["{}\[\]]')
 PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
+
+
+class CallParser:
+    """Tells tool calls from content. How the text is cut into deltas changes nothing but the cuts between pieces.
+
+    Each subclass names the method that consumes text in each of its states; it returns the text that is left.
+    """
+
+    __slots__ = ("_state",)
+
+    _steps: ClassVar[Mapping[enum.Enum, Callable[[Any, str, list[Piece]], str]]]
+
+    def __init__(self, state: enum.Enum) -> None:
+        self._state = state
+
+    @property
+    def open(self) -> bool:
+        """Whether a call has begun whose arguments have not ended; never for formats whose calls are sent whole."""
+        return False
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that are certain now."""
+        out: list[Piece] = []
+        while text:
+            text = self._steps[self._state](self, text, out)
+        return out
+
+    def flush(self) -> list[Piece]:
+        """What was held back, once the output is over."""
+        raise NotImplementedError
 
 
 def partial_end(text: str, marker: str) -> int:

@@ -20,10 +20,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Container, Mapping
+from typing import ClassVar
 
 import msgspec
 
-from penstock.engine_core.parsers.scanning import Lead, Prose, blanks_before, content, partial_end
+from penstock.engine_core.parsers.scanning import CallParser, Lead, Prose, blanks_before, content, partial_end
 from penstock.engine_core.parsers.values import Kinds, value_of
 from penstock.protocol.messages import Piece, PieceKind
 
@@ -49,23 +50,21 @@ Written = tuple[str, list[tuple[str, str]]]  # a call's name, and its arguments'
 Reading = Callable[[str], Written | None]
 
 
-class Place(enum.Enum):
-    """Where the text stands."""
+class State(enum.Enum):
+    """What the next character belongs to."""
 
     TEXT = enum.auto()
-    CALL = enum.auto()  # behind the opening marker
+    CALL = enum.auto()  # after the opening marker
     NAME = enum.auto()  # of a function without one
-    FUNCTION = enum.auto()  # behind that name
-    BEHIND = enum.auto()  # behind such a function: the closing marker may stand there
+    FUNCTION = enum.auto()  # after that name
+    BEHIND = enum.auto()  # after such a function, where a closing marker may follow
 
 
-class TaggedParser:
-    """As `engine_core.parsers.output.CallParser`. `kinds`: of each function's parameters. `bare`: functions that
-    are called without the markers, too."""
+class TaggedParser(CallParser):
+    """Tool calls of Qwen3-Coder and GLM-4.5. `kinds`: types of each function's parameters. `bare`: functions that may
+    also be called without the markers."""
 
-    __slots__ = ("_bare", "_held", "_kinds", "_lead", "_place", "_prose", "_read", "_size", "_tail")
-
-    open = False  # a call goes out whole
+    __slots__ = ("_bare", "_held", "_kinds", "_lead", "_prose", "_read", "_size", "_tail")
 
     def __init__(
         self, read: Reading, kinds: Mapping[str, Mapping[str, Kinds]], bare: Container[str] | None = None
@@ -73,53 +72,35 @@ class TaggedParser:
         self._read = read
         self._kinds = kinds
         self._bare = () if bare is None else bare
-        self._place = Place.TEXT
+        super().__init__(State.TEXT)
         self._prose = Prose(OPENING) if bare is None else Prose(OPENING, BARE)
         self._held: list[str] = []  # a call as far as it has come, but for the tail
         self._size = 0  # of the call, tail included
         self._tail = ""  # its last characters, which may be the beginning of the marker
         self._lead = Lead()
 
-    def push(self, text: str) -> list[Piece]:
-        """As `CallParser.push`."""
-        out: list[Piece] = []
-        while text:
-            match self._place:
-                case Place.TEXT:
-                    text = self._free(text, out)
-                case Place.CALL:
-                    text = self._hold(text, CLOSING, out)
-                case Place.NAME:
-                    text = self._named(text, out)
-                case Place.FUNCTION:
-                    text = self._hold(text, BARE_END, out)
-                case Place.BEHIND:
-                    text = self._behind(text)
-        return out
-
     def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
-        match self._place:
-            case Place.TEXT:
+        match self._state:
+            case State.TEXT:
                 return self._prose.flush()
-            case Place.BEHIND:
+            case State.BEHIND:
                 return []
-            case place:
+            case state:
                 body = "".join(self._held) + self._tail
                 ended = body[: len(body) - partial_end(body, CLOSING)]
-                call = self._read(ended) if place is Place.CALL and self._bare else None
+                call = self._read(ended) if state is State.CALL and self._bare else None
                 return content(self._prose.blanks + self._prose.marker + body) if call is None else self._pieces(call)
 
     def _free(self, text: str, out: list[Piece]) -> str:
         rest = self._prose.push(text, out)
         if rest is None:
             return ""
-        self._place = Place.CALL if self._prose.marker == OPENING else Place.NAME
+        self._state = State.CALL if self._prose.marker == OPENING else State.NAME
         self._held, self._tail, self._size = [], "", 0
         return rest
 
     def _named(self, text: str, out: list[Piece]) -> str:
-        """A function's name up to the end of its element; what is none of the request's is text."""
+        """A function's name, up to the end of its tag; a name that is not the request's is text."""
         line = self._tail + text
         name, end, _ = line[:LONGEST_NAME].partition(">")
         if not end and len(line) < LONGEST_NAME and BEGUN_NAME.fullmatch(name):
@@ -130,10 +111,13 @@ class TaggedParser:
             out += content(self._prose.blanks + BARE)
             self._resume(called=False)
             return line
-        self._place, self._held, self._size = Place.FUNCTION, [name + end], len(name + end)
+        self._state, self._held, self._size = State.FUNCTION, [name + end], len(name + end)
         return line[self._size :]
 
-    def _hold(self, text: str, closing: str, out: list[Piece]) -> str:
+    def _hold(self, text: str, out: list[Piece]) -> str:
+        """Collect a call up to its closing marker."""
+        bare = self._state is State.FUNCTION
+        closing = BARE_END if bare else CLOSING
         room = MOST_HELD - self._size
         whole = self._tail + text[:room]
         at = whole.find(closing)
@@ -145,28 +129,27 @@ class TaggedParser:
             return ""
         end = at if at >= 0 else len(whole)
         body, marker = "".join(self._held) + whole[:end], closing if at >= 0 else ""
-        bare = self._place is Place.FUNCTION
         call = self._read(BARE + body + marker if bare else body) if at >= 0 else None
         rest = text[end + len(marker) - len(self._tail) :]
         if call is None:
             return self._no_call(body + marker, bare, out) + rest
         out += self._pieces(call)
         if bare:
-            self._place, self._lead, self._tail = Place.BEHIND, Lead(), ""
+            self._state, self._lead, self._tail = State.BEHIND, Lead(), ""
         else:
             self._resume(called=True)
         return rest
 
     def _no_call(self, body: str, bare: bool, out: list[Piece]) -> str:
-        """What was held is content, but for a call with markers that begins in what looked like one without."""
+        """The held text is content, up to a call with markers inside what looked like one without."""
         at = body.find(OPENING) if bare else -1
         end = blanks_before(body, at) if at >= 0 else len(body)
         out += content(self._prose.blanks + self._prose.marker + body[:end])
         self._resume(called=False)
         return body[end:]
 
-    def _behind(self, text: str) -> str:
-        """The closing marker belongs to the call although the opening one is missing."""
+    def _behind(self, text: str, out: list[Piece]) -> str:
+        """Consume a closing marker: it belongs to the call although the opening one is missing."""
         rest = self._tail + (text if self._tail else self._lead.push(text))
         if len(rest) < len(CLOSING) and CLOSING.startswith(rest):
             self._tail = rest
@@ -175,8 +158,7 @@ class TaggedParser:
         return rest[len(CLOSING) :] if rest.startswith(CLOSING) else self._lead.held + rest
 
     def _resume(self, *, called: bool) -> None:
-        """Text goes on."""
-        self._place = Place.TEXT
+        self._state = State.TEXT
         self._prose.resume(called=called)
 
     def _pieces(self, call: Written) -> list[Piece]:
@@ -184,6 +166,10 @@ class TaggedParser:
         kinds = self._kinds.get(name, {})
         values = {key: msgspec.Raw(value_of(text, kinds.get(key, frozenset()))) for key, text in pairs}
         return [Piece(PieceKind.CALL, name), Piece(PieceKind.ARGUMENTS, msgspec.json.encode(values).decode())]
+
+    _steps: ClassVar = {
+        State.TEXT: _free, State.CALL: _hold, State.NAME: _named, State.FUNCTION: _hold, State.BEHIND: _behind
+    }  # fmt: skip
 
 
 def read_functions(body: str) -> Written | None:

@@ -43,9 +43,7 @@ class Renderer:
         """`controls`: those that contents must not spell; None: they may."""
         self._template = template
         self._dialect = dialect
-        self._splitter = (
-            None if controls is None else Splitter(controls, dialect, template.source, template.literals)
-        )
+        self._splitter = None if controls is None else Splitter(controls, dialect, template.source, template.literals)
 
     def render(self, request: SubmitText | Tokenize, now: float) -> Rendered:
         """`now` in unix seconds is what a template knows as the time. Raises InvalidRequest."""

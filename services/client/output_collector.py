@@ -137,7 +137,14 @@ class Reply:
     """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
 
     def __init__(
-        self, prompts: int, n: int, *, stream: bool, timings: Timings, now: float, name: str = "",
+        self,
+        prompts: int,
+        n: int,
+        *,
+        stream: bool,
+        timings: Timings,
+        now: float,
+        name: str = "",
         field_names: Mapping[str, str] = OWN_NAMES,
     ) -> None:
         self.n = n

@@ -197,9 +197,7 @@ def gpu_bytes(name: str) -> int:
     raise ConfigError("--gpu", name, f"it must be one of {', '.join(GPUS)}, or a size such as 80GB or 79.1GiB")
 
 
-def planned_blocks(
-    config: Config, shape: CacheShape, total: int, held: int, other: int, peak: int, tokens: int
-) -> int:
+def planned_blocks(config: Config, shape: CacheShape, total: int, held: int, other: int, peak: int, tokens: int) -> int:
     """KV blocks as an executor counts them. Raises ConfigError with the numbers if the weights, or a request of full
     length, do not fit."""
     taken = held + other
@@ -209,8 +207,7 @@ def planned_blocks(
             "--gpu-memory-utilization" if not given else "--kv-cache-memory",
             given or utilization,
             f"of {gib(total)} GiB weights take {gib(held)} GiB, a step of {tokens} "
-            f"tokens and what CUDA needs {gib(peak + other)} GiB"
-            + (f", the cache {gib(given)} GiB" if given else ""),
+            f"tokens and what CUDA needs {gib(peak + other)} GiB" + (f", the cache {gib(given)} GiB" if given else ""),
         )
     if given:
         return check_blocks(shape, given_blocks(shape, given), "--kv-cache-memory", given)

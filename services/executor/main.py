@@ -120,8 +120,9 @@ def serve(
     reports = Reports(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
-    steps = Steps(port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group,
-                  ExecutorTraces(tracer))
+    steps = Steps(
+        port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, ExecutorTraces(tracer)
+    )
     lag = Histogram(LAG)
     exporter = Exporter(
         me, Path(config.run.run_dir), lag, partial(collect_executor, steps, port, engine.ready), tracer,

@@ -217,9 +217,7 @@ class RequestContext:
             logs.info(log, "body", id=self.id.decode(), trace_id=self.trace.trace_id, size=len(body), body=shown)
         return body
 
-    async def send_json(
-        self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
+    async def send_json(self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Answer with JSON; nothing was sent before."""
         await self.send_body(body, b"application/json", status, headers)
 

@@ -58,9 +58,7 @@ class Router:
         self._paths: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._paths.setdefault(route.path, {})[route.method] = route
-        self._patterns = [
-            (*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path
-        ]
+        self._patterns = [(*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path]
 
     def find(self, path: str) -> tuple[Methods, dict[str, Any]]:
         """The path's routes by method, and its parameters. No routes: nothing is at this path."""

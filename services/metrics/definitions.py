@@ -183,8 +183,9 @@ STATUS: tuple[Metric[EngineStatus], ...] = about(
 )  # fmt: skip
 DEVICE: tuple[Metric[float], ...] = about(
     Subject.ENGINE,
-    gauge("engine_device_idle_ratio", "Share of the last second or so in which the device ran no step",
-          lambda idle: idle),
+    gauge(
+        "engine_device_idle_ratio", "Share of the last second or so in which the device ran no step", lambda idle: idle
+    ),
 )
 LOOP: tuple[Metric[LoopStatistics], ...] = (
     waiting(lambda s: {"grammar": s.guides.waiting}),

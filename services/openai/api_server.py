@@ -135,9 +135,7 @@ async def serve(config: Config, index: int) -> ExitCode:
         tracer.close()
 
 
-async def answer(
-    app: AppState, listener: Socket, encryption: ssl.SSLContext | None, start: Start
-) -> ExitCode:
+async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | None, start: Start) -> ExitCode:
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
     options = app.config.api
     limits = ConnectionLimits.of(options)
@@ -155,9 +153,7 @@ async def answer(
         ),
         options.keep_alive_timeout,
     )
-    make = functools.partial(
-        Connection, server.config, server.server_state, {}, limits=limits, limiter=app.limiter
-    )
+    make = functools.partial(Connection, server.config, server.server_state, {}, limits=limits, limiter=app.limiter)
     listener.listen(BACKLOG)
     url = url_of(listener, options)
     logs.info(log, "listening", url=url, model=app.model.name)

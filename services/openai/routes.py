@@ -126,9 +126,7 @@ def application(app: AppState) -> Middleware:
     """The whole application."""
     options, wrong = app.config.api, wrong_output(app.model.wrong_output)
     router = Router(ROUTES, PREFIX)
-    return Middleware(
-        router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
-    )
+    return Middleware(router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer)
 
 
 def wrong_output(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:

@@ -144,9 +144,7 @@ async def rerank(app: AppState, context: RequestContext, *, documents: bool = Tr
     found = await pooled(app, context, request, sheet.submits)
     told = documents if request.return_documents is None else request.return_documents
     results = ranked(request, sheet.scores(found.vectors), documents=told)
-    answer = RerankAnswer(
-        id="rerank-" + secrets.token_hex(16), model=model.name, results=results, usage=found.usage
-    )
+    answer = RerankAnswer(id="rerank-" + secrets.token_hex(16), model=model.name, results=results, usage=found.usage)
     await context.send_json(msgspec.json.encode(answer))
 
 

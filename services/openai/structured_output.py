@@ -73,9 +73,7 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
             found.append(grammar)
     if len(found) > 1:
         first, second = found[0].param, found[1].param
-        raise InvalidRequest(
-            f"{first} and {second} cannot both be given", param=second, code="invalid_value"
-        )
+        raise InvalidRequest(f"{first} and {second} cannot both be given", param=second, code="invalid_value")
     whitespace = whitespace_of(request)
     if found:
         grammar = found[0]
@@ -102,8 +100,10 @@ def response_format(raw: msgspec.Raw, name: str) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            return Grammar(kind="json_object", param=name) if not given(form.schema) else schema(
-                form.schema, f"{name}.schema"
+            return (
+                Grammar(kind="json_object", param=name)
+                if not given(form.schema)
+                else schema(form.schema, f"{name}.schema")
             )
         case "json_schema":
             path = f"{name}.json_schema"

@@ -209,9 +209,7 @@ def custom_input(tool: CustomTool, place: str) -> CustomInput:
         return CustomInput(name=tool.name)
     if tool.format.grammar is None:
         raise missing(f"{place}.format.grammar")
-    return CustomInput(
-        name=tool.name, syntax=tool.format.grammar.syntax, definition=tool.format.grammar.definition
-    )
+    return CustomInput(name=tool.name, syntax=tool.format.grammar.syntax, definition=tool.format.grammar.definition)
 
 
 def as_functions(raw: msgspec.Raw) -> bytes:

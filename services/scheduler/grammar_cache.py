@@ -52,9 +52,7 @@ class Waiting:
 class GrammarQueue:
     """Owner of the automata that requests start from and of the requests that wait for one."""
 
-    def __init__(
-        self, tokens: GrammarTokens | None, threads: Executor, families: int = 1, limit: int = ANY
-    ) -> None:
+    def __init__(self, tokens: GrammarTokens | None, threads: Executor, families: int = 1, limit: int = ANY) -> None:
         self.jobs: BackgroundJobs[tuple[Automaton, Charge], Guide] = BackgroundJobs(threads)
         self._tokens = tokens
         self._cache = GrammarCache(limit, families)

@@ -35,9 +35,7 @@ CONFIG_ERRORS: Mapping[str, type[ConfigError]] = {"ConfigError": ConfigError, "A
 ERRORS: Mapping[str, type[PenstockError]] = {"ModelError": ModelError, "LinkError": LinkError}
 
 
-def notify(
-    *lines: str, environ: Mapping[str, str] = os.environ, given: socket.socket | None = None
-) -> bool:
+def notify(*lines: str, environ: Mapping[str, str] = os.environ, given: socket.socket | None = None) -> bool:
     """Send `NAME=value` lines as one datagram to $NOTIFY_SOCKET; False without a supervisor that listens.
 
     A line break within a line becomes a space, because it would end the field. Never raises and never blocks: a process
@@ -143,7 +141,7 @@ def error_line(error: PenstockError) -> str:
 
 def crash_line(process: str, ending: str, last: str) -> str:
     """The same for a process that could not report its error; its last lines of output give the reason, if any do."""
-    return error_line(LinkError(f"{process} ended ({ending}); its last lines:\n{last[-MAX_ERROR // 2:]}"))
+    return error_line(LinkError(f"{process} ended ({ending}); its last lines:\n{last[-MAX_ERROR // 2 :]}"))
 
 
 def read_error(field: str) -> PenstockError:

@@ -223,9 +223,7 @@ class Relay:
         self._turn = None
         self._encode_short()
 
-    def _make(
-        self, peer: Peer, question: Question, rendered: Rendered | None = None
-    ) -> Prepared | Message | None:
+    def _make(self, peer: Peer, question: Question, rendered: Rendered | None = None) -> Prepared | Message | None:
         """The answer, or None when nobody waits for it any more. May run in a thread."""
         now = moment(question)
         if peer not in self._apis or (isinstance(question, SubmitText) and not self._frontend.wants(question.id)):

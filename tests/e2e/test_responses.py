@@ -170,7 +170,10 @@ def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
     assert client.responses.cancel(begun.id).status == "completed"
     before = server.aborted()
     long = client.responses.create(
-        model=MODEL, input="Tell me a story.", background=True, max_output_tokens=4000,
+        model=MODEL,
+        input="Tell me a story.",
+        background=True,
+        max_output_tokens=4000,
         extra_body={"min_tokens": 4000, "ignore_eos": True},
     )
     assert client.responses.cancel(long.id).status == "cancelled"

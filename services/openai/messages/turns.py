@@ -203,8 +203,6 @@ def grammar_of(request: MessageRequest | CountRequest) -> Grammar | None:
     return schema(form.schema, path)
 
 
-
-
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """`source` of a document."""
 

@@ -255,7 +255,7 @@ class Call(msgspec.Struct, frozen=True):
 
 def call_of(item: Item, place: str) -> Call | None:
     """The call of an item that is one; None where it is none."""
-    name = (item.id or f"call_{place.strip('input[]')}")
+    name = item.id or f"call_{place.strip('input[]')}"
     called = item.call_id or name
     match item.type:
         case "local_shell_call":

@@ -199,9 +199,7 @@ def item_id(block: Block, naming: Naming) -> str:
     return f"{'ctc' if naming.custom(block) else prefix}_{block.key}"
 
 
-def item_of(
-    block: Block, status: ItemStatus, naming: Naming, logprobs: Sequence[ChatTokenLogprob] = ()
-) -> OutputItem:
+def item_of(block: Block, status: ItemStatus, naming: Naming, logprobs: Sequence[ChatTokenLogprob] = ()) -> OutputItem:
     """The item as far as it is written."""
     key = item_id(block, naming)
     match block.kind:
