@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from benchmarks import report
 from benchmarks.generate_baseline import Figures
-from benchmarks.report import ROOT, commit, machine
+from benchmarks.report import ROOT
 from benchmarks.server import serving
 from penstock.engine_core import folder
 from penstock.engine_core.models.spec import read_spec
@@ -101,17 +98,6 @@ def cached_tokens(served: Sequence[Result]) -> dict[str, int]:
     return {result.workload.name: result.summary.cached_tokens for result in served}
 
 
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("penstock", "torch", "transformers", "msgspec", "pyzmq", "uvicorn")}
-
-
-def cpu_model() -> str:
-    """The processor as Linux names it; empty elsewhere."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((text.partition(":")[2].strip() for text in lines if text.startswith("model name")), "")
-
-
 def table(comparisons: Sequence[Comparison]) -> str:
     heads = ("Penstock", "generate", "ratio", "one by one", "ttft p50", "tpot p50")
     rows = ["{:12} {:>10} {:>10} {:>7} {:>11} {:>11} {:>11}".format("tok/s", *heads)]
@@ -144,7 +130,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workloads = plan(options, read_spec(path).vocab_size)
     extra = ["--cpu-threads", str(options.threads), "--dtype", options.dtype, "--device", "cpu",
              *options.serve_arguments.split()]  # fmt: skip
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     print(HEADING, flush=True)
     with serving([*([str(path)] if options.model else []), *extra]) as server:
         served = asyncio.run(serve_all(server.url, workloads))
@@ -154,19 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     baseline = generate(path, workloads, options.threads, options.dtype)
     comparisons = compare(served, baseline)
     print(table(comparisons))
-    write(options.output, {
-        "started": started, "commit": commit(), "machine": machine() | {"cpu": cpu_model()}, "versions": versions(),
+    report.write(options.output, "cpu_embedded", {
         "model": read_spec(path).family + ("" if options.model else " (embedded)"), "threads": options.threads,
         "cache": "prompts share nothing", "cached_tokens": cached, "start_seconds": round(server.seconds, 2),
         "serve_arguments": extra,
         "comparisons": comparisons,
-    })  # fmt: skip
+    }, arguments)  # fmt: skip
     return int(any(comparison.penstock.summary.failed for comparison in comparisons))
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(msgspec.to_builtins(record), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ import msgspec
 
 from benchmarks import blows
 from benchmarks.blows import EMBEDDED_GOAL, NOBODY, ROLES, Blow, Report, Strike
-from benchmarks.h200 import VOCAB_MARGIN, device, versions
+from benchmarks.h200 import VOCAB_MARGIN, device
 from benchmarks.leftovers import REST_LIMIT, device_memory, grown, processes, remains, rests, soon
 from benchmarks.load.streams import Answer, play
-from benchmarks.report import ROOT, commit, machine
+from benchmarks.report import ROOT, header
 from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import EIGHT, SMOKE, make_folder
 from benchmarks.soak import below, memory_of
@@ -196,12 +196,10 @@ def loaded(server: Server) -> tuple[float, int]:
 class Run:
     """One go over some servers; what is done stands in the file."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, words: Sequence[str] | None = None) -> None:
         self.options = options
         self.reports: list[Report] = []
-        self.environment = {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                            "commit": options.commit or commit(), "machine": machine(),
-                            "versions": versions()}  # fmt: skip
+        self.environment = header("faults", words, options.commit)
 
     def server(self, setting: Setting, place: Path) -> None:
         """Start one, strike it, end it. Raises TimeoutError when it does not start."""
@@ -271,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reports = blows.read(options.output) if options.table else []
     if not options.table:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the server is ended, too
-        run = Run(options)
+        run = Run(options, arguments)
         with tempfile.TemporaryDirectory(prefix="penstock-faults-") as place:
             folder = make_folder(EIGHT, Path(place)) if options.h200 else None
             for setting in settings(options, folder):

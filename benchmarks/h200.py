@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import shlex
 import signal
@@ -22,14 +21,13 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks import limits, offline, rows
-from benchmarks.report import ROOT, commit, machine
+from benchmarks import limits, offline, report, rows
+from benchmarks.report import ROOT
 from benchmarks.rows import ALL, FEATURES, OFFLINE, SERVING, STARTS, WARMUP_OUTPUT, WORKLOADS, Record, Row
 from benchmarks.server import Server, serving, with_bytecode
 from benchmarks.shapes import SHAPES, Shape, make_folder
@@ -55,12 +53,10 @@ SHARED = "the shared prefix is cached by the warm-up, the rest of each prompt is
 class Run:
     """One go: options, where its records go, and what was measured so far."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, words: Sequence[str] | None = None) -> None:
         self.options = options
         self.records = rows.read(options.output) if options.output.is_dir() else {}
-        self.environment = {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                            "commit": options.commit or commit(), "machine": machine(),
-                            "versions": versions()}  # fmt: skip
+        self.environment = report.header("h200", words, options.commit)
         self.failed = 0
 
     def model(self, shape: Shape, place: Path) -> None:
@@ -249,17 +245,6 @@ def driver_name(named: str) -> str:
     return (several[0] if several else "") + told.stdout.splitlines()[0].strip()
 
 
-def versions() -> dict[str, str]:
-    """Releases of what the figures depend on."""
-    found = {}
-    for name in ("penstock", "torch", "triton", "transformers", "msgspec", "pyzmq", "uvloop", "uvicorn"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m benchmarks.h200", description=__doc__.partition("\n")[0],
                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
@@ -292,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{word!r} is not allowed; one of {', '.join(sorted(allowed))}", file=sys.stderr)
             return 2
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the server is ended, too
-    run = Run(options)
+    run = Run(options, arguments)
     for name in names:
         print(f"\n{SHAPES[name].title}", flush=True)
         with tempfile.TemporaryDirectory(prefix="penstock-h200-") as place:

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.report import ROOT, commit, machine
+from benchmarks import report
+from benchmarks.report import ROOT
 from benchmarks.server import end
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.protocol.config import ApiConfig
@@ -151,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loads.append(measure(workload.name, step, workload, options))
         print(text(loads[-1]), flush=True)
     if options.output:
-        record = {"commit": commit(), "machine": machine(), "loads": loads}
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        report.write(options.output, "host_ceiling", {"loads": loads}, arguments)
     return 0
 
 

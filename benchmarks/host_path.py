@@ -27,8 +27,8 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
+from benchmarks import report
 from benchmarks.load.executor import BLOCKS, STEP_TOKENS, Device
-from benchmarks.report import commit, machine
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
@@ -422,8 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = uvloop.run(measure(options))
     print("\n".join(map(text, found)), flush=True)
     if options.output:
-        record = {"commit": commit(), "machine": machine(), "loads": found}
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        report.write(options.output, "host_path", {"loads": found}, arguments)
     return 0
 
 

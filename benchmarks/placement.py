@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import random
 import statistics
@@ -26,7 +25,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from benchmarks.report import ROOT, commit, machine
+from benchmarks import report
+from benchmarks.report import ROOT
 from benchmarks.server import serving
 from penstock.engine_core import folder
 from penstock.engine_core.models.memory_estimate import block_bytes
@@ -234,13 +234,11 @@ def main() -> None:
 
 def write(options: argparse.Namespace, load: Load, runs: list[Figures]) -> None:
     """What is known after each round."""
-    report = {
-        "date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine(),
+    report.write(options.to, "placement", {
         "model": options.model or "embedded", "replicas": options.replicas, "server": options.rest,
-        "cache_tokens_per_replica": int(SPARE * load.total() / options.replicas), "load": msgspec.to_builtins(load),
-        "comparison": msgspec.to_builtins(compared(runs)), "runs": msgspec.to_builtins(runs),
-    }  # fmt: skip
-    options.to.write_text(json.dumps(report, indent=1) + "\n")
+        "cache_tokens_per_replica": int(SPARE * load.total() / options.replicas), "load": load,
+        "comparison": compared(runs), "runs": runs,
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

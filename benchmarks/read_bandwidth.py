@@ -8,7 +8,6 @@ benchmarks/limits.py, after which `python -m benchmarks.relimit` derives the sto
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from benchmarks import report
 from benchmarks.kernels import timed
-from benchmarks.report import ROOT, commit, machine
+from benchmarks.report import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "read_bandwidth.json"
 SIZES = ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (16384, 8))  # numbers of a piece, warps
@@ -54,15 +54,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_second: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, and on what."""
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured."""
 
-    started: str
-    commit: str
-    machine: dict[str, str | int]
-    chip: str
-    torch: str
-    triton: str
     bytes: int
     read_bytes_per_second: float  # of the fastest way
     copy_bytes_per_second: float  # read and written together
@@ -91,16 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("a GPU is needed", file=sys.stderr)
         return 2
     figures, copied = measure(options.gibibytes)
-    report = Report(
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), commit=options.commit or commit(),
-        machine=machine(), chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,
+    result = Result(
         bytes=options.gibibytes << 30, read_bytes_per_second=max(figure.bytes_per_second for figure in figures),
         copy_bytes_per_second=copied, figures=figures,
     )  # fmt: skip
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    report.write(options.output, "read_bandwidth", result, arguments, options.commit)
     for figure in figures:
         print(f"{figure.size:6} numbers, {figure.warps} warps: {figure.bytes_per_second / 1e12:.2f} TB/s")
-    print(f"read {report.read_bytes_per_second / 1e12:.2f} TB/s, copy {copied / 1e12:.2f} TB/s")
+    print(f"read {result.read_bytes_per_second / 1e12:.2f} TB/s, copy {copied / 1e12:.2f} TB/s")
     return 0
 
 

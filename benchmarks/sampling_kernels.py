@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks import report
 from benchmarks.kernels import READ, timed
 from penstock.engine_core.execution.input_batch import SlotSizes, SlotTable
 from penstock.engine_core.execution.transfer import Upload
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found += costs(rows, vocabulary, spread, options.only)
                 print("\n".join(line(cost) for cost in found[-len(MIXES) :] if cost.rows == rows), flush=True)
     if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        report.write(options.output, "sampling_kernels", {"costs": found}, arguments)
     return 0
 
 

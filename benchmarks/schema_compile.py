@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import base64
-import datetime
 import json
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.schemas import OWN, ROOT, own_groups, percentile
+from benchmarks import report
+from benchmarks.schemas import OWN, own_groups, percentile
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.grammar.compilation import compile_grammar
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
@@ -97,17 +95,6 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def processor() -> str:
-    """The name of the processor. Source: proc(5), cpuinfo."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-
-
-def commit() -> str:
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tekken", type=Path, help="Mistral's vocabulary, a JSON file")
@@ -125,12 +112,6 @@ def main() -> None:
         if found
     ]
     result: dict[str, Any] = {
-        "command": "python -m benchmarks.schema_compile"
-        + (" --tekken tekken_240911.json" if chosen.tekken else "")
-        + f" --rounds {chosen.rounds}",
-        "commit": commit(),
-        "date": datetime.date.today().isoformat(),
-        "cpu": processor(),
         "vocabulary": tokens.width,
         "schemas": len(sources),
         "compiled": len(least),
@@ -141,7 +122,7 @@ def main() -> None:
         result["before"] = json.loads(chosen.before.read_text())
     print(json.dumps(result, indent=1))
     if chosen.out:
-        chosen.out.write_text(json.dumps(result, indent=1) + "\n")
+        report.write(chosen.out, "schema_compile", result)
 
 
 if __name__ == "__main__":

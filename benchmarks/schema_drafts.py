@@ -13,7 +13,6 @@ model's, and not less than it takes a token to go to the automaton and its mask 
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 import tempfile
@@ -25,10 +24,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.cpu_embedded import write
+from benchmarks import report
 from benchmarks.demo_model.generator import Split, draw
 from benchmarks.demo_model.tasks import extraction, tools
-from benchmarks.speculation import CACHE, RESULTS, origin, parser_of, post, served
+from benchmarks.speculation import CACHE, RESULTS, parser_of, post, served, setting
 from benchmarks.widened import EIGHT, widen
 
 OUTPUTS: Mapping[str, Path] = {"cpu": RESULTS / "schema_drafts_cpu.json", "cuda": RESULTS / "schema_drafts_h200.json"}
@@ -232,19 +231,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="times that each task is asked and measured")
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args(arguments)
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     servers = dict.fromkeys(way.server for way in WAYS)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
         model = [str(widen(Path(place) / "model", EIGHT))] if options.widened else []
         with served(servers, options, model, 4 << 30 if options.widened else CACHE) as (urls, chip):
             rows = figures(measure(urls, tasks(options.tasks, options.seed), options.rounds))
     print(table(rows))
-    write(options.output or (WIDENED if options.widened else OUTPUTS[options.device]), {
-        **origin(started, options, urls, chip), "widened": msgspec.structs.asdict(EIGHT) if options.widened else {},
+    report.write(options.output or (WIDENED if options.widened else OUTPUTS[options.device]), "schema_drafts", {
+        **setting(options, urls, chip), "widened": msgspec.structs.asdict(EIGHT) if options.widened else {},
         "workload": "held-out exercises: fields of a text, a call of a tool; one request at a time, greedy",
         "tasks": options.tasks, "rounds": options.rounds, "seed": options.seed,
         "cache": "prompts and schemas are cached from the first round on, which is not counted", "figures": rows,
-    })  # fmt: skip
+    }, arguments, options.commit)  # fmt: skip
     return 0
 
 

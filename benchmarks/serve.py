@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from benchmarks import report
 from benchmarks.load.workload import ROWS
-from benchmarks.report import commit, machine
 from penstock.protocol.errors import PenstockError
 from penstock.services.bench.client import target
 from penstock.services.bench.serve import (
@@ -57,13 +56,14 @@ def workloads(options: argparse.Namespace) -> tuple[Workload, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    words = [word.replace(options.api_key, "KEY") for word in words] if options.api_key else words
     try:
         where, rows = target(options.base_url, options.api_key), workloads(options)
         model = options.model or served_model(options.base_url, options.api_key)
     except (ValueError, PenstockError) as error:
         print(f"{options.base_url}: {error}", file=sys.stderr)
         return 2
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     print(HEADING, flush=True)
     results = []
     for row in rows:
@@ -76,13 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind, count in result.summary.errors.items():
             print(f"  {count} × {kind} {result.summary.error_examples.get(kind, '')}", flush=True)
         if options.output:  # after each row: a long run that is cut short keeps what it has
-            record = {
-                "started": started, "model": model, "extra_body": options.extra_body, "commit": commit(),
-                "client_machine": machine(), "labels": dict(label.split("=", 1) for label in options.label),
-                "results": results,
-            }  # fmt: skip
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            options.output.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+            labels = dict(label.split("=", 1) for label in options.label)
+            found = {"model": model, "extra_body": options.extra_body, "labels": labels, "results": results}
+            report.write(options.output, "serve", found, words)
     return int(any(result.summary.failed for result in results))
 
 

@@ -20,7 +20,7 @@ import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from benchmarks.report import commit, machine
+from benchmarks import report
 from benchmarks.tracing import collecting
 from penstock.engine_core.scheduling.tracing import PrefillChunk, Stay, StepFacts
 from penstock.engine_core.text.prompts import Prepared
@@ -179,8 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{one.role:<10} {one.spans:.1f} spans, {one.request_us:.0f} µs a request, {one.token_ns} ns a token")
     print(f"a step's span with 128 links: {step:.0f} µs")
     if options.output:
-        record = {"commit": commit(), "machine": machine(), "load": "decode_c256", "costs": costs, "step_us": step}
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        report.write(options.output, "span_cost", {"load": "decode_c256", "costs": costs, "step_us": step}, arguments)
     return 0
 
 

@@ -10,7 +10,6 @@ or the measurement fails; on a GPU, whose products round by the number of rows, 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import random
 import signal
@@ -25,10 +24,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.cpu_embedded import cpu_model, write
+from benchmarks import report
 from benchmarks.demo_model.lexicon import pseudo_word
-from benchmarks.h200 import device, versions
-from benchmarks.report import ROOT, commit, machine
+from benchmarks.h200 import device
+from benchmarks.report import ROOT
 from benchmarks.server import serving
 from penstock.engine_core.folder import EMBEDDED_DRAFT, EMBEDDED_EAGLE
 
@@ -225,11 +224,10 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def origin(started: str, options: argparse.Namespace, urls: Iterable[str], chip: str) -> dict[str, Any]:
-    """What the record of a measurement says of where it comes from."""
+def setting(options: argparse.Namespace, urls: Iterable[str], chip: str) -> dict[str, Any]:
+    """The chip, the servers and their load."""
     return {
-        "started": started, "commit": options.commit or commit(), "machine": machine() | {"cpu": cpu_model()},
-        "chip": chip, "versions": versions(), "model": "embedded", "threads": options.threads, "concurrency": 1,
+        "chip": chip, "model": "embedded", "threads": options.threads, "concurrency": 1,
         "speculative_config": {name: json.loads(SERVERS[name]) for name in urls if SERVERS[name]},
     }  # fmt: skip
 
@@ -243,20 +241,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="times that each text is asked and measured")
     parser.add_argument("--seed", type=int, default=6)
     options = parser.parse_args(arguments)
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     ways = [way for way in WAYS if way.name in ("plain", *options.ways.split(","))]
     loads = {"copy": lists(options.lists, options.words, options.seed), "chat": questions(options.questions)}
     with served(dict.fromkeys(way.server for way in ways), options) as (urls, chip):
         found = measure(urls, ways, loads, options.rounds)
     rows = figures(found)
     print(table(rows))
-    write(options.output or OUTPUTS[options.device], {
-        **origin(started, options, urls, chip),
+    report.write(options.output or OUTPUTS[options.device], "speculation", {
+        **setting(options, urls, chip),
         "workload": "copy: lists of made-up words repeated; chat: the canary's questions; one at a time, greedy",
         "lists": options.lists, "words": options.words, "questions": options.questions, "rounds": options.rounds,
         "cache": "prompts are cached from the first round on, which is not counted", "goal": GOAL,
         "figures": rows,
-    })  # fmt: skip
+    }, arguments, options.commit)  # fmt: skip
     if options.device == "cpu" and any(row.differing for row in rows):
         print("drafts changed an answer", file=sys.stderr)
         return 1

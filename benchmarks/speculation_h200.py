@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import signal
@@ -26,8 +25,8 @@ import msgspec
 from prometheus_client.samples import Sample
 
 from benchmarks.h200 import RESULTS as H200_RESULTS
-from benchmarks.h200 import VOCAB_MARGIN, device, versions
-from benchmarks.report import commit, machine
+from benchmarks.h200 import VOCAB_MARGIN, device
+from benchmarks.report import header
 from benchmarks.samples import scrape, total
 from benchmarks.server import Server, serving
 from benchmarks.shapes import EIGHT, SMOKE, Shape, make_folder
@@ -177,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if not options.table:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the server is ended, too
-        measure_all(options)
+        measure_all(options, arguments)
     reports = read(options.output)
     print(table(reports))
     for complaint in missed(reports):
@@ -185,12 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(missed(reports)))
 
 
-def measure_all(options: argparse.Namespace) -> None:
+def measure_all(options: argparse.Namespace, words: Sequence[str] | None) -> None:
     """A server for each rate, one after the other, with what the first one compiled."""
     shape = SMOKE if options.smoke else EIGHT
     batches = [int(word) for word in options.batches.split(",")]
-    environment = {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                   "commit": options.commit or commit(), "machine": machine(), "versions": versions()}  # fmt: skip
+    environment = header("speculation_h200", words, options.commit)
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="penstock-drafts-") as place:
         folder = make_folder(shape, Path(place))

@@ -32,8 +32,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from benchmarks import report
 from benchmarks.host_ceiling import pipeline
-from benchmarks.report import ROOT, commit, machine
+from benchmarks.report import ROOT
 from benchmarks.server import serving
 from penstock.services.bench.client import target
 from penstock.services.bench.offline import cpu_seconds
@@ -222,9 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(map(text, found)))
     if options.output:
         limit = "the device's" if options.h200 else "the host's, with an executor that only pretends to compute"
-        record = {"commit": commit(), "machine": machine(), "limit": limit, "load": "decode_c256",
-                  "costs": found, "measured": measured}  # fmt: skip
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        results = {"limit": limit, "load": "decode_c256", "costs": found, "measured": measured}
+        report.write(options.output, "tracing", results, arguments)
     return 0
 
 

@@ -51,11 +51,11 @@ def test_the_least_of_the_rounds_is_reported(
     monkeypatch.setattr("sys.argv", ["x", "--tekken", str(tekken), "--rounds", "2", "--out", str(out)])
     schema_compile.main()
     written = json.loads(out.read_text())
-    assert written == json.loads(capsys.readouterr().out)
+    assert written.items() > json.loads(capsys.readouterr().out).items()
     assert written["compile_ms"]["p50"] == 2.0
     assert written["compile_and_try_ms"]["p50"] == 4.0
     assert written["commit"]
-    assert written["cpu"]
+    assert written["machine"]["cpu"]
 
 
 def schema_compile_groups() -> list[Group]:
